@@ -65,38 +65,43 @@ cdef inline u64 gate_extra_us(Gate* g, u32 cost) noexcept nogil:
     cdef u64 mean = g.unit.load(relaxed)
     return (cost - mean) * g.unit_2_20.load(relaxed) >> 20 if cost > mean else 0
 
+# Publish a forecast to submitters. seen: position in the lane up to which the forecast's queue was
+# counted.
 cdef void gate_publish(Gate* g, const Forecast* f, double margin, u64 seen,
                        u64 now_us) noexcept nogil
-# ^ `seen`: position in the lane up to which the forecast's queue was counted
-# no replica, and none before `until_us`; 0: who knows
+# Note that there is no replica, and none before `until_us`; 0: it is not known when.
 cdef void gate_close(Gate* g, u64 until_us) noexcept nogil
 cdef bint gate_probe(Gate* g, u64 now_us) noexcept nogil         # let this one through, to see
 cdef void margin_init(Margin* m) noexcept nogil
 cdef void margin_learn(Margin* m, double actual_us, double forecast_us, u64 now_us) noexcept nogil
+# Reduce what was learned: a replica has become faster, and what was learned while it was slow is
+# obsolete.
 cdef void margin_forget(Margin* m) noexcept nogil
-# ^ most of it: a replica has become faster, and what was learned while it was slow is obsolete
-# it tends to 1 while nothing is learned
+# Return the margin, which tends to 1 while nothing is learned.
 cdef double margin_now(Margin* m, u64 now_us) noexcept nogil
 
 # -- A row through the gate of its lane, or past it to be joined to an equal row.
 #
 # Threads: any.
+#
+# Submit a row that admission refuses. Return OK if an equal row may answer it, else FULL or
+# NO_REPLICA.
 cdef Status lane_offer_refused(Lanes* lanes, Lane* lane, Gate* gate, const void* row, u32 nbytes,
                                const Key* key, u64 salt,
                                u64 deadline_us, u64 now_us, Block* block, u32 slot) noexcept nogil
-# ^ of a row that admission refuses: OK if an equal row may answer it, else FULL or NO_REPLICA
+# Do as lane_offer for a row that differs in cost from others.
 cdef Status lane_offer_cost(Lanes* lanes, Lane* lane, Gate* gate, const void* row, u32 nbytes,
                             const Key* key, u64 salt, u64 deadline_us, u64 now_us, Block* block,
                             u32 slot, u32 cost) noexcept nogil
-# ^ as lane_offer, of a row that differs in cost from others
+# Return after how many microseconds another try may succeed, 1 ms at least.
 cdef u64 lane_wait_us(Lane* lane, Gate* gate, u64 deadline_us, u64 now_us) noexcept nogil
-# ^ after how long another try may succeed, 1 ms at least
 
 
 cdef inline Status lane_offer(Lanes* lanes, Lane* lane, Gate* gate, const void* row, u32 nbytes,
                               const Key* key, u64 salt,
                               u64 deadline_us, u64 now_us, Block* block, u32 slot) noexcept nogil:
-    """Submit a row to its lane; -> OK, FULL or NO_REPLICA. key NULL: neither joined nor cached."""
+    """Submit a row to its lane. Return OK, FULL or NO_REPLICA. key NULL: neither joined nor
+    cached."""
     if gate_finish_us(gate, lane.ring.cells.tail.load(relaxed),
                       now_us) > deadline_us and not gate_probe(gate, now_us):
         return lane_offer_refused(lanes, lane, gate, row, nbytes, key, salt, deadline_us, now_us,

@@ -71,51 +71,50 @@ cdef struct Batcher:
     u64 profile_n[24]           # batches seen by log2(n)
 
 cdef void batcher_init(Batcher* b, const BatcherConfig* config) noexcept nogil
+# Return the number of rows to take now, of `queued` waiting; at least 1.
 cdef u32 batcher_size(const Batcher* b, u32 queued) noexcept nogil
-# ^ rows to take now, of `queued` waiting; >= 1
+# Return whether `queued` rows are worth a batch of their own behind one in flight, where `rate`
+# rows a microsecond are offered.
 cdef bint batcher_second(const Batcher* b, u32 queued, double rate) noexcept nogil
-# ^ whether `queued` rows are worth a batch of their own behind one in flight, where `rate` rows a
-# microsecond are offered
+# Return the most rows whose batch is within the budget by the estimate, whatever the limit.
 cdef double batcher_room(const Batcher* b) noexcept nogil
-# ^ the most rows whose batch the estimate puts within the budget, whatever the limit
+# Return the most rows whose batch takes no longer than `time_us` in 99 of 100 cases, at least 1;
+# the limit while that is unknown.
 cdef u32 batcher_within(const Batcher* b, double time_us) noexcept nogil
-# ^ the most rows whose batch takes no longer in 99 of 100 cases, 1 at least; the limit while
-# unknown
+# Return the expected service time of n rows; 0 while it is unknown, which is for three batches.
 cdef double batcher_predict_us(const Batcher* b, u32 n) noexcept nogil
-# ^ expected service time of n rows; 0 while unknown, that is for three batches
+# Return the P99 of the service time of n rows; 0 while it is unknown.
 cdef double batcher_worst_us(const Batcher* b, u32 n) noexcept nogil
-# ^ its P99; 0 while unknown
+# Return whether a row due at deadline_us cannot finish in a batch of n that starts at start_us,
+# which is not before now_us. A batch of one row is not shed while nothing was learned for
+# batcher_probe_us before now_us, so that a wrong estimate does not shed everything for ever.
 cdef bint batcher_must_shed(const Batcher* b, u64 now_us, u64 start_us, u32 n,
                             u64 deadline_us) noexcept nogil
-# ^ true if a row due at deadline_us cannot finish in a batch of n that starts at start_us (>=
-# now_us). A batch of
-# one is let through while nothing was learned for batcher_probe_us before now_us: a wrong estimate
-#   must not shed everything for ever
+# Return as many microseconds as one row takes, 1 to 100 ms.
 cdef u64 batcher_probe_us(const Batcher* b) noexcept nogil
-# ^ as long as one row takes, 1 to 100 ms
+# Return 0 to send now; else the time until which a batch that is not full should wait for more
+# rows. That time may have passed.
 cdef u64 batcher_hold_until(const Batcher* b, u32 queued, u64 oldest_us,
                             u64 deadline_us) noexcept nogil
-# ^ 0: send now; else the time until which a batch that is not full should wait for more rows (it
-# may have passed)
+# Learn, before the first batch, what the container measured in its warm-up. Smallest n first. A
+# batch of unknown cost is ignored where costs are counted.
 cdef void batcher_seed(Batcher* b, const Timing* timing, u64 now_us) noexcept nogil
-# ^ before the first batch: what the container measured in its warm-up. Smallest n first; a batch of
-# unknown cost is passed over where costs are counted
+# Set the first SLO after batcher_seed: it determines what is within the budget.
 cdef void batcher_know_slo(Batcher* b, double slo_us) noexcept nogil
-# ^ the first SLO after it: what is within the budget is known now
+# Learn that n rows took service_us, known at now_us. slo_us is the tightest SLO in the batch. A
+# miss is service_us > slo_us * budget_share (a longer budget where one row alone takes more than a
+# third of that share).
 cdef void batcher_learn(Batcher* b, u32 n, double service_us, double slo_us,
                         u64 now_us) noexcept nogil
-# ^ n rows took service_us, known at now_us; slo_us is the tightest SLO in the batch. A miss is
-# service_us > slo_us *
-#   budget_share (a longer budget where one row alone takes more than a third of that share)
 
+# Return the rows of a full batch: the limit; with costs, for rows of mean cost.
 cdef u32 batcher_rows(const Batcher* b) noexcept nogil
-# ^ rows of a full batch: the limit; with a cost, at rows of mean cost
+# As batcher_predict_us and batcher_worst_us, for a batch of that cost.
 cdef double batcher_cost_predict_us(const Batcher* b, double cost) noexcept nogil
 cdef double batcher_cost_worst_us(const Batcher* b, double cost) noexcept nogil
-# ^ as batcher_predict_us and batcher_worst_us, of a batch of that cost
+# As batcher_must_shed, for a batch of that cost. alone: it has one row.
 cdef bint batcher_cost_must_shed(const Batcher* b, u64 now_us, u64 start_us, double cost,
                                  bint alone, u64 deadline_us) noexcept nogil
-# ^ as batcher_must_shed, of a batch of that cost; alone: it has one row
+# As batcher_learn, for n rows of that cost. full: a row was left out because of the limit.
 cdef void batcher_cost_learn(Batcher* b, u32 n, double cost, bint full, double service_us,
                              double slo_us, u64 now_us) noexcept nogil
-# ^ as batcher_learn, of n rows of that cost; full: a row was left out for the limit

@@ -593,22 +593,22 @@ cdef class BatchSizer:
         return bool(batcher_must_shed(&self.state, now_us, start_us, n, deadline_us))
 
     def hold_until(self, unsigned int queued, u64 oldest_us, u64 deadline_us):
-        """0: send now; else the time until which a batch that is not full should wait."""
+        """Return 0 to send now; else the time until which a batch that is not full should wait."""
         return batcher_hold_until(&self.state, queued, oldest_us, deadline_us)
 
     def learn(self, unsigned int n, double service_us, double slo_us, u64 now_us):
-        """n rows took `service_us`, known at `now_us`; `slo_us` is the tightest SLO in the
-        batch."""
+        """Learn that n rows took `service_us`, known at `now_us`. `slo_us` is the tightest SLO in
+        the batch."""
         batcher_learn(&self.state, n, service_us, slo_us, now_us)
 
     def learn_cost(self, unsigned int n, double cost, bint full, double service_us, double slo_us,
                    u64 now_us):
-        """n rows that together cost `cost` took `service_us`; `full`: a row was left out for the
-        limit. Of a sizer with `by_cost`."""
+        """Learn that n rows that together cost `cost` took `service_us`. full: a row was left out
+        because of the limit. For a sizer with `by_cost`."""
         batcher_cost_learn(&self.state, n, cost, full, service_us, slo_us, now_us)
 
     def predict_cost(self, double cost):
-        """Expected service time of a batch of that cost, us; 0 while unknown."""
+        """Return the expected service time of a batch of that cost, us; 0 while unknown."""
         return batcher_cost_predict_us(&self.state, cost)
 
     def seed(self, unsigned int n, double model_us, u64 now_us, double cost=0):

@@ -8,11 +8,12 @@
 # A chunk's cell is freed when none of its rows waits or is on its way. Its rows do not join equal
 # ones: they are looked up once, at submit.
 #
-# A task's phase:   claimed by a submitter -> published -> WAITING -> SENT -> released
-# \-> JOINED to an equal row that is WAITING or SENT -> released Joined tasks hang in a list off the
-# task that is evaluated (its owner), so identical queries in the air cost one evaluation, each with
-# its own deadline. The wheel ends tasks at their deadline wherever they are; a row stays until
-# nobody needs it.
+# A task's phase:
+#   claimed by a submitter -> published -> WAITING -> SENT -> released
+#                                       \-> JOINED to an equal row, WAITING or SENT -> released
+# Joined tasks are in a list of the task that is evaluated (its owner), so equal queries in flight
+# cost one evaluation, each with its own deadline. The wheel ends tasks at their deadline wherever
+# they are. A row stays until no task needs it.
 #
 # Threads: lane_submit and lane_new from any thread (lane_new under the caller's lock); everything
 # else loop only.
@@ -34,18 +35,18 @@ cdef struct PendingTable      # lane.pyx
 
 cdef PendingTable* pending_new(u64 entries_max) noexcept nogil
 cdef void pending_free(PendingTable* table) noexcept nogil
+# As cache_touch, for a stretch from slot `start` on. Return the slot to go on with; 0 at the end of
+# the table.
 cdef u64 pending_touch(PendingTable* table, u64 start) noexcept nogil
-# ^ as cache_touch: memory for a stretch from slot `start` on. -> the slot to go on with; 0: the
-# table ends
-# 0: nobody evaluates it
+# Return the ticket of the task that evaluates the row of the key; 0 if there is none.
 cdef u64 pending_find(const PendingTable* table, const Key* key) noexcept nogil
-# or replace; ticket != 0
+# Add or replace the ticket of a key. ticket: not 0.
 cdef Status pending_put(PendingTable* table, const Key* key, u64 ticket) noexcept nogil
-# if it still names this
+# Remove the key if its ticket is still this one.
 cdef void pending_remove(PendingTable* table, const Key* key, u64 ticket) noexcept nogil
+# Return whether the row is being evaluated. While the loop removes other entries, it may return
+# True for a row that is not. Threads: any.
 cdef bint pending_has(const PendingTable* table, const Key* key) noexcept nogil
-# ^ Threads: any. Whether the row is being evaluated. While the loop removes other entries, it may
-# return True for a row that is not
 cdef u64 pending_count(const PendingTable* table) noexcept nogil
 
 # -- What lanes are made of: tasks, spans of them, lanes, and all the lanes of an engine.
@@ -134,7 +135,7 @@ cdef cppclass Lanes:        # all lanes of an engine, and what their tasks meet 
     Lane** by_id
     u32 count                   # ids that were given out; those of lanes that are gone name none
     atomic[u32] live            # lanes that are
-    Spsc* unused                # first tickets of the next lanes of such ids: loop -> lane_new
+    Spsc* unused                # first tickets of the next lanes of such ids: loop to lane_new
     # submitters at work without the GIL: the engine ends its lanes after them
     atomic[u32] submitters
     Wheel* wheel                # tickets without a lane are those of `timers`
@@ -142,7 +143,7 @@ cdef cppclass Lanes:        # all lanes of an engine, and what their tasks meet 
     CacheState* cache
     PendingTable* pending
     CompletionState* completion
-    Ring* ready                 # ids of lanes with news: any thread -> loop
+    Ring* ready                 # ids of lanes with published tasks, from any thread
     u64 ready_head
     int wake_fd                 # wakes the loop from epoll
     atomic[u64] heap_bytes      # rows of variable length held now
@@ -253,54 +254,54 @@ cdef Lane* lane_new(Lanes* lanes, u32 model, u64 slo_us, u64 cells, u64 row_byte
                     bint shared=*) noexcept nogil      # shared: rows that containers may map, if
                                                        # that pays and can be had
 
+# Submit a row. Return OK or FULL. key NULL: neither cached nor joined.  refused_us: 0; else the row
+# only joins an equal one, and without an equal one it ends as FULL, with this as the time after
+# which another try may succeed.  cost: where rows differ in it.
 cdef Status lane_submit(Lanes* lanes, Lane* lane, const void* row, u32 nbytes, const Key* key,
                         Block* block, u32 slot,
                         u64 deadline_us, u64 now_us, u64 salt, u64 refused_us,
                         u32 cost) noexcept nogil
-# ^ OK or FULL; key NULL: neither cached nor joined. refused_us: 0, or the row only joins an equal
-# one; without one it ends as
-#   FULL, and this is after how long another try may succeed. cost: where rows differ in it
-# something was published in it
+# Note that something was published in the lane.
 cdef void lane_has_news(Lanes* lanes, Lane* lane) noexcept nogil
-# see that somebody looks at the news
+# Have a thread look at what was published.
 cdef void lanes_wake(Lanes* lanes) noexcept nogil
 
-# a lane with news, or NULL
+# Return a lane in which something was published, or NULL.
 cdef Lane* lanes_next_ready(Lanes* lanes) noexcept nogil
-# -> rows that need an evaluation of their own
+# Take in what was published. Return how many rows need an evaluation of their own.
 cdef u64 lane_take_in(Lanes* lanes, Lane* lane, u64 now_us) noexcept nogil
 cdef void lanes_expire(Lanes* lanes, u64 now_us) noexcept nogil
 
-# the row to send next; False: none waits
+# Get the row to send next. Return False if no row waits.
 cdef bint lane_head(Lanes* lanes, Lane* lane, u64* ticket) noexcept nogil
-# rows of the head; they are SENT
+# Take rows of the head, which are SENT then.
 cdef void lane_take(Lanes* lanes, Lane* lane, u32 rows_max, Span* span) noexcept nogil
-# the row of this ticket, which waits anywhere in the lane; it is SENT
+# Take the row of this ticket, which waits anywhere in the lane; it is SENT then.
 cdef void lane_take_row(Lanes* lanes, Lane* lane, u64 ticket, Span* span) noexcept nogil
-# rows of the head end as DROPPED
+# End rows of the head as DROPPED.
 cdef void lane_shed(Lanes* lanes, Lane* lane, u32 rows_max, u64 now_us) noexcept nogil
 cdef void lane_close(Lanes* lanes, Lane* lane, Status status, u64 now_us) noexcept nogil  # all end
 
-# False: the wheel is full
+# Set a timer. Return False if the wheel is full.
 cdef bint lanes_set_timer(Lanes* lanes, u64 deadline_us, u64 ticket) noexcept nogil
-# somebody still waits for this row
+# Return whether a caller still waits for this row.
 cdef bint task_needed(Lanes* lanes, Task* task) noexcept nogil
-# earliest deadline that is still open
+# Return the earliest deadline that is still open.
 cdef u64 task_due_us(Task* task) noexcept nogil
-# rows all alike
+# End all rows of a span alike.
 cdef void span_end(Lanes* lanes, const Span* span, Status status, Value* value,
                    u64 now_us) noexcept nogil
+# End row k of the span. After the last row comes span_leave.
 cdef void span_row_end(Lanes* lanes, const Span* span, u32 k, Status status, Value* value,
                        u64 now_us) noexcept nogil
-# ^ its row k; after the last of them span_leave
-# of its row k; NULL: not cached
+# Return the key of row k of the span; NULL if it is not cached.
 cdef const Key* span_key(Lanes* lanes, const Span* span, u32 k) noexcept nogil
+# Put the span back to the front of its lane, if a caller still waits for it and this was its first
+# try. failed_on: the connection to avoid.
 cdef bint span_retry(Lanes* lanes, const Span* span, u32 failed_on, u64 now_us) noexcept nogil
-# ^ back into its lane, in front, if somebody still waits for it and this was its first try.
-# failed_on: the connection to avoid
+# End the task and all joined to it, each with a reference of its own to the value, and release
+# their cells.
 cdef void row_end(Lanes* lanes, u64 ticket, Status status, Value* value, u64 now_us) noexcept nogil
-# ^ ends the task and all joined to it, each with a reference of its own to the value, and releases
-# their cells
+# End the row of that key that still waits to be sent, if there is one, with a prediction from
+# another source.
 cdef void row_found(Lanes* lanes, const Key* key, Value* value, u64 now_us) noexcept nogil
-# ^ a prediction came by another way: ends the row of that key that still waits to be sent, if there
-# is one

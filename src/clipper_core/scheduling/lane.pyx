@@ -170,7 +170,8 @@ cdef u64 pending_count(const PendingTable* table) noexcept nogil:
 cdef class Pending:
     """The table of evaluations in flight. Threads: one at a time, but for `has` and `touch`.
 
-    Evaluations in flight: key (two 64-bit words) -> ticket; at most `entries_max` of them.
+    Maps the key of an evaluation in flight (two 64-bit words) to its ticket; it has at most
+    `entries_max` entries.
     """
     cdef PendingTable* table
 
@@ -185,8 +186,7 @@ cdef class Pending:
     def touch(self, u64 start=0):
         """Have the system find memory for a stretch of the table that begins with slot `start`.
 
-        What it holds stays as it is. -> the slot to go on with, 0 after the last stretch. Threads:
-        any.
+        No entry changes. Returns the slot to go on with, 0 after the last stretch. Threads: any.
         """
         with nogil:
             start = pending_touch(self.table, start)
@@ -263,7 +263,7 @@ cdef inline void _note_ended(CompletionState* d, u32 ended) noexcept nogil:
 cdef u32 _end_slots(CompletionState* d, Block* block, const u32* slots, u32 n, Status status,
                     Value* value,
                     u32 latency_us) noexcept nogil:
-    """All alike, each with a reference of its own to the value; -> how many were open."""
+    """End slots alike, each with a reference of its own to the value. Return how many were open."""
     cdef u32 i, ended = 0
     cdef Value mine
     for i in range(n):
@@ -280,7 +280,7 @@ cdef u32 _end_slots(CompletionState* d, Block* block, const u32* slots, u32 n, S
 cdef u32 _end_words(CompletionState* d, Block* block, const u32* slots, u32 n, const u8* data,
                     u32 size, u8 tag,
                     u32 latency_us) noexcept nogil:
-    """OK, each with the next scalar of `size` bytes; -> how many were open."""
+    """End slots as OK, each with the next scalar of `size` bytes. Return how many were open."""
     cdef u32 i, ended = 0
     cdef Value value
     value.word = 0
@@ -297,7 +297,7 @@ cdef u32 _end_words(CompletionState* d, Block* block, const u32* slots, u32 n, c
 
 cdef u32 _end_rows(CompletionState* d, Block* block, const u32* slots, Blob* blob,
                    u32 latency_us) noexcept nogil:
-    """OK, each with the next row of the blob; -> how many were open."""
+    """End slots as OK, each with the next row of the blob. Return how many were open."""
     cdef u32 i, n = blob.rows, ended = 0
     cdef Value value
     value.tag = TAG_ROW
@@ -977,7 +977,7 @@ cdef void lane_take(Lanes* lanes, Lane* lane, u32 rows_max, Span* span) noexcept
 
 
 cdef void lane_take_row(Lanes* lanes, Lane* lane, u64 ticket, Span* span) noexcept nogil:
-    """lane_head passes over it later, as it does not wait any more."""
+    """Take the row. lane_head skips it later, as it does not wait any more."""
     cdef Task* task = task_of(lanes, ticket)
     cdef size_t i
     span.ticket = ticket

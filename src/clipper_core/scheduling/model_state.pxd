@@ -207,8 +207,7 @@ cdef cppclass ModelState:
 cdef cppclass RetiredModels:         # of an engine: models without queries
     atomic[u64] dropped         # ModelState*: a list of those that the loop does not know yet
     vector[void*]* leaving      # loop: those that it has, until they are given back
-    Spsc* unused                # numbers of those that were given back: loop -> whoever makes a
-                                # model
+    Spsc* unused                # numbers that were given back: from the loop to the next model
     atomic[u32] unlisted        # models that will come here, and have not been given back
 
 # m is all zeros. False: no memory; it can be freed

@@ -404,8 +404,8 @@ cdef i32 _next_free(ReplicaSet* c, double n) noexcept nogil:
 
 
 cdef u64 _walk(ReplicaSet* c, u64 ahead, u64 now_us, i32* lead) noexcept nogil:
-    """Hand out `ahead` rows in full batches; -> what is left for the batch that a further row would
-    join, which `lead` gets."""
+    """Assign `ahead` rows in full batches. Return how many are left for the batch that a further
+    row would join. lead: set to the replica of that batch."""
     cdef size_t i
     cdef u32 _step
     cdef u64 size

@@ -28,10 +28,10 @@ cdef enum:
 
 # a power of two; False: no memory. Threads: one at a time
 cdef bint batch_log_open(Lanes* lanes, u64 words) noexcept nogil
+# Log a batch, before its tasks end. Threads: loop only.
 cdef void batch_log_put(Lanes* lanes, const Span* spans, u32 span_count, u32 rows, u32 replica,
                         u64 sent_us, u64 begun_us,
                         u64 now_us) noexcept nogil
-# ^ before its tasks end. Threads: loop only
 
 cdef enum:
     IN_FLIGHT_MAX = 2
@@ -131,32 +131,32 @@ cdef Replica* replica_new(ContainerConnection* connection, Tally* tally, u32 num
 cdef void replica_free(Replica* r) noexcept nogil
 cdef Batch* batch_new(u32 n) noexcept nogil
 cdef void batch_free(Batch* batch) noexcept nogil
+# End and free a batch that cannot be framed (a row is larger than a frame may be).
 cdef void batch_drop(Lanes* lanes, Batch* batch, Status status, u64 now_us) noexcept nogil
-# ^ one that cannot be framed (a row larger than a frame may be) ends, and is freed
 
+# Set, before its first batch, how the replica batches, and what its container measured before it
+# was ready.
 cdef void replica_begin(Replica* r, const BatcherConfig* config, const Timing* timings, u32 n,
                         u64 now_us) noexcept nogil
-# ^ before its first batch: how it batches, and what its container measured before it was ready
+# Send a FEEDBACK payload of so many rows when nothing else is to be sent. It is dropped, and
+# counted, when too much feedback waits.
 cdef void replica_send_feedback(Replica* r, const void* feedback, u64 nbytes, u32 rows,
                         u64 now_us) noexcept nogil
-# ^ a FEEDBACK payload of so many rows, when nothing else is to be sent; dropped, and counted, when
-# too much of it waits
+# Take in a frame: a REPLY or FAILURE, which ends the batch's rows, or an ACCURACY. Return BAD_FRAME
+# if the connection must be closed. elsewhere: rows that the model failed may be tried on another
+# replica.
 cdef Status replica_frame(Replica* r, Lanes* lanes, const RowSpec* spec, Header* header,
                           const u8* payload,
                           u64 slo_us, bint elsewhere, u64 now_us) noexcept nogil
-# ^ a REPLY or FAILURE: ends the batch's rows; or an ACCURACY. BAD_FRAME: the connection is of no
-#  more use
-#   elsewhere: rows that the model failed may be tried on another replica
+# Take in a reply of protocol 1, n x f64. Return OK, or PENDING while it is incomplete.
 cdef Status replica_bare(Replica* r, Lanes* lanes, const RowSpec* spec, u64 slo_us,
                          u64 now_us) noexcept nogil
-# ^ protocol 1: n x f64; OK, or PENDING while not all of it is there
+# Release the rows of overdue batches. Equal rows that joined them later go to another replica,
+# once. Return True if the connection must be closed, because its rows have not even been sent.
 cdef bint replica_overdue(Replica* r, Lanes* lanes, u64 now_us) noexcept nogil
-# ^ lets go of the rows of overdue batches: equal rows that joined them later go elsewhere, once.
-# True: the connection must go, its
-#   rows have not even left
 cdef bint replica_late(const Replica* r) noexcept nogil            # its oldest batch is overdue
+# Put rows with time left back to the front of their lanes, once: the container has ended.
 cdef void replica_lost(Replica* r, Lanes* lanes, u64 now_us) noexcept nogil
-# ^ the container is gone: rows with time left go to the front of their lanes, once
 
 # -- Writes a batch to its container's connection: rows are sent from their cells, gathered,
 # compressed, or, where the container maps them, only referred to.

@@ -350,7 +350,7 @@ cdef u64 _end_row_by_status(Lanes* lanes, const Header* header, Batch* batch, co
                             u32 k, u32 i, const Rows* rows, u64 at, const u8* beside, Value* why,
                             u64 now_us) noexcept nogil:
     """End row k of the span, i of the batch, whose output is at `at` and whose qualifiers are at
-    `beside`; -> bytes of its output."""
+    `beside`. Return the number of bytes of its output."""
     cdef u64 nbytes = rows.row_bytes
     cdef Value value
     if header.flags & VARIABLE:
@@ -764,8 +764,8 @@ cdef Status _send_shared(Replica* r, Lanes* lanes, const RowSpec* spec, Batch* b
 
 
 cdef u64 _gather(Replica* r, Lanes* lanes, Batch* batch) noexcept nogil:
-    """Pointers and lengths of the batch's rows into the scratch vectors; -> bytes of all, NOTHING
-    when there is no memory."""
+    """Put pointers and lengths of the batch's rows into the scratch vectors. Return the number of
+    bytes of all rows; NOTHING when there is no memory."""
     cdef u32 i, k, n = 0
     cdef u64 total = 0
     cdef Task* task

@@ -454,8 +454,8 @@ cdef void _mark_ready(EngineState* e, ModelState* model) noexcept nogil:
 cdef Lane* _shed(EngineState* e, ModelState* model, Replica* r, u64* ticket, u64* waiting,
                  u64 tight, u32* n,
                  u64 now_us) noexcept nogil:
-    """Drop what cannot finish in time; -> the lane to begin with and the size of the batch. NULL:
-    nothing for this replica."""
+    """Drop rows that cannot finish in time. Return the lane to begin with; NULL if there is nothing
+    for this replica. n: set to the size of the batch."""
     cdef Lane* lane = model_queue_earliest(&model.queue, e.lanes, ticket)
     cdef u64 due
     while lane != NULL:

@@ -66,15 +66,16 @@ cdef int intakes_feed(vector[Intake]& intakes, u64 until_us) except -1
 cdef int intakes_end(vector[Intake]& intakes, Status status) noexcept
 cdef int wait_for_room(Lanes* lanes, Lane* lane, atomic[u32]* refusing, u64 until_us) except -1
 
-# the first number of bytes that no row may have
+# Return the first number of bytes that no row may have.
 cdef u64 row_bytes_end(const EngineState* e) noexcept nogil
-# the lane of that SLO's class
+# Prepare the lane of that SLO's class.
 cdef void lane_prepare(EngineState* e, ModelState* m, u64 slo_us) noexcept nogil
+# Submit a row. Return OK, or why it was not submitted; FULL without a lane. key NULL: neither
+# joined nor cached.  cost: as the caller gives it, where the model needs one.
 cdef Status row_submit(EngineState* e, ModelState* m, const void* row, u64 nbytes, const Key* key,
                        u64 salt, u64 slo_us,
                        u64 now_us, Block* block, u32 slot, u32 cost) noexcept nogil
-# ^ OK, or why not; FULL without a lane. key NULL: neither joined nor cached. cost: as the caller
-# gives it, where the model needs one
+# Count a row that was refused. For FULL, `value` is the number of seconds after which another try
+# may succeed.
 cdef void row_refused(ModelState* m, Status status, u64 slo_us, u64 now_us,
                       Value* value) noexcept nogil
-# ^ counts it; for FULL `value` is the number of seconds after which another try may succeed

@@ -146,8 +146,8 @@ cdef bint _begin_chunk(Intake* intake, Packing* packing) noexcept nogil:
 
 
 cdef u32 _pack(Intake* intake, Packing* packing, Look* look, u32 first, u32 end) noexcept nogil:
-    """Rows [first, end) of those looked at, all misses, into chunks; -> the first that found no
-    room."""
+    """Pack rows [first, end) of those looked up, all of them misses, into chunks. Return the first
+    row without room, or `end`."""
     cdef u32 i, n, slot
     cdef Task* task
     cdef u8* to
@@ -174,7 +174,7 @@ cdef u32 _pack(Intake* intake, Packing* packing, Look* look, u32 first, u32 end)
 
 
 cdef u32 _pack_misses(Intake* intake, Packing* packing, Look* look) noexcept nogil:
-    """-> the first row that found no room, or all."""
+    """Pack the misses into chunks. Return the first row without room, or the number of rows."""
     cdef u32 first = 0, end
     while first < look.n:
         if look.found[first]:
