@@ -22,16 +22,16 @@ cpdef enum V1:
     V1_VAR_U8 = 6
     V1_STR = 7
 
-# bytes that v1_encode may need at most
+# Return how many bytes v1_encode needs at most.
 cdef u64 v1_bound(int format, u32 n, u64 data_bytes) noexcept nogil
+# Return the number of bytes written; 0 if it does not fit or the rows are not of the format.
+# Strings are an LZ4 block of literals only.
 cdef u64 v1_encode(int format, u32 n, const void** rows, const u32* row_bytes, u8* out,
                    u64 out_bytes) noexcept nogil
-# ^ bytes written, 0 if it does not fit or the rows are not of the format. Strings: literal-only LZ4
-# block
+# Compress a message of strings of v1_encode, whose block is written anew (lz4.pxd). Return the
+# number of bytes, at most v1_bound.
 cdef u64 v1_compress(const u8* message, u64 nbytes, u32 search, u8* out) noexcept nogil
-# ^ a message of strings of v1_encode's with its block written anew (lz4.pxd); at most v1_bound
-# bytes
-# 0 when v1 has no such type
+# Return the format of a type; 0 when v1 has no such type.
 cdef int v1_format(int dtype, bint variable) noexcept nogil
 
 # -- CRC-32 of bytes, zlib's polynomial.
@@ -112,30 +112,29 @@ cdef struct Rows:             # a payload opened: pointers into it, all checked 
     u64 text_bytes
 
 # -- frames (v2)
-# writes 64 bytes, header CRC included
+# Write a header of 64 bytes, header CRC included.
 cdef void header_encode(const Header* header, u8* out) noexcept nogil
+# Return OK; PENDING when n < 64; BAD_FRAME; or TOO_LARGE. `out` is written only when OK.
 cdef Status header_decode(const u8* bytes, u64 n, const Limits* limits, Header* out) noexcept nogil
-# ^ OK; PENDING when n < 64; BAD_FRAME; TOO_LARGE. `out` is written only when OK
+# Open the payload of a PREDICT or REPLY, which has header.payload_bytes bytes, 8-byte aligned.
+# Return OK, BAD_FRAME or TOO_LARGE. The header is checked again, as it may come from elsewhere, but
+# payload_crc is not: the receiver of the bytes has checked it.
 cdef Status rows_open(const Header* header, const u8* payload, const Limits* limits,
                       Rows* out) noexcept nogil
-# ^ payload has header.payload_bytes bytes, 8-byte aligned. Opens PREDICT and REPLY payloads: OK,
-# BAD_FRAME, TOO_LARGE.
-# Judges the header again (it may come from elsewhere) but not payload_crc: whoever received the
-# bytes has done that
-# of all rows; COMPRESSED: once opened
+# Return the number of bytes of all rows; of COMPRESSED rows, once they are opened.
 cdef u64 rows_data_bytes(const Header* header, const Rows* rows) noexcept nogil
 
 # -- variable rows: u32 lengths, then the data, each padded with zeros to 8
 cdef u64 lengths_bytes(u32 n) noexcept nogil                    # u32 each, padded to 8
 cdef u64 variable_payload_bytes(u32 n, u64 data_bytes) noexcept nogil
+# Write variable_payload_bytes(n, sum of row_bytes) bytes. A row has fewer than 2**32 elements.
 cdef void variable_encode(u32 n, const void** rows, const u64* row_bytes, u32 item_bytes,
                           u8* out) noexcept nogil
-# ^ writes variable_payload_bytes(n, sum of row_bytes) bytes. Below 2**32 elements a row
 cdef u64 compressed_bound(u32 n, u64 data_bytes) noexcept nogil
+# Write a payload of variable_encode with its data as an LZ4 block (lz4.pxd). Return the number of
+# bytes written, at most compressed_bound.
 cdef u64 compressed_encode(u32 n, const u8* payload, u64 data_bytes, u32 search,
                            u8* out) noexcept nogil
-# ^ a payload of variable_encode's, its data as an LZ4 block (lz4.pxd): bytes written, at most
-# compressed_bound
 
 # -- FEEDBACK to a model that learns online, and its ACCURACY (docs/wire.md).
 #
@@ -149,5 +148,5 @@ cdef cppclass Progress:         # as a container last reported it; any thread ma
     atomic[u64] failed          # rows on which it raised, or that waited too long for it
     atomic[u64] accuracy        # 1 + billionths; 0: the model reports none
 
+# Read an ACCURACY payload. Return BAD_FRAME if the accuracy is no number from 0 to 1.
 cdef Status accuracy_read(const u8* payload, u64 n, Progress* progress) noexcept nogil
-# ^ BAD_FRAME: an accuracy that is no number from 0 to 1

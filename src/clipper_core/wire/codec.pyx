@@ -853,7 +853,8 @@ def encode_frame(int kind, payload=b"", *, int dtype=0, shape=(), int flags=0, r
 
 
 def decode_header(data, *, u64 payload_bytes_max=64 << 20, u32 rows_max=1 << 20):
-    """-> FrameHeader from the first 64 bytes of `data`; None while there are fewer. Threads: any.
+    """Return the FrameHeader in the first 64 bytes of `data`; None while there are fewer. Threads:
+    any.
 
     Raises BAD_FRAME: no header of this version, damaged, or not one that docs/wire.md allows;
     TOO_LARGE: beyond a limit.
@@ -876,7 +877,8 @@ def decode_header(data, *, u64 payload_bytes_max=64 << 20, u32 rows_max=1 << 20)
 
 def open_rows(header, payload, *, u64 payload_bytes_max=64 << 20, u32 rows_max=1 << 20,
               u64 output_bytes_max=16 << 20):
-    """-> OpenRows of a PREDICT or REPLY whose header is `header` (FrameHeader). Threads: any.
+    """Return the OpenRows of a PREDICT or REPLY whose header is `header` (FrameHeader). Threads:
+    any.
 
     Arrays are views of `payload` when it is bytes (else of a copy), except COMPRESSED data. Raises
     BAD_FRAME: the payload does not match the header; TOO_LARGE: beyond a limit (output_bytes_max:
@@ -901,9 +903,10 @@ def open_rows(header, payload, *, u64 payload_bytes_max=64 << 20, u32 rows_max=1
 
 
 def open_runs(header, payload):
-    """-> [(region, first row, rows), ...] of a SHARED batch whose header is `header`. Threads: any.
+    """Return [(region, first row, rows), ...] of a SHARED batch whose header is `header`. Threads:
+    any.
 
-    Raises BAD_FRAME. Whether a region has these rows is for whoever has mapped it to say.
+    Raises BAD_FRAME. The caller, which has mapped the region, must check that it has these rows.
     """
     cdef bytes raw = bytes(payload)
     cdef list runs = []
@@ -954,7 +957,8 @@ cdef bytes _padded(object part):
 
 
 cdef bytes _variable(list rows, u32 item, object search):
-    """rows: all str, or all bytes. search: of strings, None for no LZ4 block."""
+    """Return the payload of rows of variable length. rows: all str, or all bytes.  search: of
+    strings, None for no LZ4 block."""
     cdef vector[const void*] at
     cdef vector[u64] sizes
     cdef u32 n = <u32> len(rows)
@@ -981,7 +985,7 @@ cdef bytes _variable(list rows, u32 item, object search):
 
 
 cdef object _list_payload(list rows, object search):
-    """-> (dtype, payload) of str, bytes, or 1-d arrays of one dtype."""
+    """Return (dtype, payload) of str, bytes, or 1-d arrays of one dtype."""
     if all([isinstance(row, str) for row in rows]):
         return STR, _variable(rows, 1, search)
     if all([isinstance(row, bytes) for row in rows]):
@@ -1060,8 +1064,8 @@ def encode_feedback(inputs, labels, sessions):
 
 
 def decode_feedback(payload, **limits):
-    """-> (inputs, labels) of a FEEDBACK's payload, OpenRows each; the sessions are with the inputs.
-    Threads: any.
+    """Return (inputs, labels) of a FEEDBACK's payload, OpenRows each; the sessions are with the
+    inputs. Threads: any.
 
     limits: as codec.open_rows has them. Raises BAD_FRAME, TOO_LARGE.
     """
@@ -1085,7 +1089,7 @@ def feedback_frame(bytes payload, **fields):
 
 
 def decode_accuracy(payload):
-    """-> (rows learned, rows failed, accuracy or None) of an ACCURACY's payload. Threads: any.
+    """Return (rows learned, rows failed, accuracy or None) of an ACCURACY's payload. Threads: any.
     Raises BAD_FRAME."""
     cdef bytes raw = bytes(payload)
     cdef Progress progress

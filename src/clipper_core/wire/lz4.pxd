@@ -19,11 +19,12 @@ cdef struct Cursor:                   # the part of some bytes that is not yet r
     const u8* at
     u64 left
 
-# bytes of a block of n bytes at most, whatever they are
+# Return how many bytes a block of n bytes has at most, whatever they are.
 cdef u64 lz4_bound(u64 n) noexcept nogil
+# Write a block and return its number of bytes, at most lz4_bound(n). n <= LZ4_BYTES_MAX; data and
+# out do not overlap.
 cdef u64 lz4_encode(const u8* data, u64 n, u32 search, u8* out) noexcept nogil
-# ^ bytes of the block, at most lz4_bound(n). n <= LZ4_BYTES_MAX; data and out do not overlap
-# the start of a block of n literals, which follow there
+# Write the start of a block of n literals. Return where the literals follow.
 cdef u8* lz4_literals(u64 n, u8* out) noexcept nogil
-# must fill out_bytes exactly
+# Decode a block, which must fill out_bytes exactly.
 cdef Status lz4_decode(const u8* block, u64 n, u8* out, u64 out_bytes) noexcept nogil

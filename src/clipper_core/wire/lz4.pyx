@@ -74,7 +74,7 @@ cdef u8* _copy(u8* out, const void* bytes, u64 n) noexcept nogil:
 
 
 cdef u8* _sequence(u8* out, const u8* literals, u64 n, u64 distance, u64 match) noexcept nogil:
-    """n literals, then a match of `match` bytes."""
+    """Write n literals, then a match of `match` bytes."""
     cdef u8* token = out
     out = _copy(lz4_literals(n, out), literals, n)
     out[0] = <u8> distance
@@ -163,8 +163,8 @@ cdef bint _lz4_length(Cursor* block, u64* length) noexcept nogil:
 
 
 cdef void _lz4_repeat(u8* out, u64 distance, u64 n) noexcept nogil:
-    """n bytes that repeat those `distance` before. The source stays, so what may be copied at once
-    doubles."""
+    """Write n bytes that repeat those `distance` before. The source stays, so what may be copied at
+    once doubles."""
     cdef const u8* source = out - distance
     cdef u64 some
     while n:
@@ -220,7 +220,7 @@ def bound_lz4(u64 n):
 
 
 def encode_lz4(data, u32 search=LITERALS):
-    """`data` as one LZ4 block. Threads: any.
+    """Return `data` as one LZ4 block. Threads: any.
 
     search: see Search; LITERALS copies, THOROUGH makes it smallest, larger numbers leap over
     positions and are faster. Raises TOO_LARGE: more than LZ4_BYTES_MAX bytes; BAD_INPUT: a search

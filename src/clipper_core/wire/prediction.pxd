@@ -47,17 +47,19 @@ cdef void* blob_data(Blob* blob) noexcept nogil
 cdef void blob_drop(Blob* blob, u32 refs=*) noexcept nogil
 cdef void value_hold(Value* value) noexcept nogil     # one more reference, if it is a blob
 cdef void value_drop(Value* value) noexcept nogil
-cdef object value_object(Value* value)                # -> int | float | bool | str | bytes |
-                                                      # ndarray; needs the GIL
-cdef object value_confidence(Value* value)            # -> float | None
-# The type of the record that a blob is; 0 for one that is none
+# Return an int, float, bool, str, bytes or ndarray. Needs the GIL.
+cdef object value_object(Value* value)
+# Return a float or None.
+cdef object value_confidence(Value* value)
+# Return the type of the record that a blob is; 0 if it is no record.
 cdef u32 record_type(const Blob* blob) noexcept nogil
-# u8 (n, bytes), or u8 (bytes,) and i64 (n + 1,) where each record begins -> columns by name
+# Return columns by name. rows: u8 (n, bytes); or u8 (bytes,) with offsets i64 (n + 1,), where each
+# record begins.
 cdef object record_columns(u32 number, object rows, object offsets)
 cdef RecordLayout record_layout(u32 number)     # of a registered type; it lives for ever
 cdef Value record_value(u32 number, bytes record) except *
+# Return (output, confidence), or (output, confidence, qualifiers as bytes).
 cdef object value_prediction(Value* value)
-# ^ -> (output, confidence), or (output, confidence, qualifiers as bytes)
 cdef Value object_value(object output) except *       # a new reference; TypeError for what no
                                                       # prediction can be
 
@@ -72,11 +74,10 @@ cdef struct Column:             # n slots of a block, as they lie there
 
 cdef u32 column_first_failed(const Column* column) noexcept nogil   # the first that is not OK, or n
 cdef object column_states(const Column* column)          # u8 (n,)
-# u32 (n,); 0 for what is pending or was cancelled
+# Return u32 (n,); 0 for what is pending or was cancelled.
 cdef object column_latencies_us(const Column* column)
+# Return an ndarray of shape (n, ...) when all that arrived are numbers of one dtype and shape, and
+# `missing` fits among them; else a list. name: of records only this tensor; "": all of them.
 cdef object column_outputs(const Column* column, object missing, object name)
-# ^ name: of records only this tensor; "": all of them
-# ndarray of shape (n, ...) when all that arrived are numbers of one dtype and shape, and
-# `missing` fits among them; else a list
-# f64 (n,): NaN where the model gave none, 0 where it gave NaN
+# Return f64 (n,): NaN where the model gave none, 0 where it gave NaN.
 cdef object column_confidences(const Column* column)

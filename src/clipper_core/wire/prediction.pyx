@@ -40,11 +40,12 @@ cdef dict _record_numbers = {}
 
 
 def register_record(str key, RecordLayout layout, open_one, open_many):
-    """The number of a type of records, by which outputs of it become Python's values.
+    """Return the number of a type of records, by which its outputs are turned into Python's values.
 
-    key: equal for equal types. layout: opens one; open_one: (bytes) -> value, of what the layout
-    leaves. open_many: (rows, offsets) -> columns: u8 (n, bytes) and None; or u8 (bytes,) and
-    i64 (n + 1,), where each record begins. Types are never forgotten. Threads: any.
+    key: equal for equal types. layout: opens one; open_one: returns the value of bytes that the
+    layout cannot open. open_many: returns the columns of rows and offsets: u8 (n, bytes) and None;
+    or u8 (bytes,) and i64 (n + 1,), where each record begins. Types are never forgotten. Threads:
+    any.
     """
     found = _record_numbers.get(key)
     if found is None:
@@ -431,7 +432,8 @@ cdef object _one_by_one(const Seen* c, object missing):
 
 
 cdef object _with_missing(object rows, object states, object missing):
-    """`missing` in the rows that did not arrive; None when it does not fit among the others."""
+    """Put `missing` into the rows that did not arrive. Return None when it does not fit among the
+    others."""
     if missing is None and rows.dtype.kind == "f":
         missing = np.nan
     try:
