@@ -156,7 +156,7 @@ cdef CacheState* cache_new(u64 bytes_max, u64 seed_lo, u64 seed_hi, Variant vari
 
 
 cdef void cache_free(CacheState* cache) noexcept nogil:
-    """Nobody may use the cache any more."""
+    """Free the cache. No thread may use it any more."""
     cdef u64 index
     cdef int way
     cdef Found held
@@ -260,8 +260,8 @@ cdef void _forget(CacheState* cache, const Key* key) noexcept nogil:
 
 
 cdef bint _reserve(CacheState* cache, u64 cost) noexcept nogil:
-    """Room for a blob, or False. Two threads may share a turn of the hand: both see fewer blobs, no
-    harm is done."""
+    """Make room for a blob. Return False if there is none. Two threads may share a turn of the
+    hand: both see fewer blobs, which does no harm."""
     cdef u64 used = cache.meters.blob_bytes.load(relaxed)
     cdef u64 position, bits
     cdef int visits = 0, words = 0
@@ -427,7 +427,7 @@ cdef class _Rows:
 
 cdef void _lookup_rows(CacheState* cache, u64 model, u64 salt, _Rows rows, u64 start, u64 n,
                        double* out) noexcept nogil:
-    """At most HASHED rows."""
+    """Look up at most HASHED rows."""
     cdef Key keys[256]
     cdef Value values[256]
     cdef u8 found[256]
@@ -611,7 +611,7 @@ cdef class ClockCache:
 # -- similar rows
 # --------------------------------------------------------------------------------------------------
 #
-# Random projections -> cells -> the key of a cache entry that near rows share.
+# Random projections map a row to cells, and these to the key of a cache entry that near rows share.
 #
 # Why a key and not a search. The cells go through the same 120-bit hash as a row does, so that the
 # table, its policies, the joining of equal queries and the bulk lookups know nothing of similarity.
