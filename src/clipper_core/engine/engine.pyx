@@ -61,8 +61,8 @@ cdef dict _searches = {"auto": (LITERALS, QUICK), "none": (LITERALS, LITERALS),
 
 
 cdef int _make_room(EngineState* e, u64 connections, u64 models) except -1:
-    """Address space for whatever connections and models can put into the loop's vectors, which then
-    need no memory to grow."""
+    """Reserve address space for all that connections and models can put into the loop's vectors,
+    which then need no memory to grow."""
     e.free_slots.reserve(connections)
     e.writers.reserve(connections)
     e.closing.reserve(connections)
@@ -244,8 +244,7 @@ cdef class Engine:
         return 0
 
     def link_peer(self, Engine other):
-        """Futures over models of this engine and of `other` may be made from now on; before the
-        loops run."""
+        """Allow futures over models of this engine and of `other`. Called before the loops run."""
         cdef u32 theirs = other.completion.state.number
         cdef u32 ours = self.completion.state.number
         if (ours == theirs or self.completion.state.peers[theirs] != NULL
@@ -312,8 +311,8 @@ cdef class Engine:
         self._order(REFUSE_CONNECTION, conn, reason.encode())
 
     def move_connection(self, u32 conn, Engine other, bytes hello):
-        """Connection `conn`, of which only a HELLO came (`hello`: its frame), becomes one of
-        `other`, as if it had dialled there.
+        """Move connection `conn`, of which only a HELLO has arrived (`hello`: its frame), to the
+        engine `other`, as if it had connected there.
 
         `other` must outlive this engine's loop. What has sent more by then is closed."""
         cdef Command command
@@ -342,9 +341,9 @@ cdef class Engine:
         self._order(CLOSE_CONNECTION, conn, b"")
 
     def set_earliest_replica(self, u32 model, u64 when_us):
-        """While `model` has no replica: none comes before `when_us` (of `now_us()`), so queries due
-        earlier, those that wait too, end at once with NO_REPLICA; 0: who knows, they wait. A
-        replica that comes ends it."""
+        """Set, while `model` has no replica, the time before which none will come, `when_us` (of
+        `now_us()`). Queries due earlier, waiting ones too, end at once with NO_REPLICA. 0: the time
+        is not known, and they wait. It holds until a replica comes."""
         cdef Command command
         if model >= self.state.model_count.load(acquire):
             raise_for(UNKNOWN, f"no model with index {model}")
@@ -372,7 +371,7 @@ cdef class Engine:
 
     @property
     def events_fd(self):
-        """An eventfd, readable when `news()` has something."""
+        """An eventfd, readable when `events()` has something."""
         return self.state.events_fd
 
     def events(self):
@@ -405,12 +404,12 @@ cdef class Engine:
         return conn
 
     def receive(self, u32 conn, bytes data, u64 now_us):
-        """Bytes from connection `conn`; False: they are no frames, close it."""
+        """Take in bytes from connection `conn`. Return False if they are no frames: close it."""
         return engine_receive_copy(self.state, conn, <const u8*> (<const char*> data), len(data),
                                    now_us)
 
     def outgoing(self, u32 conn, u64 now_us, list passed=None):
-        """All bytes that are to go to connection `conn`; they count as sent.
+        """Return all bytes that are to be sent to connection `conn`; they count as sent.
 
         passed: copies of the descriptors that go with them are added, in order; the caller closes
         them.
@@ -434,13 +433,14 @@ cdef class Engine:
         return b"".join(chunks)
 
     def wants_close(self, u32 conn):
-        """True once the engine wants the connection closed (after its last bytes have gone), or
-        when it is gone."""
+        """Return True once the connection must be closed (after its last bytes were sent), or when
+        it is closed already."""
         cdef ContainerConnection* connection = engine_connection(self.state, conn)
         return connection == NULL or bool(connection.closing)
 
     def lost(self, u32 conn, u64 now_us):
-        """Connection `conn` is closed: its rows in flight go elsewhere, once, if time allows."""
+        """Note that connection `conn` is closed. Its rows in flight go to other replicas, once, if
+        time allows."""
         engine_lost(self.state, conn, REPLICA_LOST, now_us)
 
     # -- the end
@@ -482,9 +482,9 @@ cdef class Engine:
     # -- looking in
 
     def snapshot(self):
-        """Counters and gauges now, as plain dicts: `cache`, `models` (in order, without those
-        unlisted), `issued`, `answered`, `lanes` (queues that exist), `unlisted` (models that no
-        list shows, until they are given back)."""
+        """Return the counters and gauges of now, as plain dicts: `cache`, `models` (in order,
+        without those unlisted), `issued`, `answered`, `lanes` (queues that exist), `unlisted`
+        (models that no list shows, until they are given back)."""
         cdef EngineState* e = self.state
         return {
             "issued": self.completion.issued,
@@ -582,7 +582,8 @@ cdef void _copy_gauge(Gauge* to, Gauge* gauge) noexcept nogil:
 
 
 cdef bint _look(EngineState* e, u32 conn, Gauge* seen, u32* number) noexcept nogil:
-    """Copied, since the loop frees a replica when its container goes."""
+    """Copy the gauges of a replica, since the loop frees it when its container ends. Return False
+    if there is none."""
     cdef ConnectionState* slot = &e.connections[conn & 0xFFFF]
     cdef bint found
     e.replica_lock.lock()
@@ -694,7 +695,7 @@ cdef class BatchLog:
 
     @property
     def lost(self):
-        """Batches that found no room since the start: it was read too seldom."""
+        """Batches since the start that had no room in the log, because it was read too seldom."""
         return self.lanes.log_lost.load(relaxed)
 
     cdef void _read(self) noexcept nogil:

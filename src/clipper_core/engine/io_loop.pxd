@@ -21,7 +21,7 @@ cdef cppclass LoopState:
                                 # away
     bint spins                  # more than one core: a moment of polling may replace a sleep
     int spin_score              # spins of polling that paid, less those that did not
-    u64 until_us                # when the engine wants its next step
+    u64 until_us                # when the engine needs its next step
     u32 quiet                   # ticks in a row, parked, without a leader
     u64 batches_seen
     atomic[u32] stop

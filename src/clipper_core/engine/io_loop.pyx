@@ -124,8 +124,8 @@ cdef void _read(LoopState* s, EngineState* e, u32 conn, u64 now_us) noexcept nog
 
 
 cdef void _make_way(LoopState* s, EngineState* e, u64 now_us) noexcept nogil:
-    """At connections_max, close the connection that waits longest to be let in: those who only dial
-    keep nobody out for long."""
+    """Close, at connections_max, the connection that waits longest to be accepted, so that
+    connections that send nothing do not keep others out for long."""
     cdef ConnectionState* oldest
     if e.connection_count < e.connections_max:
         return
@@ -161,8 +161,8 @@ cdef u32 _open(LoopState* s, EngineState* e, int fd, u64 now_us) noexcept nogil:
 
 
 cdef void _reject_connection(LoopState* s, u32 which) noexcept nogil:
-    """Out of descriptors: a connection left in the backlog would wake us for ever, so use the spare
-    one to close it."""
+    """Accept and close a connection with the spare descriptor when there are no others: if it were
+    left in the backlog, it would wake the loop for ever."""
     cdef int fd
     close(s.spare_fd)
     fd = accept4(s.listeners[which], NULL, NULL, SOCK_CLOEXEC)
@@ -298,8 +298,8 @@ cdef int _spin(LoopState* s, EngineState* e, epoll_event* events, u64 until_us) 
 
 
 cdef bint _worth_spinning(LoopState* s, EngineState* e) noexcept nogil:
-    """Not when the core is needed: a submitter that runs, or a container with much to do, comes
-    first."""
+    """Return whether to spin: not when the core is needed, because a submitter that runs, or a
+    container with much to do, comes first."""
     if not s.spins or (completion_open_tasks(e.completion) > SPIN_TASKS_MAX
                        and e.completion.waiters.load(relaxed) == 0):
         return False
@@ -379,8 +379,8 @@ cdef bint _let_go(LoopState* s, bint by_waiter) noexcept nogil:
 
 
 cdef bint _is_waited_for(CompletionState* d, u32 mine) noexcept nogil:
-    """More are blocked than the leader, and not just because they have yet to notice that they are
-    answered."""
+    """Return whether other threads than the leader are blocked, and not just because they have not
+    noticed yet that they are answered."""
     return waiters_now(d[0]) > mine and completion_open_tasks(d) != 0
 
 

@@ -310,8 +310,8 @@ cdef class Model:
         return 0
 
     cdef object _rows(self, object rows):
-        """All rows checked before the first is submitted. Of named tensors of fixed sizes they are
-        not packed yet."""
+        """Check all rows before the first is submitted, and return them. Of named tensors of fixed
+        sizes they are not packed yet."""
         cdef const void* row = NULL
         cdef u64 nbytes = 0
         cdef object _keep
@@ -477,7 +477,8 @@ cdef class Model:
 
     cdef bint _look_up(self, const void* row, u64 nbytes, u64 salt, u64 mark, Key* key,
                        Value* value) noexcept nogil:
-        """Is it in the cache? The key is made in passing; the miss needs it too."""
+        """Look a row up in the cache. Return True if it is there. The key is computed here; a miss
+        needs it too."""
         cdef CacheState* cache
         value.word = 0
         value.tag = TAG_NONE
@@ -675,7 +676,7 @@ cdef class Model:
         value_drop(&value)
 
     def cached(self, x, u64 salt=0):
-        """(True, output) if the cache holds this input's prediction, else (False, None)."""
+        """Return (True, output) if the cache holds this input's prediction, else (False, None)."""
         cdef const void* row = NULL
         cdef u64 nbytes = 0
         cdef object _keep = self._row(x, &row, &nbytes)
@@ -977,7 +978,7 @@ def predict_rows(tuple models, rows, slo_us=None, u64 salt=0, finish=None, extra
 
 
 cdef object _packed(object rows):
-    """Records of one size that are still columns, as an array."""
+    """Return rows as an array, also records of one size that are still columns."""
     return rows.packed() if hasattr(rows, "packed") else rows
 
 
@@ -999,7 +1000,8 @@ cdef bint is_elsewhere(Model model, Model first) except -1:
 
 
 cdef void mix(Future future, tuple models):
-    """Nobody leads for it: the loops of its engines are called back."""
+    """Mark a future over several engines. No waiting thread leads for it: the loop threads of its
+    engines are woken."""
     future.mixed = True
     for model in models:
         completion_wake_loop_thread((<Model> model).engine.state.completion)
@@ -1206,8 +1208,8 @@ cdef bint _starts_later(object starts_us) except -1:
 def predict_ensemble(tuple models, Decider decider, x, slo_us=None, u64 salt=0, finish=None,
                   extra=None, weights=None,
                   starts_us=None, bint learn=False, str field=""):
-    """One future over the same input on several models, done as soon as `decider` has an answer.
-    Threads: any.
+    """Return one future over the same input on several models, done as soon as `decider` has an
+    answer. Threads: any.
 
     Task i is for models[i]; models are ranked, the best first. `starts_us[i]`: when it is
     submitted, microseconds after now; 0: at once; -1: when the decider submits it. `weights`: of
