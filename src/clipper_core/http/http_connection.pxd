@@ -92,7 +92,7 @@ cdef cppclass Worker:
     vector[HttpConnection*] connections         # by index; NULL: free
     vector[u32] free_connections
     vector[u32] freed           # of this turn: events of theirs may still come
-    Lookup waiting              # by slot id: Exchange* whose news the mailboxes bring
+    Lookup waiting              # by slot id: Exchange* whose queries have not ended
     Lookup tickets              # by ticket: Exchange* that Python answers
     vector[u64] over            # keys of those whose slots had already ended
     Exchange* spare

@@ -172,7 +172,7 @@ cdef void _hand_over(Worker* w, HttpConnection* connection) noexcept nogil:
 # --------------------------------------------------------------------------------------------------
 
 cdef Exchange* _exchange(Worker* w) noexcept nogil:
-    """NULL: there is no memory."""
+    """Return an exchange; NULL when there is no memory."""
     cdef Exchange* x = w.spare
     if x == NULL:
         return make[Exchange]()
@@ -204,7 +204,7 @@ cdef void _append(HttpConnection* connection, Exchange* x, bint close) noexcept 
 
 
 cdef void _over(Exchange* x) noexcept nogil:
-    """Its query has no user here any more."""
+    """Release the query, which the exchange does not use any more."""
     query_drop(&x.query)
     x.query.route.users.fetch_sub(1, release)
 
@@ -217,7 +217,7 @@ cdef void _cancel(Exchange* x) noexcept nogil:
 
 
 cdef void _give_up(Worker* w, HttpConnection* connection) noexcept nogil:
-    """Nobody waits for its responses any more: its queries are given up."""
+    """Give up the queries of a connection: no client waits for their responses any more."""
     cdef Exchange* x
     while connection.first != NULL:
         x = connection.first
@@ -235,13 +235,14 @@ cdef void _give_up(Worker* w, HttpConnection* connection) noexcept nogil:
 
 
 cdef void _set_ready(Exchange* x) noexcept nogil:
-    """Its response is in `text` and `rest`, and leaves after those before it."""
+    """Mark an exchange as ready: its response is in `text` and `rest`, and is sent after those
+    before it."""
     x.how = READY
     x.connection.ready_bytes += x.text.size() + (x.rest.bytes if x.rest != NULL else 0)
 
 
 cdef void _starve(Exchange* x) noexcept nogil:
-    """Its response is that there is no memory."""
+    """Set the response that there is no memory."""
     x.text.clear()
     x.text.put_text(NO_MEMORY_RESPONSE)
     x.close = True
@@ -530,7 +531,7 @@ cdef void http_connection_read(Worker* w, HttpConnection* connection) noexcept n
 # --------------------------------------------------------------------------------------------------
 
 cdef bint _send(Worker* w, HttpConnection* connection) noexcept nogil:
-    """False: the connection is closed."""
+    """Send what is queued. Return False if the connection was closed."""
     cdef ssize_t n
     while connection.out.size():
         n = send(connection.fd, connection.out.at(), connection.out.size(), MSG_NOSIGNAL)
@@ -549,7 +550,7 @@ cdef bint _send(Worker* w, HttpConnection* connection) noexcept nogil:
 
 
 cdef void _answer_starved(HttpConnection* connection) noexcept nogil:
-    """503, once it is this one's turn, and nothing after it."""
+    """Answer 503 after the earlier responses, and nothing after it."""
     connection.input.clear()
     connection.partial = connection.full = connection.leaving = False
     connection.starved = True

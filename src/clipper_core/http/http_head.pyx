@@ -34,7 +34,7 @@ cdef enum Meaning:
     CONNECTION = 4
     ACCEPT = 5
     JSON_LENGTH = 6
-    FOREIGN = 7                 # whoever sends it wants something that is not known here
+    FOREIGN = 7                 # its sender requests something that is not supported here
 
 cdef struct Known:
     u32 n

@@ -127,7 +127,7 @@ cdef bint _once(u32* seen, u32 bit) noexcept nogil:
 # --------------------------------------------------------------------------------------------------
 
 cdef u8 _dtype(const u8* at, u64 n) noexcept nogil:
-    """0: of none that is read here."""
+    """Return the dtype of a name; 0 if it is none that is read here."""
     if _is(at, n, "FP64", 4):
         return F64
     if _is(at, n, "FP32", 4):
@@ -180,7 +180,7 @@ cdef bint _data(Text* text, Tensor* t) noexcept nogil:
 
 
 cdef bint _tensor_parameters(Text* text, Tensor* t) noexcept nogil:
-    """Only {"binary_data_size": n}."""
+    """Read the parameters of a tensor: only {"binary_data_size": n}."""
     cdef const u8* key
     cdef u64 n
     cdef i64 size = 0
@@ -228,7 +228,7 @@ cdef bint _tensor(Text* text, Tensor* t) noexcept nogil:
 
 
 cdef bint _output(Text* text, Request* r) noexcept nogil:
-    """[{"name": "output", "parameters": {"binary_data": ...}}]"""
+    """Read the outputs: [{"name": "output", "parameters": {"binary_data": ...}}]."""
     cdef const u8* key
     cdef u64 n
     cdef bint binary = False
@@ -481,8 +481,8 @@ cdef u64 SPREAD = 0x9E3779B97F4A7C15
 
 
 cdef inline u64 _place(const RecentState* r, u64 number) noexcept nogil:
-    """Ids of one engine follow each other; those of another begin elsewhere in the table, by the
-    golden ratio."""
+    """Return the place of an id in the table. Ids of one engine follow each other; those of another
+    begin elsewhere in the table, by the golden ratio."""
     cdef u64 begin = ((((number >> ENGINE_ID_BITS) * SPREAD) >> 32) * (r.mask + 1)) >> 32
     return (number + begin) & r.mask
 
@@ -492,7 +492,7 @@ cdef inline u64 _bytes_of(const Value* value) noexcept nogil:
 
 
 cdef void _clear(RecentState* r, Entry* entry) noexcept nogil:
-    """Under the lock."""
+    """Empty an entry. The caller holds the lock."""
     if entry.number == 0:
         return
     r.bytes -= _bytes_of(&entry.value)
@@ -891,7 +891,7 @@ cdef bint query_answer(Query* q, const Value* value, u32 latency_us, const char*
 # -------------------------------------------------------------------------------------------------
 
 cdef u64 _hash(const u8* path, u64 n) noexcept nogil:
-    """FNV-1a: paths are our own, so nobody can make them collide."""
+    """Hash a path by FNV-1a. Paths are our own, so no client can make them collide."""
     cdef u64 h = 14695981039346656037u, i
     for i in range(n):
         h = (h ^ path[i]) * 1099511628211u

@@ -49,7 +49,7 @@ cdef extern from *:
         clock_gettime(CLOCK_REALTIME_COARSE, &t);
         return (unsigned long long) t.tv_sec;
     }
-    // As RFC 9110 wants it: 29 characters.
+    // As RFC 9110 requires it: 29 characters.
     static inline void clipper_date(unsigned long long wall_s, char* to) {
         static const char* days = "SunMonTueWedThuFriSat";
         static const char* months = "JanFebMarAprMayJunJulAugSepOctNovDec";
@@ -94,7 +94,7 @@ cdef Worker* _least(Shared* s) noexcept nogil:
 
 
 cdef WorkerCommand* _command_new(u32 kind) noexcept nogil:
-    """NULL: there is no memory."""
+    """Return a new command; NULL when there is no memory."""
     cdef WorkerCommand* command = make[WorkerCommand]()
     if command == NULL:
         return NULL
@@ -208,7 +208,7 @@ cdef void _apply_later_commands(Worker* w) noexcept nogil:
             _apply_command(w, <WorkerCommand*> commands[i])
 
 
-# -- news
+# -- ended queries
 # --------------------------------------------------------------------------------------------------
 
 cdef void _event_of(Worker* w, u64 key) noexcept nogil:
@@ -235,7 +235,7 @@ cdef bint _drain_mailbox(Worker* w, Mailbox* box) noexcept nogil:
 
 
 cdef void _news(Worker* w) noexcept nogil:
-    """All there is, until the mailboxes are armed."""
+    """Handle all ended queries, until the mailboxes are armed."""
     cdef size_t i
     cdef u64 key
     cdef bint any = True
@@ -467,7 +467,7 @@ cdef class HttpServer:
 
     @property
     def connections(self):
-        """Held here, by all workers."""
+        """Connections that all workers hold."""
         return self.shared.held.load(relaxed)
 
     @property
@@ -493,7 +493,7 @@ cdef class HttpServer:
     # -- what is answered here
 
     def set_table(self, HotTable table):
-        """Requests that come after this call returns are answered by it."""
+        """Set the table. Requests that arrive after this call returns are answered by it."""
         cdef WorkerCommand* command
         cdef u32 i
         with self.guard:
@@ -543,7 +543,7 @@ cdef class HttpServer:
         return taken
 
     cdef int _lose(self, HandedOver* handed) except -1:
-        """Python has no memory for it: its connection is closed."""
+        """Close the connection of something for which Python has no memory."""
         cdef WorkerCommand* command
         if handed.kind == CONNECTION:
             close_fd(handed.fd)

@@ -328,7 +328,8 @@ cdef class RowReader:
             PyBuffer_Release(&view)
 
     cdef u64 _least(self, const Wanted* wanted):
-        """Bytes of the shortest text of such a row: a digit and a comma for each number."""
+        """Return the bytes of the shortest text of such a row: a digit and a comma for each
+        number."""
         cdef u64 count = 1
         cdef u32 i
         for i in range(wanted.rank):
