@@ -97,8 +97,8 @@ cdef double _random(u64* state) noexcept nogil:
 
 
 cdef double _gamma(double shape, u64* state) noexcept nogil:
-    """Marsaglia and Tsang 2000; shape is at least 1 here. A shape that is not finite counts as 1:
-    nothing would ever be drawn."""
+    """Draw from a gamma distribution (Marsaglia and Tsang 2000); shape is at least 1. A shape that
+    is not finite counts as 1: else no draw would ever be accepted."""
     cdef double d = (shape if 1.0 <= shape <= SHAPE_MAX else 1.0) - 1.0 / 3.0
     cdef double c = 1.0 / sqrt(9.0 * d)
     cdef double x, v
@@ -343,7 +343,7 @@ cdef void _learn_tsallis(const RuleState* rule, double* rows, u32 k, double seen
 cdef void _learn_counts(const RuleState* rule, double* rows, u32 k, const double* losses,
                         double weight,
                         double least) noexcept nogil:
-    """Right and wrong (or right and all) answers, discounted together."""
+    """Learn counts of right and wrong (or right and all) answers, discounted together."""
     cdef u32 i
     cdef double lost
     for i in range(k):
@@ -442,8 +442,8 @@ cdef void rule_weights(const RuleState* rule, const double* rows, u32 k, double 
 cdef void stack_learn(const RuleState* rule, double* rows, u32 k, const u32* votes, u32 label,
                       double classes,
                       double weight) noexcept nogil:
-    """One step of logistic regression: the score of a label is the sum of the weights of the models
-    that voted for it; those that nobody voted for score 0."""
+    """Take one step of logistic regression. The score of a label is the sum of the weights of the
+    models that voted for it; a label without votes scores 0."""
     cdef double[MODELS_MAX] score
     cdef u32 i, j
     cdef u32 voted = 0
@@ -592,8 +592,8 @@ cdef class Rule:
         return after
 
     def learn_many(self, cnp.ndarray rows, double seen, losses, chosen=None, p=None):
-        """New rows after n observations in their order. losses: f64[n, k]; chosen: i32[n]; p:
-        f64[n]. Releases the GIL."""
+        """Return new rows after n observations in their order. losses: f64[n, k]; chosen: i32[n];
+        p: f64[n]. Releases the GIL."""
         cdef cnp.ndarray after = self.copied(rows)
         cdef cnp.ndarray lost = np.ascontiguousarray(losses, np.float64)
         cdef u32 k = <u32> after.shape[0]

@@ -39,7 +39,7 @@ cdef inline u32 _row(u32 i) noexcept nogil:
 
 
 cdef void _solve_lower(const double* l, u32 d, const double* b, double* u) noexcept nogil:
-    """L u = b"""
+    """Solve L u = b."""
     cdef u32 i, j
     cdef double left
     cdef const double* row = l
@@ -52,7 +52,7 @@ cdef void _solve_lower(const double* l, u32 d, const double* b, double* u) noexc
 
 
 cdef void _solve_upper(const double* l, u32 d, double* u) noexcept nogil:
-    """L' x = u, in place."""
+    """Solve L' x = u in place."""
     cdef u32 i, j
     for i in range(d, 0, -1):
         u[i - 1] /= l[_row(i - 1) + i - 1]
@@ -61,7 +61,8 @@ cdef void _solve_upper(const double* l, u32 d, double* u) noexcept nogil:
 
 
 cdef void _factor(double* a, u32 d, double least) noexcept nogil:
-    """Cholesky in place; a pivot below `least`, which only rounding makes, is `least`."""
+    """Compute the Cholesky factor in place. A pivot below `least`, which only rounding causes,
+    becomes `least`."""
     cdef u32 i, j, m
     cdef double left
     for i in range(d):
@@ -73,7 +74,8 @@ cdef void _factor(double* a, u32 d, double least) noexcept nogil:
 
 
 cdef void _update(double* l, u32 d, double* v, u32 first) noexcept nogil:
-    """L L' + v v', in place; v is used up, and zero before `first`."""
+    """Update L in place to the factor of L L' + v v'. v is overwritten, and is zero before
+    `first`."""
     cdef u32 i, j
     cdef double r, c, s
     for j in range(first, d):
@@ -165,12 +167,12 @@ cdef void context_learn(const ContextRule* rule, double* row, u32 d, const doubl
 # --------------------------------------------------------------------------------------------------
 
 cdef inline const double* _stat(const double* rows, u32 k, u32 i) noexcept nogil:
-    """Mean, count, then k + 1 sums of products."""
+    """Return the statistics of element i: mean, count, then k + 1 sums of products."""
     return rows + i * (k + 3)
 
 
 cdef double _unexplained(const double* rows, u32 k, const double* w) noexcept nogil:
-    """Sum of squares around the label that weights w leave."""
+    """Return the sum of squares around the label that weights w leave."""
     cdef double left = _stat(rows, k, k)[2 + k], pulled
     cdef u32 i, j
     for i in range(k):
@@ -228,7 +230,7 @@ cdef double blend_weights(const double* rows, u32 k, double ridge, double* w) no
 
 
 cdef void blend_fill(const double* rows, u32 k, double ridge, double* z, u64 n) noexcept nogil:
-    """All of the n elements lack the same models: those of the first one."""
+    """Fill in the missing outputs. All n elements lack the same models: those of the first one."""
     cdef double[BLENDED_MAX] w
     cdef u32[BLENDED_MAX] on
     cdef u32 m = 0, i, j
@@ -255,7 +257,7 @@ cdef void blend_fill(const double* rows, u32 k, double ridge, double* z, u64 n) 
 
 cdef void blend_learn(double* rows, u32 k, double ridge, double discount, double* z, u64 n,
                       double weight) noexcept nogil:
-    """Means and sums of products around them, element by element (West 1979)."""
+    """Update the means and the sums of products around them, element by element (West 1979)."""
     cdef double[BLENDED_MAX + 1] away
     cdef u32 i, j
     cdef u64 e
@@ -320,7 +322,7 @@ cdef class Context:
 
     @staticmethod
     def columns(u32 d):
-        """Numbers a model has in a state of d features."""
+        """Return how many numbers a model has in a state of d features."""
         if not 1 <= d <= FEATURES_MAX:
             raise_for(BAD_INPUT,
                       f"{d} features: 1 to {FEATURES_MAX} are possible, the constant included")
@@ -336,7 +338,7 @@ cdef class Context:
         return row
 
     def widened(self, cnp.ndarray rows, u32 d):
-        """Rows of d features from rows that have the constant only."""
+        """Return rows of d features from rows that have the constant only."""
         self.columns(d)
         return context_widened(self._checked(rows, 1), d, self.state.ridge)
 
@@ -362,8 +364,8 @@ cdef class Context:
                               <double*> cnp.PyArray_DATA(features), uniform)
 
     def learn(self, cnp.ndarray rows, x, rewards, u64 turn, double weight=1.0):
-        """New rows after one observation. rewards: f64[k], NaN where unknown; turn: the number of
-        the observation."""
+        """Return new rows after one observation. rewards: f64[k], NaN where unknown; turn: the
+        number of the observation."""
         cdef cnp.ndarray features = self._features(x), given = _doubles(rewards, "rewards")
         cdef u32 d = <u32> features.shape[0], i, k = <u32> self._checked(rows, d).shape[0]
         if given.ndim != 1 or given.shape[0] != k or not weight >= 0:

@@ -662,7 +662,7 @@ cdef cnp.ndarray _widened(cnp.ndarray rows, RowShape shape, RowShape wanted):
 
 
 def initial(k):
-    """Rows of k models without observations: an equal vote."""
+    """Return rows of k models without observations: an equal vote."""
     if not 1 <= k <= VOTERS_MAX:
         raise_for(BAD_INPUT, f"a mixture has 1 to {VOTERS_MAX} models, not {k}")
     cdef RowShape shape
@@ -676,8 +676,8 @@ def initial(k):
 
 
 def of_user(cnp.ndarray rows):
-    """Rows of a user's state, from those that all users share: component 7 has an even weight, and
-    each model the same probability in it."""
+    """Return rows of a user's state, from those that all users share: component 7 has an even
+    weight, and each model the same probability in it."""
     cdef cnp.ndarray found = rows_with(rows, 0)
     cdef cnp.npy_intp k = found.shape[0] - 1
     cdef list others = [*range(FAVOURITE), POOLED_SHARE]
@@ -695,13 +695,14 @@ def widened(cnp.ndarray rows, u32 cell, u32 features=0, bint pooled=False):
 
 
 def shape(cnp.ndarray rows):
-    """(buckets, features of a context, whether there are weights of class probabilities)."""
+    """Return (buckets, features of a context, whether there are weights of class probabilities)."""
     cdef RowShape found = mixture_shape(rows)
     return found.buckets, found.features, bool(found.pooled)
 
 
 def in_context(cnp.ndarray rows, context):
-    """Rows whose votes weigh what they do in a context. They are to answer with, not to learn.
+    """Return rows whose votes weigh what they do in a context. They are for answers, not for
+    learning.
 
     context: f64[features]; of another length than the rows': the rows themselves.
     """
