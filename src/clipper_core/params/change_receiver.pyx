@@ -104,7 +104,7 @@ cdef i64 _apply_variable(ShardLoopState* s, const ChangedPart* part, const u8* a
 
 
 cdef bint _apply(ShardLoopState* s, const ShardHead* h, const u8* at) noexcept nogil:
-    """False: a part does not fit."""
+    """Apply changes. Return False if a part does not fit."""
     cdef const u8* end = at + h.payload_bytes
     cdef const u64* pushes = <const u64*> at
     cdef const ChangedPart* part
@@ -162,7 +162,7 @@ cdef bint _replay_fits(ShardLoopState* s, const ShardHead* h, const u8* at) noex
 
 cdef bint _replay_rows(ShardLoopState* s, const ReplayPart* part, const Stride* stride,
                        const i64* ids, const float* gradients) noexcept nogil:
-    """False: there is no memory."""
+    """Replay a part of a push. Return False when there is no memory."""
     cdef Distinct distinct
     cdef Pushed pushed
     memset(&pushed, 0, sizeof(pushed))

@@ -158,7 +158,7 @@ cdef class Table:
         return count
 
     def pull(self, ids, str dtype not None="f32", out=None, *, u32 stamp=0):
-        """[n, dim]: the weights of n ids; of one without a row, what it would begin as.
+        """Return the weights of n ids, [n, dim]; of an id without a row, its initial weights.
 
         ids: i64[n] or u64[n], any values, repeated ones too.  dtype: f32, f16, bf16 (as u16), or
         i8: then (i8[n, dim], f32[n]), to be multiplied; that of the table gives what is stored.
@@ -263,8 +263,8 @@ cdef class Table:
         return _counts(&pushed)
 
     def read(self, ids):
-        """(found bool[n], rows f32[n, width], stamps u32[n]): whole rows, with their state; zeros
-        for those not found."""
+        """Return whole rows with their state: (found bool[n], rows f32[n, width], stamps u32[n]);
+        zeros for those not found."""
         cdef cnp.ndarray given = _ids(ids)
         cdef cnp.npy_intp n = cnp.PyArray_SIZE(given)
         cdef cnp.ndarray rows = np.zeros((n, self.rows.width), np.float32)
@@ -278,8 +278,8 @@ cdef class Table:
         return found.astype(bool), rows, stamps
 
     def walk(self, u64 position=0, u64 rows=4096):
-        """(ids i64[n], rows f32[n, width], stamps u32[n], next position or None): some of the rows,
-        from a position on.
+        """Return some of the rows, from a position on: (ids i64[n], rows f32[n, width], stamps
+        u32[n], next position or None).
 
         Each row is whole as it was at one moment, also while others push. A row that is there from
         the first call to the last is in one of them, once.
@@ -313,8 +313,8 @@ cdef class Table:
         return gone
 
     def reserve(self, u64 rows):
-        """Memory for so many more rows, faulted in: on a thread that nobody waits for. Errors:
-        StatusError (NO_MEMORY)."""
+        """Reserve memory for so many more rows and touch its pages, on a thread that no request
+        waits for. Errors: StatusError (NO_MEMORY)."""
         cdef bint made
         with nogil:
             made = arena_reserve(&self.rows.arena, rows)

@@ -135,8 +135,9 @@ cdef struct Arena:
     u64 chunk_count
 
 cdef inline u8* arena_chunk(const Arena* arena, u32 row) noexcept nogil:
-    """Relaxed: who may touch the row took its bucket's lock after who made the chunk gave it back;
-    who fetches the row ahead of that may come while the chunk is made."""
+    """Return the chunk of a row. The load is relaxed: a thread that may touch the row took its
+    bucket's lock after the thread that made the chunk released it; a thread that only fetches the
+    row ahead may come while the chunk is made."""
     return arena.chunks[row >> arena.shift].load(relaxed)
 
 cdef inline float* arena_row(const Arena* arena, u32 row) noexcept nogil:

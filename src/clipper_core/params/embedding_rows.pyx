@@ -82,7 +82,7 @@ cdef void _part_free(Part* part) noexcept nogil:
 
 
 cdef bint _put(Part* part, u64 hash, i64 id, u32 row) noexcept nogil:
-    """Into a part that nobody else sees yet."""
+    """Put an id into a part that no other thread sees yet. Return False if there is no room."""
     cdef Bucket* bucket = part_home(part, hash)
     cdef Bucket* end = bucket + SPARE + 1
     while bucket_count(bucket) == SLOTS:
@@ -96,7 +96,8 @@ cdef bint _put(Part* part, u64 hash, i64 id, u32 row) noexcept nogil:
 
 
 cdef bint _move(const Part* part, Part* low, Part* high) noexcept nogil:
-    """All of a part into one, or by the next bit of their hashes into two."""
+    """Move all ids of a part into one part, or by the next bit of their hashes into two. Return
+    False if there is no room."""
     cdef const Bucket* bucket = part.buckets
     cdef const Bucket* end = part.buckets + part.n + SPARE
     cdef u64 hash
@@ -124,7 +125,7 @@ cdef bint index_init(Index* index) noexcept nogil:
 
 
 cdef inline u64 _repeats(const Index* index, const Part* part) noexcept nogil:
-    """Entries of the directory that lead to a part."""
+    """Return how many entries of the directory lead to a part."""
     return <u64> 1 << (index.depth - part.depth)
 
 
@@ -345,7 +346,7 @@ cdef inline void _unlock(Arena* arena) noexcept nogil:
 
 
 cdef bint _chunks(Arena* arena, u64 n) noexcept nogil:
-    """At least so many chunks; under the lock."""
+    """Make chunks until there are n. The caller holds the lock."""
     cdef u8* chunk
     while arena.chunk_count < n:
         chunk = <u8*> row_pages_new(_chunk_bytes(arena))
@@ -647,7 +648,7 @@ cdef bint _oldest(Rows* rows, i64* oldest, u32* stamp_of) noexcept nogil:
 
 
 cdef bint _remove(Rows* rows, i64 id, u64 before) noexcept nogil:
-    """Unless its stamp has changed to `before` or later."""
+    """Remove a row, unless its stamp has changed to `before` or later."""
     cdef Held held = index_hold(&rows.index, index_hash(id), id)
     cdef bint goes = held.row != NO_ROW and arena_stamp(&rows.arena, held.row)[0] < before
     if goes:
@@ -699,8 +700,9 @@ cdef void rows_bound(Rows* rows, u64 rows_max) noexcept nogil:
 
 
 cdef bint _admitted(Rows* rows, u64 hash) noexcept nogil:
-    """Counts an id that has no row: with two counters of a sketch, of which the lesser one counts.
-    They may have counted others too: an id may be admitted early, never late."""
+    """Count an id that has no row, and return whether it is admitted. It has two counters of a
+    sketch, of which the lower one counts. They may have counted other ids too: an id may be
+    admitted early, never late."""
     cdef u64 one = hash & rows.seen_mask, other = (hash >> 32) & rows.seen_mask
     cdef u32 first, second, least
     if rows.admit_after <= 1:
@@ -929,7 +931,7 @@ cdef u64 rows_read(Rows* rows, const i64* ids, u64 n, float* values, u32* stamps
 
 cdef u64 rows_walk(Rows* rows, u64* hash, bint* ended, u64 room, i64* ids, float* values,
                    u32* stamps) noexcept nogil:
-    """Copies rows in the order of their hashes while there is room for one more bucket's."""
+    """Copy rows in the order of their hashes while there is room for one more bucket's."""
     cdef u32[GATHER_MAX] at
     cdef u64 n = 0, buckets = 0
     cdef u32 here, i

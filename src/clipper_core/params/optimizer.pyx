@@ -122,7 +122,7 @@ cdef class Optimizer:
     def step(self, cnp.ndarray weights not None, cnp.ndarray state not None,
              cnp.ndarray gradient not None, u64 t=1,
              double scale=1.0):
-        """One step in place: weights f32[n], state f32[slots, n], by gradient f32[n].
+        """Take one step in place: weights f32[n], state f32[slots, n], by gradient f32[n].
 
         t: which step this is, from 1 (Adam's correction of its bias).  scale: of the rate.
         Errors: StatusError (BAD_INPUT) for other shapes or dtypes, and for a gradient that holds

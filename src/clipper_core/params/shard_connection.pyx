@@ -260,7 +260,7 @@ cdef bint _has_memory(ShardLoopState* s) noexcept nogil:
 
 
 cdef void _count_steps(ShardLoopState* s, double scale) noexcept nogil:
-    """Which step each part is, and by what it is multiplied."""
+    """Count the step of each part, and compute its factors."""
     cdef PartWork* work
     cdef u64 i
     cdef u32 stamp = s.stamp.load(relaxed)
@@ -292,8 +292,8 @@ cdef void _apply_dense(ShardLoopState* s, const PartWork* work, u64 version) noe
 
 
 cdef void _note(ShardLoopState* s, const ShardHead* h) noexcept nogil:
-    """Under the log's guard: the last entry is the push's own, so followers know of the push when
-    they have all of it."""
+    """Append the changes of a push to the log. The caller holds the log's guard. The last entry is
+    the push's own, so followers know of the push when they have all of it."""
     cdef PartWork* work
     cdef u64 i, last = s.works.size() - 1 if s.works.size() else 0
     cdef u64 worker, sequence
@@ -328,7 +328,7 @@ cdef bint _send_ahead(ShardLoopState* s, const ShardHead* h, u64 version, const 
 
 cdef bint _apply(ShardLoopState* s, ShardConnection* c, const ShardHead* h, double scale,
                  const u8* data, const u8* end) noexcept nogil:
-    """False: it is refused, and nothing has changed."""
+    """Apply a push. Return False if it is refused, and nothing has changed."""
     cdef u32[4] counted = [0, 0, 0, 0]
     cdef i64 about = 0
     cdef PartWork* work
@@ -602,7 +602,7 @@ cdef enum:
 
 
 cdef void _share(ShardLoopState* s, ShardConnection* c, const ShardHead* h) noexcept nogil:
-    """Its memory, that it will have rows in; instead of what it shared before."""
+    """Map the memory in which the worker will receive rows, instead of what it shared before."""
     cdef u64 others = s.shared_bytes.load(relaxed) - c.region.bytes
     cdef RegionFault fault = c.region.map(s.shared_bytes_max - min(others, s.shared_bytes_max))
     s.shared_bytes.store(others + c.region.bytes, relaxed)

@@ -142,7 +142,7 @@ cdef void _admit(ShardLoopState* s, ShardConnection* c, Reply* reply) noexcept n
 
 
 cdef void _deliver(ShardLoopState* s) noexcept nogil:
-    """Answers of Python, and those that followers had held up."""
+    """Send the answers of Python, and those that waited for followers."""
     cdef vector[void*] replies
     cdef Reply* reply
     cdef ShardConnection* c
@@ -272,7 +272,8 @@ cdef void _give(ShardLoopState* s, Reply* reply, u32 conn, u32 generation) noexc
 
 
 cdef void _release(ShardLoopState* s) noexcept nogil:
-    """Under the log's guard: what all have that are waited for is answered."""
+    """Release the answers to changes that all followers that are waited for have. The caller holds
+    the log's guard."""
     cdef u64 sure = s.log.sure()
     cdef Reply* reply
     cdef Held held
@@ -372,7 +373,7 @@ cdef class ShardLoop:
             raise_for(BAD_INPUT, f"descriptor {fd} cannot be listened at")
 
     def run(self):
-        """Until stop(); then its connections are closed."""
+        """Run until stop(); then close the connections."""
         cdef size_t i
         with nogil:
             self.state.running.store(1, release)
@@ -668,8 +669,8 @@ cdef class ShardLoop:
     # -- followers
 
     def hold(self):
-        """Pushes wait from here to resume(), by the same thread: for what must be read, or changed,
-        as one. Not twice."""
+        """Hold pushes until resume(), by the same thread, so that something can be read or changed
+        as a whole. Not twice."""
         with nogil:
             self.state.still.lock()
 
@@ -811,7 +812,7 @@ cdef class ShardLoop:
         return position, tables, [(pushes[i], pushes[i + 1]) for i in range(0, pushes.size(), 2)]
 
     def acknowledge(self, u32 number, u64 position):
-        """Follower `number` has all changes up to `position`."""
+        """Note that follower `number` has all changes up to `position`."""
         cdef Follower* one = self._follower(number)
         self.state.log.guard.lock()
         one.acknowledged = max(one.acknowledged, position)

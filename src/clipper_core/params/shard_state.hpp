@@ -34,7 +34,7 @@ enum ShardRefusal {
     OVER_QUOTA = 111,     // nothing was applied
     READS_ONLY = 110,     // the connection may pull, and not push
     STATE_LOST = 109,     // the shard came back without what it had, and waits for `begin_anew`
-    MOVED = 112           // another set has this one's rows: `whereabouts` tells its addresses
+    MOVED = 112           // another set has this one's rows: `whereabouts` has its addresses
 };
 
 struct ShardHead {

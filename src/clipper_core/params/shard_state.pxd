@@ -369,8 +369,9 @@ cdef cppclass ShardLoopState:
     atomic[u64] turns           # begun
 
 cdef inline i64 place_of(ShardLoopState* s, u32 table) noexcept nogil:
-    """Where a table is; -1: there is none of that number. A place is used again when its table was
-    dropped, with TABLES_MAX added to its number, so that no number ever means another table."""
+    """Return the place of a table; -1 if there is none of that number. A place is used again when
+    its table was dropped, with TABLES_MAX added to its number, so that no number ever means another
+    table."""
     cdef u32 at = table & (TABLES_MAX - 1)
     if at < s.place_count.load(acquire) and s.places[at].number.load(acquire) == table:
         return at

@@ -23,7 +23,7 @@ cdef class SequenceWindow:
     cdef Sequences one
 
     def look(self, u64 sequence):
-        """0: new, 1: seen, 2: too old to know."""
+        """Return 0 if the push is new, 1 if it was seen, 2 if it is too old to know."""
         return <int> self.one.look(sequence)
 
     def mark(self, u64 sequence):
@@ -63,8 +63,8 @@ cdef class SharedRegion:
         return self.one.bytes
 
     def write(self, u64 offset, const u8[::1] data not None):
-        """False: not all of it lies inside, or it begins at no multiple of 64; nothing is written
-        then."""
+        """Write data at an offset. Return False, and write nothing, if not all of it lies inside,
+        or the offset is no multiple of 64."""
         cdef u8* to = self.one.at(offset, <u64> data.shape[0])
         if to == NULL:
             return False
@@ -159,7 +159,7 @@ cdef class Counts:
 
 
 cdef u64 _missing(Rows* rows, const PartWork* work) noexcept nogil:
-    """Nobody makes or removes rows meanwhile."""
+    """Count the ids of a part that have no row. No thread may make or remove rows meanwhile."""
     cdef Seen seen
     cdef u64 u, n = 0
     cdef i64 id
