@@ -138,7 +138,7 @@ inline void completion_mark_dead(Completion& d, std::uint32_t status) {
 
 // -- mailboxes
 
-// Asks for news of a slot; false: it has ended already, look yourself.
+// Watches a slot, so that the mailbox gets its id when it ends; false: it has ended already.
 template <class Block>
 inline bool slot_watch(Block& block, std::uint32_t slot, std::uint32_t box) {
     block.boxes[slot].fetch_or(std::uint32_t(1) << box, std::memory_order_seq_cst);
@@ -176,7 +176,7 @@ inline bool mailbox_to_wake(Mailbox& box) {  // after the notices of a batch: tr
     return box.armed.exchange(0, std::memory_order_seq_cst);
 }
 template <class Mailbox, class Ids>
-// ready to be woken; true if news came in the meantime
+// Arms the mailbox, so that its reader is woken; true if something arrived in the meantime.
 inline bool mailbox_arm(Mailbox& box, const Ids& ids) {
     box.armed.store(1, std::memory_order_seq_cst);
     return ids.tail_moved() || box.overflow.load(std::memory_order_seq_cst);

@@ -1,10 +1,10 @@
 # Results, from the task that ends to the code that waits for it. They are stored in blocks of
 # consecutive slots; a slot holds one prediction and ends exactly once.
 #
-# To end a task is one compare-and-swap PENDING -> status on one byte. The loop writes the value
-# before it; other threads that end a slot (cancel) write no value. A block is recycled with its
-# last reference. Each slot counts two from the start, its future's and its task's, so claiming a
-# slot changes no counter.
+# To end a task is one compare-and-swap from PENDING to its status on one byte. The loop writes the
+# value before it; other threads that end a slot (cancel) write no value. A block is recycled with
+# its last reference. Each slot counts two from the start, its future's and its task's, so claiming
+# a slot changes no counter.
 #
 # No thread that ends a slot takes the GIL. Blocked threads share one futex (`epoch`), incremented
 # once per batch. Event loops and the callback thread have a mailbox each: a queue of slot ids and
@@ -60,22 +60,22 @@ cdef cppclass CompletionState:
     atomic[u64] issued          # tasks handed out, tasks ended: equal when nothing is in flight
     atomic[u64] answered        # at submit and by cancel
     atomic[u64] ended           # in the loop, its only writer
-    atomic[u64] batches         # of news; loop only, as the two below
+    atomic[u64] batches         # of notifications; loop only, as the two below
     atomic[u64] mailbox_writes  # eventfds written for them: at most one a mailbox and batch
     atomic[u64] futex_wakes     # system calls to wake blocked threads: at most one a batch
     Block* current
     Block* free
     u64 next_id
     Mailbox* boxes[31]
-    u32 dirty                   # loop only: mailboxes with news since the last flush
+    u32 dirty                   # loop only: mailboxes written since the last flush
     bint touched                # loop only: something ended since the last flush
     u32 number                  # of its engine, among its peers
     bint has_peers              # there are peers
     CompletionState* peers[64]  # by number; each outlives the engine of this completion
     atomic[u64] tasks_of_peers  # tasks of peers' futures that are open in this engine
-    u64 away                    # loop only: peers with news of ours since the last flush, one bit
-                                # each
-    u32 peers_dirty[64]         # loop only: their mailboxes with such news
+    u64 away                    # loop only: peers with mailboxes written since the last flush, one
+                                # bit each
+    u32 peers_dirty[64]         # loop only: those mailboxes
     atomic[u64] ensemble_calls  # verdicts handed out, which `issued` counts too
     atomic[u64] ensemble_calls_freed
     # list of ensemble calls that the loop is to look at; written under the lock

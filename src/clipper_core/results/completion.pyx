@@ -1,5 +1,5 @@
-"""Blocks of result slots, and how news of what has ended reaches threads, event loops and the
-callback thread, without the GIL.
+"""Blocks of result slots, and how threads, event loops and the callback thread are notified of
+slots that have ended, without the GIL.
 
 How a waiter and the loop cannot miss each other: completion.hpp and loop_owner.hpp, which hold
 every step that they race on. This module keeps their order: the loop ends slots and
@@ -357,6 +357,6 @@ cdef class Completion:
                 - self.state.ensemble_calls_freed.load(relaxed))
 
     def kill(self, int status):
-        """Nothing will complete any more (after a fork, or after the engine closed): waiting ends
-        with `status`."""
+        """End all waiting with `status`: nothing will complete any more (after a fork, or after the
+        engine closed)."""
         completion_close(self.state, status)

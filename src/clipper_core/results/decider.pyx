@@ -325,8 +325,8 @@ cdef double _mean(const double* x, const double* weights, u32 m, double more,
 cdef bint _is_fixed(const StepState* step, const StepView* view, const double* x,
                     const double* weights,
                     u32 m) noexcept nogil:
-    """Nothing that is still to come can move the result by more than the tolerance; it cannot lie
-    beyond low and high."""
+    """Return whether no vote that is still to come can move the result by more than the tolerance.
+    Votes cannot lie beyond low and high."""
     cdef u32 i, coming = 0
     cdef double more = 0, low = min(step.low, x[0]), high = max(step.high, x[m - 1])
     for i in range(view.n):

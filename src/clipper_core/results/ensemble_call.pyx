@@ -144,7 +144,7 @@ cdef bint _are_equal(const VoteKey* a, const VoteKey* b) noexcept nogil:
 
 
 cdef void _weigh(EnsembleCall* h, u32 i) noexcept nogil:
-    """Task i ended OK; what is its vote?"""
+    """Determine the vote of task i, which ended OK."""
     cdef VoteKey other, vote_key = _vote_key(h, i)
     cdef VoteData* vote = &h.votes[i]
     cdef Blob* blob
@@ -337,7 +337,8 @@ cdef void ensemble_call_task_ended(CompletionState* d, void* ensemble_call, u32 
 
 
 cdef void ensemble_call_sent(EnsembleCall* h, u32 slot) noexcept nogil:
-    """TIED: the first whose row leaves gives up those that still wait."""
+    """Note that a row was sent. TIED: the first task whose row is sent cancels those that still
+    wait."""
     cdef u32 k, ended = 0, i = slot - h.first
     if not h.decider.tied:
         return

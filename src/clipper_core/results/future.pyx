@@ -155,7 +155,8 @@ cdef class Future:
         block_drop(self.completion.state, self.block, self.slots)
 
     cdef bint _leave_ensemble_call(self) noexcept:
-        """False: in a fork, where locks may be held by threads that are not there."""
+        """Release the ensemble call. Return False in a fork, where locks may be held by threads
+        that do not exist."""
         cdef void* models = self.ensemble_call.models
         if waiter_dead(self.completion.state[0]) == FORKED:
             return False
@@ -233,7 +234,8 @@ cdef class Future:
         return ended > 0
 
     cdef int _wait(self, u64 until_us) noexcept nogil:
-        """0 done, 1 the time is over, 2 look for signals, 3 the engine is dead."""
+        """Wait. Return 0 when done, 1 when the time is over, 2 to check for signals, 3 when the
+        engine is dead."""
         cdef CompletionState* d = self.completion.state
         cdef u32 epoch
         cdef u64 now, slice_us
@@ -264,7 +266,7 @@ cdef class Future:
         return rc
 
     cdef bint _lead(self, u64 until_us, u64 slice_us) noexcept nogil:
-        """Be the loop until done; True: look for signals."""
+        """Run the loop until done. Return True to check for signals."""
         cdef CompletionState* d = self.completion.state
         cdef bint look = False
         cdef u32 epoch = waiter_epoch(d[0])
@@ -276,8 +278,8 @@ cdef class Future:
         return look
 
     def wait(self, timeout=None):
-        """Block until done; False when `timeout` (seconds) is over first. Ctrl-C interrupts it.
-        Releases the GIL."""
+        """Block until done. Return False when `timeout` (seconds) is over first. Ctrl-C interrupts
+        it. Releases the GIL."""
         cdef u64 until
         cdef int rc = 2
         if self.is_done():
@@ -304,7 +306,7 @@ cdef class Future:
         return self._outcome()
 
     cdef object _outcome(self):
-        """Once done: what result() returns or raises."""
+        """Return or raise, once done, what result() does."""
         if self.is_cancelled:
             raise cancelled_error()
         if self.finish is not None:
@@ -359,8 +361,8 @@ cdef class Future:
         return error
 
     cdef object _many(self):
-        """All values in order: one ndarray when they are numbers of one shape, else a list. Raises
-        on the first failed row."""
+        """Return all values in order: one ndarray when they are numbers of one shape, else a list.
+        Raises on the first failed row."""
         cdef Column column = self._column(0, None)
         cdef u32 failed = column_first_failed(&column)
         if failed < self.count:
@@ -368,7 +370,7 @@ cdef class Future:
         return column_outputs(&column, None, "")
 
     cdef Column _column(self, u32 first, object n) except *:
-        """Tasks [first, first + n), or to the last."""
+        """Return the column of tasks [first, first + n), or of all from `first` on."""
         cdef Column column
         column.n = self.count - min(first, self.count) if n is None else <u32> n
         if first > self.count or column.n > self.count - first:
@@ -399,7 +401,7 @@ cdef class Future:
         return column_states(&column)
 
     def progress(self):
-        """(tasks that have ended, tasks)."""
+        """Return (tasks that have ended, tasks)."""
         cdef u32 i, done = (self.count if self.block == NULL else 0 if self.ensemble_call != NULL
                             else self.first_open())
         for i in range(done, self.count):
@@ -653,7 +655,7 @@ cdef class Awaiting:
         raise error if traceback is None else error.with_traceback(traceback)
 
     def close(self):
-        """Nobody waits here any more: a query still pending is given up."""
+        """Close the future: no caller waits for it any more. A query still pending is given up."""
         if self.waits and not self.future.is_done():
             self.future.cancel()
 
@@ -715,8 +717,8 @@ cdef Future future_of_ensemble(Completion completion, EnsembleCall* ensemble_cal
     return future
 
 
-# -- A reader's end of the news about futures: for an event loop, or for the thread that runs
-# callbacks.
+# -- The reader's end of the mailbox with the ids of futures that have ended: for an event loop, or
+# for the thread that runs callbacks.
 
 cdef enum:
     MAILBOX_WORDS = 8192
@@ -753,7 +755,7 @@ cdef class MailboxReader:
 
     @property
     def fd(self):
-        """An eventfd, readable when there is news."""
+        """An eventfd, readable when the mailbox has something."""
         return self.box.fd
 
     def __len__(self):
@@ -791,7 +793,8 @@ cdef class MailboxReader:
         return done
 
     cdef bint _arm(self):
-        """Ready to be woken; True if news came in the meantime."""
+        """Arm the mailbox, so that it wakes the reader. Return True if something arrived in the
+        meantime."""
         return mailbox_arm(self.box[0], self.box.ids[0])
 
     cdef bint _drain_once(self, list done) except -1:
