@@ -19,7 +19,7 @@ cpdef enum DType:
     BYTES = 14                  # always of variable length
 
 cdef inline u32 itemsize(int dtype) noexcept nogil:
-    """Bytes of one element; 1 for STR and BYTES; 0 for a number that is no type."""
+    """Return the bytes of one element; 1 for STR and BYTES; 0 for a number that is no type."""
     if dtype == BOOL or dtype == U8 or dtype == I8 or dtype == STR or dtype == BYTES:
         return 1
     if dtype == U16 or dtype == I16 or dtype == F16:

@@ -33,5 +33,5 @@ cdef bint all_finite(int dtype, const void* row, u64 nbytes) noexcept nogil:
 
 
 def item_bytes(int dtype):
-    """Bytes of one element of `dtype`; 1 for STR and BYTES. Threads: any."""
+    """Return the bytes of one element of `dtype`; 1 for STR and BYTES. Threads: any."""
     return itemsize(dtype)

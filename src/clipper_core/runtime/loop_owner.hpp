@@ -10,7 +10,7 @@
 //
 // The owner of the loop is "the loop" of every comment that says so. Taking the ownership acquires,
 // leaving it releases. `state` defines what a thread that has published something must do:
-//     HELD     nothing: the owner looks for news before it sleeps, and again after it has left
+//     HELD     nothing: the owner checks for work before it sleeps, and again after it has left
 //     ASLEEP   the owner sleeps in epoll: the first thread that turns this into HELD writes the
 //              eventfd
 //     FREE     nobody runs turns and the loop thread is parked: take the ownership, or wake the
@@ -19,7 +19,7 @@
 //
 // No wake-up is lost. Each side writes, then reads what the other wrote, in the single order of
 // seq_cst operations:
-// - News is published, then `state` is read. The owner writes ASLEEP or FREE, then looks for news
+// - Work is published, then `state` is read. The owner writes ASLEEP or FREE, then checks for work
 //   once more. If it finds some after it has left, it takes the ownership back, unless another
 //   thread has taken it since.
 // - A thread that is about to sleep on the epoch counts itself as a waiter, then reads `state`. An
@@ -87,8 +87,8 @@ struct LoopOwner {
                state.compare_exchange_strong(asleep, kHeld, std::memory_order_relaxed);
     }
     // No data is read through this word: a thread that sees it takes the ownership, which orders.
-    // The caller had found FREE; if another thread has taken the ownership since, that one looks
-    // for news.
+    // The caller had found FREE; if another thread has taken the ownership since, that one
+    // checks for work.
     // order: relaxed, two increments that are seen as one wake the loop thread once
     void wake_loop_thread() { wakeups.fetch_add(1, std::memory_order_relaxed); }
     // The loop thread: was it woken since *seen? One load both answers and is remembered; of two,

@@ -150,8 +150,8 @@ cdef class WorkRing:
         return bool(self.ring.cells.published(pos))
 
     def untouched(self, u64 pos):
-        """Has nobody claimed the cell of position `pos` since? (On machines of weak memory order:
-        never.)"""
+        """Return whether no thread has claimed the cell of position `pos` since. Always False on
+        machines of weak memory order."""
         return bool(self.ring.cells.untouched(pos))
 
     @property
@@ -201,7 +201,7 @@ cdef class SpscRing:
         spsc_free(self.ring)
 
     def push(self, u64 word):
-        """True, or False when the ring is full."""
+        """Push a row. Return False when the ring is full."""
         return bool(self.ring.push(word))
 
     def pop(self):

@@ -469,9 +469,9 @@ cdef class TimerWheel:
         return self.held.erase(ticket) != 0
 
     def advance(self, u64 now_us):
-        """Tickets whose tick has started by `now_us`: those with a deadline at or before it, in no
-        promised order, except that a deadline in the last, unfinished tick waits for its end. The
-        time never goes back."""
+        """Return the tickets whose tick has started by `now_us`: those with a deadline at or before
+        it, in no promised order, except that a deadline in the last, unfinished tick waits for its
+        end. The time never goes back."""
         cdef list fired = []
         while True:
             fired += self.step(now_us, 1024)
