@@ -44,7 +44,7 @@ cdef struct Margin:         # how much longer things take than was forecast: the
     u64 learned_us
 
 cdef inline u64 gate_finish_us(Gate* g, u64 tail, u64 now_us) noexcept nogil:
-    """When the row that gets position `tail` would have its prediction."""
+    """Return when the row that gets position `tail` would have its prediction."""
     cdef u64 begin = g.begin_us.load(relaxed), rows = tail - g.base.load(relaxed)
     cdef u64 size = g.size.load(relaxed), full = g.full_us.load(relaxed), own
     if begin < now_us:
@@ -61,7 +61,7 @@ cdef inline u64 gate_finish_us(Gate* g, u64 tail, u64 now_us) noexcept nogil:
     return begin + (own if own < full else full)
 
 cdef inline u64 gate_extra_us(Gate* g, u32 cost) noexcept nogil:
-    """How much longer a batch takes for a row of this cost than for one of mean cost."""
+    """Return how much longer a batch takes for a row of this cost than for one of mean cost."""
     cdef u64 mean = g.unit.load(relaxed)
     return (cost - mean) * g.unit_2_20.load(relaxed) >> 20 if cost > mean else 0
 

@@ -155,8 +155,8 @@ cdef bint _growing(const Batcher* b) noexcept nogil:
 
 
 cdef bint batcher_second(const Batcher* b, u32 queued, double rate) noexcept nogil:
-    """Full; or so large that a row costs next to what it costs in a full one, or that such batches
-    keep up with what comes."""
+    """Return whether the batch would be full; or so large that a row costs nearly what it costs in
+    a full one, or that such batches keep up with the rows offered."""
     if _growing(b):
         return False
     cdef u32 full = batcher_rows(b)
@@ -445,8 +445,8 @@ cdef void _increase(Batcher* b, double n, bint full) noexcept nogil:
 
 
 cdef void _follow(Batcher* b, double n) noexcept nogil:
-    """FIT and QUANTILE: down at once; up to twice what this batch held, as what lies further off
-    was not seen.
+    """Set the limit in the modes FIT and QUANTILE: down at once; up to twice the rows of this
+    batch, as larger batches were not seen.
 
     Not up in a run of outliers: a new n on top of a new speed would hide the speed from the fit."""
     cdef double room = _room(b)
@@ -571,7 +571,7 @@ cdef class BatchSizer:
         batcher_init(&self.state, &config)
 
     def size(self, unsigned int queued):
-        """Rows to take now, of `queued` waiting."""
+        """Return the number of rows to take now, of `queued` waiting."""
         return batcher_size(&self.state, queued)
 
     def second(self, unsigned int queued, double rate):
@@ -580,11 +580,11 @@ cdef class BatchSizer:
         return bool(batcher_second(&self.state, queued, rate))
 
     def predict(self, unsigned int n):
-        """Expected service time of n rows, us; 0 while unknown."""
+        """Return the expected service time of n rows, us; 0 while unknown."""
         return batcher_predict_us(&self.state, n)
 
     def worst(self, unsigned int n):
-        """P99 of the service time of n rows, us; 0 while unknown."""
+        """Return the P99 of the service time of n rows, us; 0 while unknown."""
         return batcher_worst_us(&self.state, n)
 
     def must_shed(self, u64 now_us, u64 start_us, unsigned int n, u64 deadline_us):

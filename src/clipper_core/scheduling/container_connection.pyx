@@ -65,9 +65,10 @@ cdef void connection_free(ContainerConnection* connection) noexcept nogil:
 
 
 cdef void connection_rest(ContainerConnection* connection) noexcept nogil:
-    """Thousands of connections rest, and few are at work: the buffers of these few are handed
-    around. Were they freed, what is allocated for other connections would be put into the holes,
-    and the heap would grow by a buffer for nearly every connection."""
+    """Give the buffer of an idle connection to the pool. Thousands of connections are idle, and few
+    are active, so buffers are reused. If they were freed, smaller allocations for other connections
+    would be put into their place, and the heap would grow by a buffer for nearly every
+    connection."""
     if connection.rx_len == connection.rx_at + connection.rx_frame:
         if (connection.rx_cap == RX_START and connection.spare != NULL
                 and connection.spare.size() < SPARE_MAX
@@ -179,8 +180,9 @@ cdef u8* connection_next_bare(ContainerConnection* connection, u64 nbytes) noexc
 # --------------------------------------------------------------------------------------------------
 
 cdef bint _has_room(ContainerConnection* connection) noexcept nogil:
-    """Room for one more part. False: there is no memory. Then the connection is shut down, since
-    part of a frame is missing: the loop finds it closed, as if the container had gone."""
+    """Make room for one more part. Return False when there is no memory. Then the connection is
+    shut down, since part of a frame is missing: the loop finds it closed, as if the container had
+    ended."""
     if make_room(connection.tx[0], connection.tx.size() + 1) and make_room(connection.owned[0],
             connection.tx.size() + 1):
         return True

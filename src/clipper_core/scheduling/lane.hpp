@@ -2,12 +2,13 @@
 // what they are given, so that a schedule-exploring checker runs this very source
 // (tests/schedules).
 //
-// Two words keep the price of news at two loads while the loop is busy. `dirty`, a lane's: it is in
-// the ready ring, or being put there; the loop clears it before it takes the lane's rows in, so
-// whoever publishes a row and finds it set is seen by that very taking in. the ownership of the
-// loop, the loop's (loop_owner.hpp): the loop looks at the ready ring after it has written there
-// that it sleeps or leaves, a submitter reads it after it has published, all of it sequentially
-// consistent.
+// With two words a notification costs two loads while the loop is busy. `dirty`, a lane's, says
+// that the lane is in the ready ring, or being put there. The loop clears it before it takes the
+// lane's rows in, so the row of a submitter that publishes it and finds `dirty` set is taken in
+// with them.
+// The ownership of the loop (loop_owner.hpp): the loop looks at the ready ring after it has written
+// there that it sleeps or leaves; a submitter reads it after it has published. All of it is
+// sequentially consistent.
 #pragma once
 #include "runtime/machine.hpp"
 
@@ -26,8 +27,8 @@ inline bool lane_announce(Lane& lane, Cells& ready, Id* ids, std::uint64_t id) {
     ready.publish(pos);
     return true;
 }
-// The loop: the next lane with news; false: there is none. Its rows are to be looked at after
-// lane_clear_dirty().
+// The loop: finds the next lane with published rows; false if there is none. Its rows are to be
+// read after lane_clear_dirty().
 template <class Cells, class Id>
 inline bool lane_next(Cells& ready, Id* ids, std::uint64_t* head, std::uint64_t* id) {
     std::uint64_t pos = *head;

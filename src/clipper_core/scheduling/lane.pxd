@@ -29,7 +29,7 @@ from clipper_core.runtime.status cimport Status
 from clipper_core.runtime.timer_wheel cimport Wheel
 from clipper_core.wire.prediction cimport Blob, Value
 
-# -- Evaluations in flight: key -> ticket of the task that evaluates it. Threads: the loop;
+# -- Evaluations in flight: by key, the ticket of the task that evaluates it. Threads: the loop;
 # pending_has, pending_touch: any.
 cdef struct PendingTable      # lane.pyx
 
@@ -116,7 +116,7 @@ cdef cppclass Tally:        # counters of one model; any thread reads them, the 
     Histogram batch_rows
 
 cdef cppclass Lane:
-    atomic[u32] dirty           # news since the loop last looked
+    atomic[u32] dirty           # rows were published since the loop last looked
     u32 id
     u32 model
     u32 chunk_rows              # rows that a cell can hold; 0: its tasks are single rows
@@ -193,9 +193,9 @@ cdef inline u32 lane_avoids(const Lane* lane) noexcept nogil:
 # -- A chunk: one cell of a lane that holds many rows of an array, as one task. It is claimed and
 # published like any cell, batches take spans of it, and its rows end together where possible.
 #
-# Each slot keeps the guarantee of completion.pxd: PENDING -> status happens once, by one
-# compare-and-swap on one byte, whichever thread is first. All else is paid once per chunk instead
-# of once per row: one addition per counter, one reference count, one timer, one latency.
+# Each slot keeps the guarantee of completion.pxd: it ends once, by one compare-and-swap on one
+# byte, whichever thread is first. All else is paid once per chunk instead of once per row: one
+# addition per counter, one reference count, one timer, one latency.
 #
 # Threads: chunk_claim, chunk_publish and slots_fill: the submitter. Everything else: loop only.
 # Round up to whole cache lines.

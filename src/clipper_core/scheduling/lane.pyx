@@ -214,7 +214,7 @@ cdef class Pending:
         return bool(pending_has(self.table, &key))
 
     def remove(self, u64 lo, u64 hi, u64 ticket):
-        """Only if the key still names this ticket."""
+        """Remove the key, only if it still has this ticket."""
         cdef Key key = Key(lo, hi)
         pending_remove(self.table, &key, ticket)
 
@@ -244,7 +244,7 @@ cdef class Pending:
 
 cdef inline bint _end(CompletionState* d, Block* block, u32 slot, Status status, const Value* value,
                       u32 latency_us) noexcept nogil:
-    """False: somebody has ended it already."""
+    """End a slot. Return False if it has ended already."""
     cdef u32 boxes = 0
     if slot_state(block[0], slot) != PENDING or not slot_try_end(block[0], slot, <u8> status,
                                                                  value[0], latency_us, &boxes):
@@ -357,7 +357,8 @@ cdef u32 chunk_ended_from(Task* task, u32 first, u32 end) noexcept nogil:
 
 
 cdef void chunk_leave(Lanes* lanes, Lane* lane, u64 pos, u32 rows) noexcept nogil:
-    """So many rows of a chunk neither wait nor are on their way any more; the last frees it."""
+    """Count off rows of a chunk that neither wait nor are in flight any more. The last one frees
+    it."""
     cdef Task* task = <Task*> ring_side(lane.ring, pos)
     if rows == 0:
         return
@@ -394,7 +395,7 @@ cdef void chunk_end_rows(Lanes* lanes, Lane* lane, Task* task, u32 first, u32 n,
 
 
 cdef void chunk_close(Lanes* lanes, Lane* lane, u64 pos, Status status, u64 now_us) noexcept nogil:
-    """All rows of it end. Those that are on their way keep it, and so do those that were to be sent
+    """End all rows of a chunk. The chunk is kept while rows of it are in flight, or are to be sent
     once more, until the lane comes to them."""
     cdef Task* task = <Task*> ring_side(lane.ring, pos)
     cdef u32 waited = task.rows - task.next_row
@@ -800,8 +801,8 @@ cdef void _refuse(Lanes* lanes, Lane* lane, u64 pos, u64 now_us) noexcept nogil:
 
 
 cdef bint _join(Lanes* lanes, Lane* lane, Task* task, u64 ticket) noexcept nogil:
-    """True if the task now waits for an equal row; False if it is to be evaluated itself (it may
-    have taken over others)."""
+    """Return True if the task now waits for an equal row; False if it is to be evaluated itself (it
+    may have taken over others)."""
     cdef u64 other = pending_find(lanes.pending, &task.key)
     cdef Task* owner
     if other == 0:
@@ -859,7 +860,8 @@ cdef void lanes_expire(Lanes* lanes, u64 now_us) noexcept nogil:
 
 
 cdef void _enqueue_ensemble_call(Lanes* lanes, u64 ticket) noexcept nogil:
-    """Its time has come; who looks at ensemble calls that were called does the rest."""
+    """Queue an ensemble call whose time has come. The code that handles queued ensemble calls does
+    the rest."""
     cdef EnsembleCall* h = timers_take(lanes.timers, ticket)
     if h != NULL:
         ensemble_call_lock(h)
@@ -895,7 +897,8 @@ cdef void _expire(Lanes* lanes, u64 ticket, u64 now_us) noexcept nogil:
 # --------------------------------------------------------------------------------------------------
 
 cdef bint _head_waits(Lanes* lanes, Lane* lane, u64 pos) noexcept nogil:
-    """Is the row at this position to be sent? One that nobody needs any more is freed here."""
+    """Return whether the row at this position is to be sent. One that no task needs any more is
+    freed here."""
     cdef u64 ticket = ticket_of(lane.id, pos)
     cdef Task* task = task_of(lanes, ticket)
     cdef Value nothing

@@ -305,8 +305,8 @@ cdef double _busy_us(const Replica* r, u64 now_us) noexcept nogil:
 
 cdef bint _sooner(ReplicaSet* c, double by_us, u64 waiting, u64 now_us,
                   u64* again_us) noexcept nogil:
-    """Will a busy replica have done all that waits well before `by_us` from now? Not one that is
-    later with what it has than its batches are in 99 of 100 cases."""
+    """Return whether a busy replica will have done all that waits well before `by_us` from now. A
+    replica that is later with its batch than in 99 of 100 cases does not count."""
     cdef size_t i
     cdef Replica* r
     cdef double takes
@@ -354,8 +354,8 @@ cdef i32 replica_set_pick(ReplicaSet* c, u64 waiting, u64 now_us, u64* again_us)
 
 
 cdef u32 _beside_short(const ReplicaSet* c, const Replica* r) noexcept nogil:
-    """Rows of a batch that leaves room for the tightest SLO; 0: no such room is kept, it would cost
-    too much."""
+    """Return the rows of a batch that leaves room for the tightest SLO; 0 if no such room is kept,
+    because it would cost too much."""
     cdef const Batcher* b = &r.batcher
     cdef double time_us = LONG_SHARE * c.tight_us, one_us = batcher_worst_us(b, 1)
     if one_us <= 0 or one_us > time_us:     # unknown, or no query has a short SLO, or no row of
@@ -805,7 +805,7 @@ cdef void _release(ModelState* m) noexcept nogil:
 
 
 cdef void model_state_clear(ModelState* m) noexcept nogil:
-    """Its lists are empty and stay, so this needs no memory."""
+    """Clear a model. Its lists are empty and stay, so this needs no memory."""
     cdef u32 index = m.index
     cdef vector[u32]* replicas = m.replicas
     cdef vector[LanePointer]* lanes = m.queue.lanes

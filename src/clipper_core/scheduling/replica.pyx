@@ -255,8 +255,8 @@ cdef Status replica_frame(Replica* r, Lanes* lanes, const RowSpec* spec, Header*
 
 
 cdef bint _is_declared(const RowSpec* spec, Header* header) noexcept nogil:
-    """Is the reply of the declared type? Of records, its header gets their type, which every output
-    then has."""
+    """Return whether the reply is of the declared type. For records, its header is set to their
+    type, which every output then has."""
     cdef u32 i
     if spec.output_dtype == ANY:
         return True
@@ -307,8 +307,8 @@ cdef void _end_rows(Replica* r, Lanes* lanes, const Header* header, Batch* batch
 
 cdef bint _end_words(Lanes* lanes, const Span* span, const u8* data, u32 size, u8 tag,
                      u64 now_us) noexcept nogil:
-    """Scalars for rows of an array: the cache is filled, then all of them end at once. False: it is
-    a single row."""
+    """End rows of an array with scalars: the cache is filled, then all of them end at once. Return
+    False for a single row."""
     cdef Task* task = task_of(lanes, span.ticket)
     cdef u32 k
     cdef Value value
@@ -328,8 +328,8 @@ cdef bint _end_words(Lanes* lanes, const Span* span, const u8* data, u32 size, u
 
 cdef bint _end_rows_of(Lanes* lanes, const Header* header, const Span* span, const Rows* rows,
                        u32 i, u64 now_us) noexcept nogil:
-    """Outputs of one shape for rows of an array, from row i of the batch on: one blob has them all.
-    False: it is a single row, or the cache shall have each, or there is no memory."""
+    """End rows of an array, from row i of the batch on, with outputs of one shape: one blob has
+    them all. Return False for a single row, if each is to be cached, or when there is no memory."""
     cdef Task* task = task_of(lanes, span.ticket)
     cdef Blob* blob
     if task.slots == NULL or task.keyed:
@@ -510,7 +510,8 @@ cdef void _let_go(Lanes* lanes, Batch* batch, u64 now_us) noexcept nogil:
 
 
 cdef void _again(Lanes* lanes, const Span* span, u64 now_us) noexcept nogil:
-    """Back into its lane, once, if somebody still waits for these rows; else they end."""
+    """Put a span back into its lane, once, if a caller still waits for these rows; else they
+    end."""
     cdef Value nothing
     nothing.word = 0
     nothing.tag = TAG_NONE

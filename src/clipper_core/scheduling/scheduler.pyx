@@ -618,8 +618,8 @@ cdef void _forecast(EngineState* e, ModelState* model, u64 waiting, u64 now_us) 
 
 
 cdef u64 _wire_bytes(ModelState* model, ConnectionState* slot, Task* task) noexcept nogil:
-    """At most what this row adds to a payload: its length beside it, its share of the padding, and
-    what LZ4 may add."""
+    """Return how many bytes this row adds to a payload at most: with its length, its share of the
+    padding, and what LZ4 may add."""
     if slot.connection.protocol == 2 and not model.spec.variable:
         return task.bytes
     return task.bytes + task.bytes / 128 + 40
@@ -648,7 +648,7 @@ cdef bint _send(EngineState* e, ModelState* model, ConnectionState* slot, Lane* 
 cdef void _fill(EngineState* e, ModelState* model, ConnectionState* slot, Batch* batch, Lane* lane,
                 u64 ticket, u32 n,
                 u64 now_us) noexcept nogil:
-    """Up to n rows into the batch, the first of them `ticket`, which is known to be in time. A
+    """Put up to n rows into the batch, the first of them `ticket`, which is known to be in time. A
     chunk's rows are due together."""
     cdef Task* task
     cdef Span* span

@@ -64,7 +64,7 @@ cdef u32 look_rows_of(u64 row_bytes) noexcept nogil:
 
 
 cdef void _gather(const Intake* intake, u32 first, u32 n, u8* to) noexcept nogil:
-    """Rows [first, first + n) of columns, one after another."""
+    """Copy rows [first, first + n) of columns, one after another."""
     cdef const TensorColumn* column
     cdef const TensorColumn* end = intake.columns + intake.column_count
     cdef i64 i
@@ -277,7 +277,8 @@ cdef void _run(Intake* intake) noexcept:
 
 
 cdef Status _what_now(Intake* intake, u64 until_us) except? OK:
-    """PENDING: run on, there is room, or may be after this wait. Else why the rest is refused."""
+    """Return PENDING to run on, as there is room, or may be after this wait; else why the rest is
+    refused."""
     cdef Status why = <Status> (intake.lanes.completion.dead.load(relaxed)
                                 or intake.refusing.load(relaxed))
     if why != PENDING:
