@@ -83,7 +83,7 @@ cdef int v1_format(int dtype, bint variable) noexcept nogil:
 
 
 cdef u32 _v1_item(int format) noexcept nogil:
-    """Bytes of one element; 0 for a number that is no format."""
+    """Return the bytes of one element; 0 for a number that is no format."""
     if format == V1_I32 or format == V1_VAR_I32:
         return 4
     if format == V1_F64 or format == V1_VAR_F64:
@@ -99,7 +99,7 @@ cdef u64 v1_bound(int format, u32 n, u64 data_bytes) noexcept nogil:
 
 
 cdef bint _are_v1_rows(int format, u32 n, const u32* row_bytes, u64* total) noexcept nogil:
-    """True when rows of these sizes are of the format; their sum goes to `total`."""
+    """Return whether rows of these sizes are of the format. total: set to their sum."""
     cdef u32 i, item = _v1_item(format)
     total[0] = 0
     if item == 0:
@@ -292,8 +292,8 @@ def encode_v1(int format, rows, u32 search=LITERALS):
 
 
 def message_bytes_v1(head, *, u64 bytes_max=64 << 20, u32 rows_max=1 << 20):
-    """Bytes of the whole batch whose first 9 bytes are `head`, themselves included: what to read
-    from a stream.
+    """Return the bytes of the whole batch whose first 9 bytes are `head`, themselves included: what
+    to read from a stream.
 
     Raises BAD_FRAME: fewer than 9 bytes, an unknown format, no rows; TOO_LARGE: more than bytes_max
     of content, or more than rows_max rows. Threads: any.
@@ -500,7 +500,7 @@ cdef Status header_decode(const u8* bytes, u64 n, const Limits* limits, Header* 
 
 
 cdef Status _judge(const Header* header, const Limits* limits) noexcept nogil:
-    """OK when the page allows such a header and the limits do."""
+    """Return OK when docs/wire.md and the limits allow such a header."""
     cdef bint fits
     if header.kind < HELLO or header.kind > ACCURACY or header.flags & ~FLAGS:
         return BAD_FRAME
@@ -554,8 +554,9 @@ cdef bint _dims_used(const Header* header, u32 first) noexcept nogil:
 
 
 cdef bint _row_bytes(const Header* header, u64* out) noexcept nogil:
-    """False when the bytes of all rows go beyond 63 bits. A dimension of 0 makes rows of 0 bytes
-    but excuses no other one: array libraries multiply the rest, and fail on what they get."""
+    """Return False when the bytes of all rows go beyond 63 bits. A dimension of 0 makes rows of 0
+    bytes, but the others are checked all the same: array libraries multiply them, and fail on too
+    large a product."""
     cdef u64 rows = max(header.rows, <u32> 1), total = itemsize(header.dtype) * rows
     cdef bint empty = False
     cdef u32 i
@@ -606,7 +607,7 @@ cdef bint _take(Cursor* cursor, u64 n, const u8** part) noexcept nogil:
 
 
 cdef bint _are_flags(const u8* bytes, u64 n) noexcept nogil:
-    """True when every byte is 0 or 1."""
+    """Return whether every byte is 0 or 1."""
     cdef u8 seen = 0
     cdef u64 i
     for i in range(n):
@@ -824,7 +825,8 @@ cdef Header _header_of(object fields) except *:
 
 
 def checksum(data, u32 crc=0):
-    """CRC-32 of `data`, zlib's polynomial; go on from an earlier one with `crc`. Threads: any."""
+    """Return the CRC-32 of `data`, zlib's polynomial; go on from an earlier one with `crc`.
+    Threads: any."""
     cdef bytes raw = bytes(data)
     cdef const u8* start = <const u8*> PyBytes_AS_STRING(raw)
     cdef u64 n = PyBytes_GET_SIZE(raw)

@@ -215,7 +215,7 @@ cdef Status lz4_decode(const u8* block, u64 n, u8* out, u64 out_bytes) noexcept 
 # --------------------------------------------------------------------------------------------------
 
 def bound_lz4(u64 n):
-    """Bytes that a block of n bytes takes at most. Threads: any."""
+    """Return the bytes that a block of n bytes takes at most. Threads: any."""
     return lz4_bound(n)
 
 

@@ -350,7 +350,8 @@ cdef u32 _first(const Seen* c) noexcept nogil:
 
 
 cdef bint _alike(const Seen* c, u32 first, u32* absent) noexcept nogil:
-    """Are all that arrived of the first one's kind? And how many did not arrive."""
+    """Return whether all that arrived are of the first one's kind. absent: set to how many did not
+    arrive."""
     cdef u32 i
     cdef u8 tag = c.of.tag[first]
     cdef Blob* like = blob_of(c.of.word[first])
@@ -518,7 +519,7 @@ cdef object column_outputs(const Column* column, object missing, object name):
 
 
 cdef object _mixed(list rows):
-    """Numbers of several kinds: as numpy would have them."""
+    """Return numbers of several kinds as an array of the dtype that numpy chooses."""
     try:
         return np.array(rows)
     except ValueError:
