@@ -22,7 +22,7 @@ cdef double RATIO_MIN = 0.8, RATIO_MAX = 2.0
 cdef double TAU = 0.98
 cdef double STEP = 0.05
 cdef double KEPT = 0.25
-cdef double REST_US = 1e6           # the margin's excess falls to 1/e in this time if nothing is learned
+cdef double REST_US = 1e6           # without samples the margin's excess falls to 1/e in this time
 cdef u64 GAP_US = 100000            # shorter pauses between samples are no rest
 cdef double MOST = 4e9              # what fits into 32 bits, in us
 
