@@ -170,7 +170,7 @@ class Forwarding:
             self._slots.release()
 
     def _put(self, node: str, key: str, data: bytes) -> None:
-        """Only if that server lives."""
+        """Put the data into the store, only if that server runs."""
         while True:
             there = self._store.get(NODES + node)
             if there is None:
@@ -336,8 +336,8 @@ def _raised(reply: Reply) -> ClipperError:
 def by_node(
     forwarding: Forwarding, ids: Sequence[str], places: Sequence[int]
 ) -> dict[str, list[int]]:
-    """Which of those places are of other servers' answers, by server: of so many servers at most,
-    those that come first."""
+    """Return those of the places that are of other servers' answers, by server: of so many servers
+    at most, those that come first."""
     found: dict[str, list[int]] = {}
     for i in places:
         node = forwarding.node_of(ids[i])

@@ -109,7 +109,7 @@ def head_of(application: str, policy: str, models: Iterable[VersionedModel]) -> 
 def written_rows(
     learner: "Learner", user: str, rows: ObservationRows
 ) -> Iterator[tuple[ObservationRows, bytes]]:
-    """Records of many observations, each with the rows that are in it."""
+    """Yield the records of many observations, each with the rows that are in it."""
     for at in range(0, len(rows), CHUNK):
         yield from _halved(
             learner,
@@ -121,7 +121,7 @@ def written_rows(
 def _halved(
     learner: "Learner", user: str, rows: ObservationRows
 ) -> Iterator[tuple[ObservationRows, bytes]]:
-    """Whole, if that is not too long for a record."""
+    """Yield one record of all rows if it is not too long, else those of each half."""
     names = tuple(map(str, learner.models))
     arrived = tuple(None if column is None or column.all() else column for column in rows.arrived)
     outputs = tuple(map(_narrow, rows.outputs))
@@ -149,7 +149,7 @@ def _halved(
 
 
 def _narrow(column: Column) -> Column:
-    """Whole numbers in as few bytes as they need."""
+    """Return whole numbers in as few bytes as they need."""
     if (
         not isinstance(column, np.ndarray)
         or column.dtype != np.int64

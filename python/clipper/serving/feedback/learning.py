@@ -170,8 +170,8 @@ class Learning:
 
 
 def _name_in(folder: Path | None) -> str:
-    """This server's name among those that share a store: kept in its folder, since its numbers are
-    its journal's; another at each start if nothing keeps the journal."""
+    """Return this server's name among those that share a store. It is kept in its folder, since its
+    numbers are its journal's; another at each start if nothing keeps the journal."""
     if folder is None:
         return secrets.token_hex(8)
     path = folder / "node"

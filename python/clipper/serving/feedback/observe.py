@@ -60,9 +60,9 @@ def observe(
     weight: float,
     context: object = None,
 ) -> bool:
-    """One feedback, by prediction or by input. True when it counts, False when it was counted
-    before. Returns once it is in the journal, of the server that answered. Raises InvalidInput,
-    UnknownPrediction, Overloaded (the journal is full), StoreError.
+    """Learn one feedback, by prediction or by input. Return True when it counts, False when it was
+    counted before. Returns once it is in the journal, of the server that answered. Raises
+    InvalidInput, UnknownPrediction, Overloaded (the journal is full), StoreError.
     """
     window = _window_of(resolved)
     if (prediction is None) == (input is None):
@@ -139,8 +139,9 @@ def observe_many(
     labels: Sequence[object],
     rows: ArrayLike | None = None,
 ) -> Counted:
-    """Labels of many predictions at once: one wait for the journal. What nobody remembers is
-    counted, not raised. Raises InvalidInput before anything is learned, Overloaded, StoreError."""
+    """Learn the labels of many predictions together, with one wait for the journal. Unknown
+    predictions are counted, not raised. Raises InvalidInput before anything is learned, Overloaded,
+    StoreError."""
     window = _window_of(resolved)
     if isinstance(predictions, Answers):
         return _observe_array(resolved, window, predictions, labels, rows)

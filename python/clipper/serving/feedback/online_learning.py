@@ -160,7 +160,7 @@ class OnlineLearning:
     def send_for(
         self, cores: Mapping[VersionedModel, CoreModel], id: str, seen: Observation
     ) -> None:
-        """Feedback about the prediction of that id; nothing when its input is kept no more."""
+        """Send feedback about the prediction of that id; nothing when its input is kept no more."""
         with self._guard:
             stored = self._stored.pop(int(id.rpartition("-")[2], 16), None)
             self._stored_bytes -= stored[2] if stored else 0
@@ -200,7 +200,7 @@ class OnlineLearning:
         self._pending[model] = self._pending.get(model, 0) + rows
 
     def pending(self, model: VersionedModel) -> int:
-        """Rows of feedback that were dropped here."""
+        """Return how many rows of feedback were dropped here."""
         return self._pending.get(model, 0)
 
     def flush(self) -> None:
@@ -287,7 +287,7 @@ def _kind(label: object) -> UserValue:
 
 
 def _inputs(core: CoreModel, inputs: Sequence[UserValue]) -> UserValue:
-    """Rows as the model takes them."""
+    """Return the rows in the form that the model takes."""
     if core.tensors is not None:
         records = core.tensors.pack_many(inputs)
         return records if core.tensors.is_fixed else [*map(bytes, records)]

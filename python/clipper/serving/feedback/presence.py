@@ -120,8 +120,8 @@ class Presence:
 
 
 def _identity(folder: Path | None) -> str:
-    """Which folder that is: of this machine, since it was started. A copy of it, wherever it lies,
-    is another one."""
+    """Return an identity of the folder: on this machine, since it was started. A copy of it,
+    wherever it lies, has another one."""
     if folder is None:
         return os.urandom(8).hex()
     found = folder.stat()

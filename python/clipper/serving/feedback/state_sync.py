@@ -197,8 +197,8 @@ class StateSync:
             self._write_part(part, left)
 
     def _write_part(self, part: list[Snapshot], left: dict[Key, None]) -> None:
-        """One transaction. States that another server changed are merged and stay dirty; the rest
-        is tried once more without them."""
+        """Write states in one transaction. States that another server changed are merged and stay
+        dirty; the rest is tried once more without them."""
         for _ in range(2):
             keys = [each.learner.key(each.user) for each in part]
             with self._states.lock:

@@ -466,9 +466,9 @@ class States:
             self._ring.append((learner, user))
 
     def _make_room(self) -> None:
-        """Second chance: the hand passes a context that was used since it was last there, and
-        forgets one that was not. It looks at a few for each new context, so that no new one waits
-        for a walk over all."""
+        """Make room by the second-chance rule: the hand skips a context that was used since it was
+        last there, and removes one that was not. It looks at a few for each new context, so that no
+        new one waits for a walk over all."""
         checks, ring = 0, self._ring
         while len(ring) >= self._states_max and checks < CHECKS_MAX:
             checks += 1

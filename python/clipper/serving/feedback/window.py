@@ -103,7 +103,7 @@ class JoinedRows:
         )
 
     def columns(self, places: NDArray[np.intp], labels: Column) -> ObservationRows:
-        """These rows, with their labels."""
+        """Return these rows, with their labels."""
         if self._rows is None:
             self._rows = self._read()
         rows = self._rows if len(places) == len(self) else self._rows.take(places)
@@ -226,7 +226,8 @@ class FeedbackWindow:
             return len(self._owners) - 1
 
     def _find(self, id: str) -> Joined | None:
-        """Under the lock: the answer of that id, whoever gave it."""
+        """Return the answer of that id, by whichever path it was given. The caller holds the
+        lock."""
         joined = self.table.get(id)
         if joined is not None or not len(self.direct):
             return joined

@@ -19,9 +19,9 @@ _UNIX_PATH_MAX = 107
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """fd: a listening socket, non-blocking; whoever serves it owns it.  connect: the address for
-    containers: `unix:/path`, `tcp:host:port`.  path: of the unix socket, to be removed at the
-    end."""
+    """A listening socket for containers. fd: non-blocking; the thread that serves it owns it.
+    connect: the address for containers: `unix:/path`, `tcp:host:port`.  path: of the unix socket,
+    to be removed at the end."""
 
     fd: int
     connect: str
@@ -116,8 +116,8 @@ def _explain(error: Exception, where: str, hint: str, inode: str) -> AddressInUs
 
 
 def held_by(address: str) -> str:
-    """` by process 4121 (python train.py)` that listens on the port of HOST:PORT, or nothing where
-    we cannot see it."""
+    """Return ` by process 4121 (python train.py)`, of the process that listens on the port of
+    HOST:PORT, or an empty text if it cannot be found."""
     return _holder_text(_tcp_inode(address.rpartition(":")[2]))
 
 
@@ -149,7 +149,7 @@ def _rows(table: str) -> list[list[str]]:
 
 
 def _holder_text(inode: str) -> str:
-    """` by process 4121 (python train.py)`, or nothing where we cannot see it."""
+    """Return ` by process 4121 (python train.py)`, or an empty text if it cannot be found."""
     for link in Path("/proc").glob("[0-9]*/fd/*") if inode else ():
         with contextlib.suppress(OSError):
             if os.readlink(link) == f"socket:[{inode}]":

@@ -29,5 +29,5 @@ class Cache:
         self._model(model).put(input, output, salt)
 
     def stats(self) -> CacheStats:
-        """bytes, entries, evictions."""
+        """Return the bytes, entries and evictions."""
         return self._stats()

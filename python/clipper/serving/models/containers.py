@@ -174,8 +174,8 @@ class Containers:
             self._arrival.notify_all()
 
     def drain(self, model: VersionedModel, replica: int | None = None) -> None:
-        """No new batches to the replicas of a model (or to one of them); goodbye after their last
-        reply."""
+        """Send no new batches to the replicas of a model (or to one of them), and close them after
+        their last reply."""
         for one in self.of(model):
             if replica is None or one.hello.replica == replica:
                 one.engine.drain(one.conn)
@@ -221,7 +221,8 @@ class Containers:
             self._count_turned_away()
 
     def _count_turned_away(self) -> None:
-        """Told at the first, the second, the fourth, ...: a flood must not fill the log."""
+        """Count a refused container, and log the first, the second, the fourth, ...: a flood must
+        not fill the log."""
         self._turned_away += 1
         if self._turned_away & (self._turned_away - 1) == 0:
             _log.warning(
@@ -384,7 +385,7 @@ class Containers:
 
 
 def _check_timings(hello: Hello) -> None:
-    """Raises: ValueError."""
+    """Check the timings of a container's greeting. Raises: ValueError."""
     if len(hello.timings) > _TIMINGS_MAX:
         raise ValueError(f"it has {len(hello.timings)} timings, at most {_TIMINGS_MAX} are taken")
     if not all(

@@ -51,7 +51,8 @@ class Engines:
             return self._all[number]
 
     def forget(self, name: str) -> None:
-        """There is not a model of this name any more; one that comes has its place chosen anew."""
+        """Forget a name of which there is no model any more. The engine of a later model is chosen
+        anew."""
         with self._guard:
             number = self._placed.pop(name, None)
             if number is not None:

@@ -135,7 +135,7 @@ def _by_function(function: Callable[..., UserValue], x: UserValue) -> dict[str, 
 
 
 def as_ids(values: np.ndarray) -> Ids:
-    """Raises ValueError for what is no whole number."""
+    """Return the values as ids. Raises ValueError for what is no whole number."""
     if values.dtype.kind in "iu":
         return (
             values.astype(np.int64, copy=False)

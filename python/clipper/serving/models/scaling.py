@@ -75,7 +75,8 @@ class Trend:
 
 
 def needed(load: Load, busy_share: float) -> int:
-    """Replicas that keep each at most `busy_share` of its time at work; 1 at least."""
+    """Return the number of replicas with which each is busy for at most `busy_share` of its time; 1
+    at least."""
     return max(1, math.ceil(load.offered_per_s * load.row_us / 1e6 / busy_share - 1e-9))
 
 
@@ -151,8 +152,8 @@ class StuckWatch:
     def check(
         self, rows: Iterable[tuple[VersionedModel, Stats]], now_s: float
     ) -> list[tuple[VersionedModel, int, int]]:
-        """(model, number, pid) of those to restart; each is named once for each batch that it is
-        stuck with."""
+        """Return (model, number, pid) of the replicas to restart; each is named once for each batch
+        that it is stuck with."""
         since, found = {}, []
         for model, row in rows:
             if not (row.get("suspect") and row.get("in_flight")):
@@ -226,7 +227,7 @@ class Scaling:
                 _log.exception("reading the load of the models failed")
 
     def check(self, now_s: float) -> None:
-        """One look; the thread does nothing else."""
+        """Check once; the thread does nothing else."""
         readings, span_s = self._read_stats(), now_s - self._checked_s
         self._checked_s = now_s
         rows = [(model, row) for model, one in readings.items() for row in one.stats["replicas"]]
@@ -288,7 +289,7 @@ class Expected:
             self._notify(model)
 
     def connected(self, model: VersionedModel, numbers: Iterable[int]) -> None:
-        """These replicas are there."""
+        """Note that these replicas are connected."""
         with self._guard:
             for number in numbers:
                 started_us = self._started_us.pop((model, number), None)
@@ -304,7 +305,7 @@ class Expected:
             self._notify(model)
 
     def stopped(self, model: VersionedModel, number: int) -> None:
-        """Somebody wanted it so, and may want another."""
+        """Note that a replica was stopped on request; another may be started."""
         with self._guard:
             self._started_us.pop((model, number), None)
             self._whens_us.get(model, {}).pop(number, None)

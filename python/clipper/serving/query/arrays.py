@@ -154,7 +154,7 @@ def _alone(
     model: VersionedModel,
     statuses: NDArray[np.uint8],
 ) -> Combination:
-    """One model, believed as far as it believes itself."""
+    """Combine the outputs of one model, with its own confidence."""
     named = None if resolved.output_name else resolved.cores[model].outputs
     outputs = future.outputs(resolved.default if named is None else None)
     if named is not None and not isinstance(outputs, dict):
@@ -197,7 +197,7 @@ def _whys(
 
 
 def _unusable(outputs: UserValue) -> NDArray[np.bool_]:
-    """Rows that hold NaN or an infinity."""
+    """Return which rows hold NaN or an infinity."""
     if isinstance(outputs, dict):
         return np.asarray(np.any([*map(_unusable, outputs.values())], axis=0))
     if isinstance(outputs, np.ndarray):

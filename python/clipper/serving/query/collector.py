@@ -23,7 +23,7 @@ _RETRY_AFTER_S = 0.01
 
 
 class Reply(msgspec.Struct, frozen=True, eq=False):
-    """id: as `start` was given it, or returned it."""
+    """An answer or an error. id: as `start` was given it, or returned it."""
 
     id: str
     application: str
@@ -92,7 +92,8 @@ class Collector:
         return reply
 
     def __iter__(self) -> Iterator[Reply]:
-        """Answers as they come, until the collector is closed and everything has been collected."""
+        """Yield answers as they arrive, until the collector is closed and everything has been
+        collected."""
         while (reply := self._take(None)) is not None:
             yield reply
 
@@ -146,7 +147,8 @@ class Collector:
             self._changed.notify()
 
     def _take(self, timeout: float | None) -> Reply | None:
-        """None: it is over. The answer is made on this thread, outside the lock."""
+        """Return the next reply; None if there will be no more. The answer is made on this thread,
+        outside the lock."""
         with self._changed:
             if not self._changed.wait_for(
                 lambda: self._done or (self._closed and not self._between), timeout

@@ -51,7 +51,7 @@ class Listener:
 
     @property
     def lost_s(self) -> float:
-        """After which nobody cares any more."""
+        """The time after which the result is not needed any more."""
         return self.call.started_s + self.call.slo_us * 1e-6
 
     def decide(self) -> float | None:
@@ -169,7 +169,8 @@ class DeciderPool:
             self._changed.notify()
 
     def _find_hands(self) -> None:
-        """Under the lock: a thread more, if none is free and there may be one more."""
+        """Start another thread, if none is free and there may be one more. The caller holds the
+        lock."""
         now = time.monotonic()
         for thread in [thread for thread, until in self._at_work.items() if until < now]:
             del self._at_work[thread]

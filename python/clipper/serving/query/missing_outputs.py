@@ -25,7 +25,7 @@ _ELEMENTS_MAX = 4096  # of an array that is averaged
 
 
 def check_missing(value: object) -> str:
-    """InvalidInput for what is not one of MISSING."""
+    """Return the value. Raises InvalidInput for what is not one of MISSING."""
     if value not in MISSING:
         guess = did_you_mean(str(value), MISSING) or "."
         raise InvalidInput(
@@ -44,7 +44,7 @@ class Means:
         self._of: dict[VersionedModel, tuple[int, UserValue]] = {}
 
     def add(self, model: VersionedModel, output: UserValue) -> None:
-        """Numbers are averaged; of anything else there is no mean."""
+        """Add an output to the mean of a model. Only numbers are averaged."""
         if type(output) is not float and not is_number(output):
             return
         if not is_usable(output):
@@ -61,7 +61,7 @@ class Means:
         self._of[model] = n, mean * ((n - 1) / n) + output / n
 
     def of(self, model: VersionedModel) -> UserValue:
-        """None when nothing is known."""
+        """Return the mean of a model; None when nothing is known."""
         return self._of.get(model, (0, None))[1]
 
     def keep(self, models: Collection[VersionedModel]) -> None:

@@ -37,7 +37,7 @@ def progress(future: Future, noun: str = "rows", stream: TextIO | None = None) -
 
 
 def line(done: int, total: int, noun: str, seconds: float) -> str:
-    """`[#####.....] 51 %  5 120 of 10 000 rows, 1 707/s, 2.9 s left`"""
+    """Return a line like `[#####.....] 51 %  5 120 of 10 000 rows, 1 707/s, 2.9 s left`."""
     bar = ("#" * (_WIDTH * done // max(total, 1))).ljust(_WIDTH, ".")
     per_s = done / seconds if seconds > 0 else 0.0
     left = f", {(total - done) / per_s:.1f} s left" if per_s > 0 else ""

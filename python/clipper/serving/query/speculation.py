@@ -467,7 +467,8 @@ def check_decider(application: str, text: str, links: Sequence[VersionedModel]) 
 
 
 def check_times(application: str, schedule: Schedule, slo_ms: float) -> None:
-    """Every step has some time of its own before the deadline. InvalidInput otherwise."""
+    """Check that every step has some time of its own before the deadline. Raises InvalidInput
+    otherwise."""
     for step in schedule.steps:
         if step.until_ms >= slo_ms and step is not schedule.steps[-1]:
             hint = (

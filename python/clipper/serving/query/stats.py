@@ -215,7 +215,7 @@ class ApplicationCounters:
         return self._models.setdefault(model, _OfModel())
 
     def compare(self, arrived: Mapping[VersionedModel, Prediction], answer: object) -> None:
-        """Each model with the answer, and with the others, within the budget."""
+        """Compare each model with the answer, and with the others, within the budget."""
         price = _ARRAY_PRICE if isinstance(answer, np.ndarray) else 1.0
         if not self._comparing.take(self.clock(), price * len(arrived) * (len(arrived) + 1) / 2):
             return
@@ -467,8 +467,8 @@ def _ends(counts: _OfModel) -> dict[str, int]:
 
 
 def duration(took: Snapshot) -> dict[str, float | None]:
-    """Microseconds; None while there are none. min and max are the ends of their buckets: at most
-    12.5 % beyond."""
+    """Return the statistics of durations, in microseconds; None while there are none. min and max
+    are the ends of their buckets: at most 12.5 % beyond."""
     if not took.count:
         return {"count": 0, "min": None, "mean": None, "p50": None, "p99": None, "max": None}
     return {
@@ -492,8 +492,8 @@ def _kind_of(
 
 
 def closeness(one: UserValue, other: UserValue) -> float:
-    """1 for the same answer, 0 for another; between numbers s / (s + d), s their mean size and d
-    their distance: the same in any unit."""
+    """Return 1 for the same answer, 0 for another; between numbers s / (s + d), s their mean size
+    and d their distance: the same in any unit."""
     if not (is_usable(one) and is_usable(other)):
         return 0.0
     if type(one) is type(other) is float:
@@ -515,7 +515,8 @@ def closeness(one: UserValue, other: UserValue) -> float:
 
 
 def _near(size: float, away: float) -> float:
-    """Nothing is near to what is too large to be measured."""
+    """Return the closeness of numbers of mean size `size` with distance `away`. Nothing is near to
+    what is too large to be measured."""
     if away == 0.0:
         return 1.0
     return size / (size + away) if math.isfinite(size) else 0.0

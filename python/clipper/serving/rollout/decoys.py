@@ -206,7 +206,7 @@ class Recorder:
         return self._folder / application
 
     def put(self, ring: Segments, body: bytes) -> bool:
-        """False: no room."""
+        """Queue a record to be written. Return False if there is no room."""
         if (
             self._queue.qsize() >= _WAITING_MAX
             or self._bytes + len(body) > _BYTES_MAX
@@ -237,7 +237,7 @@ class Recorder:
             self._bytes -= len(body)
 
     def flush(self) -> None:
-        """Until everything that was put before is written."""
+        """Wait until everything that was put before is written."""
         if self._thread is not None:
             written = threading.Event()
             self._queue.put(written)
@@ -270,8 +270,8 @@ def segments_of(folder: Path) -> list[Path]:
 
 
 def read_folder(folder: Path) -> Iterator[Recorded]:
-    """Answers come after their inputs, in the same segment or the next: two passes, and only ids of
-    answers are held."""
+    """Yield what a folder has recorded. Answers come after their inputs, in the same segment or the
+    next, so there are two passes, and only ids of answers are held."""
     answers: dict[str, _Reply] = {}
     for path in segments_of(folder):
         answers |= {record.id: record for record in _records(path) if isinstance(record, _Reply)}
@@ -295,7 +295,7 @@ def read_folder(folder: Path) -> Iterator[Recorded]:
 
 
 def _records(path: Path) -> Iterator[_Saw | _Reply]:
-    """Up to the first that is torn or damaged."""
+    """Yield the records up to the first that is torn or damaged."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:  # the ring went on meanwhile

@@ -74,8 +74,8 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class Guard(msgspec.Struct, frozen=True):
-    """limit: a share, or with `q` (a quantile's share above it) microseconds.  beside: measured
-    against the version before."""
+    """A condition that a rollout must keep. limit: a share, or with `q` (a quantile's share above
+    it) microseconds.  beside: measured against the version before."""
 
     text: str
     metric: str
@@ -84,7 +84,7 @@ class Guard(msgspec.Struct, frozen=True):
     beside: bool = False
 
     def judge(self, figures: Figures, error_rate: float) -> Verdict:
-        """error_rate: of each of its two tests."""
+        """Return the verdict on the figures. error_rate: of each of its two tests."""
         if self.beside:
             return self._beside(figures, error_rate)
         n, bad, most, text = self._bad(figures)

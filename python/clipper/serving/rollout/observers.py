@@ -146,8 +146,8 @@ class _Compared:
         self.away = Quantiles()
 
     def add(self, output: UserValue, standard: UserValue) -> None:
-        """Labels by equality; numbers by how far `output` lies above `standard`, arrays by their
-        distance."""
+        """Add a comparison: labels by equality, numbers by how far `output` lies above `standard`,
+        arrays by their distance."""
         if not (is_usable(output) and is_usable(standard)):
             return
         if is_number(output) and is_number(standard):
@@ -192,7 +192,7 @@ class Watched:
         self.unlooked = 0
 
     def overloaded(self) -> None:
-        """Shadows rest for a while."""
+        """Note an overload: shadows get no queries for a while."""
         self.rests_until_s = self._clock() + REST_S
 
     def keep(self, models: Collection[VersionedModel]) -> None:
@@ -260,7 +260,8 @@ class Watched:
             return (found.n, found.same) if found is not None else (0, 0)
 
     def stats(self) -> dict[str, object]:
-        """`observers`: beside the answer; `canaries`: their drift, and the others against them."""
+        """Return the comparisons: `observers`: with the answer; `canaries`: their drift, and the
+        others against them."""
         for _ in range(PENDING_MAX // 16):
             with self._lock:  # a few at a time: answers are made meanwhile
                 self._compare_with(16)

@@ -39,8 +39,8 @@ DECOY_BYTES_MIN = 65_536
 
 
 class Role(msgspec.Struct, frozen=True):
-    """share: of the queries.  rate_max: queries a second, at most.  bytes_max: of a decoy's
-    records on disk."""
+    """The role of a linked model or of a decoy. share: of the queries.  rate_max: queries a second,
+    at most.  bytes_max: of a decoy's records on disk."""
 
     kind: str
     share: float = 1.0
@@ -105,8 +105,9 @@ def _check_setting(kind: str, whose: str, setting: str, value: UserValue) -> Non
 def check_roles(
     application: str, links: Sequence[str | VersionedModel], roles: Mapping[str, str] | None
 ) -> dict[VersionedModel | str, Role]:
-    """Roles by the link they are of, or by a decoy's name. InvalidInput for what cannot be: a model
-    that is not linked, an unknown role, a share out of range, nobody left to answer."""
+    """Return the roles by the link they are of, or by a decoy's name. Raises InvalidInput for what
+    cannot be: a model that is not linked, an unknown role, a share out of range, no model left to
+    answer."""
     if not isinstance(roles or {}, Mapping):
         raise InvalidInput(
             f"roles of application {application!r}: roles by model, as in {{'svm:2': 'shadow'}}."
@@ -128,7 +129,7 @@ def check_roles(
 def placed(
     application: str, linked: Sequence[VersionedModel], name: str, text: str
 ) -> tuple[VersionedModel | str, Role]:
-    """One role, and the link it is of or the decoy's name."""
+    """Return one role, and the link it is of or the decoy's name."""
     role = role_named(text, str(name))
     find = _decoy_named if role.kind == "decoy" else _link_named
     return find(application, name, linked), role

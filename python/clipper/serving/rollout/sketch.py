@@ -43,7 +43,7 @@ class Quantiles:
         self.smallest, self.largest = math.inf, -math.inf
 
     def add(self, number: float) -> None:
-        """NaN is no number, and counts as nothing."""
+        """Add a number. NaN is not counted."""
         if number != number:
             return
         self.count += 1
@@ -54,7 +54,7 @@ class Quantiles:
         self._counts[key] = self._counts.get(key, 0) + 1
 
     def quantile(self, q: float) -> float:
-        """NaN of nothing."""
+        """Return a quantile; NaN of nothing."""
         if not self.count:
             return math.nan
         behind = 0
@@ -107,8 +107,8 @@ class Drift:
             self._last.append(score)
 
     def stats(self) -> dict[str, object]:
-        """psi, and ks with its bound for numbers; they are missing until something came after the
-        first window."""
+        """Return psi, and ks with its bound for numbers; they are missing until something came
+        after the first window."""
         seen: dict[str, object] = {"first": len(self._first), "latest": len(self._last)}
         if not self._last:
             return seen
@@ -167,7 +167,8 @@ def _by_decile(before: "np.ndarray", now: "np.ndarray") -> tuple[list[int], list
 
 
 def _psi(before: Sequence[int], now: Sequence[int]) -> float:
-    """Half a count is added to each bin: an empty one is unlikely, not impossible."""
+    """Return the psi of two windows. Half a count is added to each bin: an empty one is unlikely,
+    not impossible."""
     n, m, k = sum(before), sum(now), len(before)
     shares = [
         ((a + 0.5) / (n + 0.5 * k), (b + 0.5) / (m + 0.5 * k))
