@@ -177,7 +177,7 @@ class Catalog:
         return self._change("deploy", change)
 
     def refuse_existing(self, model: VersionedModel) -> None:
-        """AlreadyExists, for a version that is taken."""
+        """Raise AlreadyExists for a version that exists."""
         raise AlreadyExists(
             f"model '{model}' already exists, and a version never changes.",
             hint="Leave the version out to get the next.",

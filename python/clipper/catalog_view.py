@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 
 
 class Promoted(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.promoted/1"):
-    """version: the latest of the versions up to `upto`."""
+    """The promoted version of a name. version: the latest of the versions up to `upto`."""
 
     version: int
     upto: int
@@ -90,7 +90,7 @@ class View(msgspec.Struct, frozen=True):
     rollouts: Mapping[str, Rollout] = MappingProxyType({})  # by application: the last one
 
     def models(self) -> list[Model]:
-        """Every version that is not retired, by name and version."""
+        """Return every version that is not retired, by name and version."""
         return [
             model
             for name in sorted(self.versions)
@@ -288,7 +288,7 @@ def rollout_key(application: str) -> str:
 
 
 def checked(parse: Callable[..., _T], *args: object) -> _T:
-    """types.py refuses with ValueError; here that is InvalidInput."""
+    """Call a function of types.py and raise its ValueError as InvalidInput."""
     try:
         return parse(*args)
     except ClipperError:

@@ -12,8 +12,8 @@ _SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0,
 
 
 def wall_time_us() -> int:
-    """Microseconds since 1970 by the wall clock. It may jump: for stamps such as `created_us`,
-    never for deadlines."""
+    """Return the microseconds since 1970 by the wall clock. It may jump: use it for stamps such as
+    `created_us`, never for deadlines."""
     return _wall_ns() // 1000
 
 

@@ -53,7 +53,7 @@ from clipper.types import (
 
 
 class Config(msgspec.Struct, frozen=True):
-    """origins: where each value that is not a default came from, by dotted key."""
+    """All settings. origins: where each value that is not a default came from, by dotted key."""
 
     server: ServerSettings = ServerSettings()
     limits: LimitSettings = LimitSettings()
@@ -117,7 +117,8 @@ def tables() -> dict[str, type[msgspec.Struct]]:
 
 
 def describe() -> list[KeyInfo]:
-    """Every key there is; `models.NAME.`, `apps.NAME.` and their like stand for any name."""
+    """Return every key that exists; `models.NAME.`, `apps.NAME.` and their like stand for any
+    name."""
     rows = []
     for section, kind in tables().items():
         for field in msgspec.structs.fields(kind):
@@ -340,8 +341,9 @@ def _flat(table: object, at: _Path = ()) -> Iterator[tuple[_Path, object]]:
 
 
 def _shorthand(at: _Path, value: object) -> tuple[_Path, object]:
-    """`batching = "static"` is short for `batching.mode = "static"`, `http = "HOST:PORT"` for
-    `http.address`, `mesh = true` for `mesh.enabled`, `params = "FOLDER"` for `server.params`."""
+    """Expand a short form: `batching = "static"` is short for `batching.mode = "static"`,
+    `http = "HOST:PORT"` for `http.address`, `mesh = true` for `mesh.enabled`,
+    `params = "FOLDER"` for `server.params`."""
     if at == ("mesh",) and isinstance(value, bool):
         return (*at, "enabled"), value
     if at == ("params",) and isinstance(value, str):
@@ -618,8 +620,8 @@ def _check(config: Config, leaves: _Leaves) -> None:
 
 
 def roles_in(lines: Sequence[str]) -> dict[str, str]:
-    """Roles by model, of lines such as `svm:2 = shadow`. ValueError for one that is no such
-    line."""
+    """Return the roles by model, of lines such as `svm:2 = shadow`. Raises ValueError for a line of
+    another form."""
     found = {}
     for line in lines:
         model, equals, role = line.partition("=")

@@ -61,7 +61,7 @@ class JsonLog:
         self._closed = False
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the log. Idempotent."""
         kind, logger = JsonLog, logging.getLogger("clipper")
         with kind._guard:
             if self._closed:

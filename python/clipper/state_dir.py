@@ -120,7 +120,8 @@ def _unusable(folder: Path, error: OSError) -> ConfigError:
 
 
 def _locked(folder: Path) -> int:
-    """One server a folder: two would start every container twice."""
+    """Lock the folder for one server and return the descriptor: two servers would start every
+    container twice."""
     try:
         fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:

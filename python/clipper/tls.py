@@ -37,7 +37,8 @@ class Certificate:
     """
 
     def __init__(self, files: TlsFiles, where: str = "http.tls") -> None:
-        """ConfigError for files that cannot be read, or do not belong together."""
+        """Read the files. Raises ConfigError for files that cannot be read, or do not belong
+        together."""
         self.files, self._where = files, where
         self._lock = threading.Lock()
         self._seen = self._stamps()
@@ -161,7 +162,8 @@ def first_of(pem: str) -> str:
 
 
 def fingerprint_of(pem: str) -> str:
-    """SHA-256 of the first certificate, hexadecimal: of its bytes as a peer sends them."""
+    """Return the SHA-256 of the first certificate, hexadecimal: of its bytes as a peer sends
+    them."""
     return hashlib.sha256(ssl.PEM_cert_to_DER_cert(first_of(pem))).hexdigest()
 
 

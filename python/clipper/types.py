@@ -25,8 +25,8 @@ _NAME = re.compile(NAME_GRAMMAR)
 
 
 def check_name(name: str, noun: str = "name") -> str:
-    """`name`, if it may name a model or an application; else ValueError. Names end up in labels and
-    URLs."""
+    """Return `name` if it may name a model or an application; else raise ValueError. Names end up
+    in labels and URLs."""
     if not isinstance(name, str):
         raise ValueError(f"{noun} name must be a str, not {type(name).__name__}.")
     if _NAME.fullmatch(name):
@@ -50,8 +50,8 @@ OWN_CLASS = (  # `package.module:Class(...)`: the user's own
 
 
 def check_policy(text: str) -> str:
-    """`text`, if it has the form of a policy: a name, or `module:Class`, and perhaps settings in
-    parentheses; else ValueError."""
+    """Return `text` if it has the form of a policy: a name, or `module:Class`, and perhaps settings
+    in parentheses; else raise ValueError."""
     if isinstance(text, str) and re.fullmatch(OWN_CLASS, text.strip(), re.S):
         return text
     name, open, rest = text.partition("(") if isinstance(text, str) else (text, "", "")

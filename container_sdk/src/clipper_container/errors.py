@@ -6,7 +6,7 @@ from typing import ClassVar, Self
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """` - did you mean 'svm'?` when a choice is close to `word`, else the empty string."""
+    """Return ` - did you mean 'svm'?` when a choice is close to `word`, else the empty string."""
     close = difflib.get_close_matches(word.lower(), sorted(choices), n=1, cutoff=0.6)
     return f" - did you mean {close[0]!r}?" if close else ""
 

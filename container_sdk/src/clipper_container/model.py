@@ -213,7 +213,7 @@ def _adapter_of(thing: object, confidence: bool) -> Model | None:
 
 
 def is_torch_module(thing: object) -> bool:
-    """Is it a torch.nn.Module? Imports nothing."""
+    """Return whether it is a torch.nn.Module. Imports nothing."""
     return _is_of(thing, "torch.nn", "Module")
 
 

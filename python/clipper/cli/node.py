@@ -137,7 +137,8 @@ def node(file: Path | None, insecure: bool, end_with_parent: bool, **given: User
 
 
 def _started(config: "Config", stopping: threading.Event) -> "ClipperServer | None":
-    """Once it runs, be it that it waits for its store; None when it is to end before."""
+    """Start the server and return it once it runs, even if it had to wait for its store. Return
+    None when it is to end before."""
     from clipper.errors import StoreError
     from clipper.server import ClipperServer
 
@@ -156,7 +157,8 @@ def _started(config: "Config", stopping: threading.Event) -> "ClipperServer | No
 
 
 def _configured(file: Path | None, given: dict[str, UserValue]) -> "Config":
-    """UsageError if the nodes have no common store."""
+    """Return the configuration of this node. Raises UsageError if the nodes have no common
+    store."""
     from clipper.config import load
 
     words = ("peers", "name", "advertise", "zone", "capacity_mib")
@@ -180,7 +182,7 @@ def _configured(file: Path | None, given: dict[str, UserValue]) -> "Config":
 
 
 def _apart(config: "Config") -> "Config":
-    """Nodes of one host share a file, but each has a folder of its own beside it."""
+    """Set a folder of its own for this node, beside the file that the nodes of one host share."""
     from msgspec.structs import replace
 
     kind, _, file = config.server.state.partition(":")
@@ -206,7 +208,7 @@ def _check_peers(peers: str) -> None:
 
 
 def _reachable(config: "Config") -> "Config":
-    """Hosts of other nodes dial in where these nodes talk to it, with a token of this start."""
+    """Set the address and the token of this start with which the hosts of other nodes connect."""
     from msgspec.structs import replace
 
     server, peers = config.server, config.mesh.peers
@@ -218,8 +220,8 @@ def _reachable(config: "Config") -> "Config":
 
 
 def _ready(mesh: "MeshNode", stopping: threading.Event) -> bool:
-    """Until this node is in the registry with the types that it loads; False when it is to end
-    before, or has given up."""
+    """Wait until this node is in the registry with the types that it loads. Return False when it is
+    to end before, or has given up."""
     began = printed_s = time.monotonic()
     shown = ""
     while awaits := mesh.awaits or _lacks(mesh):

@@ -180,7 +180,7 @@ def up(
 
 
 def _signalled() -> int:
-    """Readable when this command is to end."""
+    """Return a descriptor that is readable when this command is to end."""
     ends, wakes = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(wakes)
     for number in (signal.SIGTERM, signal.SIGINT):

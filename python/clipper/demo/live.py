@@ -144,7 +144,7 @@ def _state(figures: ModelFigures) -> Text:
 
 
 def event_line(at_s: float, what: str, text: str, style: str) -> Text:
-    """One line about anything."""
+    """Return the line about an event."""
     return Text.assemble(
         (f"{clock(at_s)}  ", "dim"),
         (what, "bold"),

@@ -85,7 +85,8 @@ class Artifact:
         return MAGIC + json.dumps(about).encode() + b"\n" + self.data
 
     def sha256(self, name: str) -> str:
-        """SHA-256 of `packed` in hex, which the catalog stores for a deployed version."""
+        """Return the SHA-256 of `packed` in hex, which the catalog stores for a deployed
+        version."""
         return hashlib.sha256(self.packed(name)).hexdigest()
 
 

@@ -311,8 +311,7 @@ def _dumps(thing: object) -> bytes:
 
 @contextmanager
 def _local_modules_by_value() -> Iterator[None]:
-    """Within the `with` block the user's own modules are pickled by value, as __main__ always
-    is.
+    """Pickle the user's own modules by value within the `with` block, as __main__ always is.
     """
     already = cloudpickle.list_registry_pickle_by_value()
     added = []

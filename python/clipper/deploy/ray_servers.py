@@ -216,7 +216,7 @@ class RayServerGroup:
                 self._replace(old, within_s, stop)
 
     def spread(self, within_s: float, stop: threading.Event) -> None:
-        """After a node has joined or gone: replace a server of the node that has most, if another
+        """Replace, after a node has joined or left, a server of the node that has most, if another
         node has at least two less.
 
         Raises: NoServer, as `upgrade`.

@@ -100,7 +100,7 @@ class Building:
                 thread.start()
 
     def wait(self, id_: VersionedModel) -> None:
-        """Until nothing is built for that version."""
+        """Wait until nothing is built for that version."""
         with self._changed:
             self._changed.wait_for(lambda: id_ not in self._threads)
 

@@ -171,8 +171,8 @@ class Client:
         return self._object("GET", f"/admin/models/{_quoted(model)}/stats")
 
     def models(self, name: str = "") -> "list[ModelRow]":
-        """Each version in service: its record, whether it is the `latest`, who links it, how many
-        replicas it has."""
+        """Return each version in service: its record, whether it is the `latest`, which
+        applications link it, how many replicas it has."""
         return self._list("models", "/admin/models" + (f"/{_quoted(name)}" if name else ""))
 
     def applications(self) -> "list[ApplicationRow]":
@@ -188,8 +188,8 @@ class Client:
         return self._list("lines", f"/admin/models/{_quoted(model)}/logs?replica={replica}")
 
     def ps(self) -> "list[ProcessRow]":
-        """Each version in service as it runs: state, replicas, memory, queue, batch and why, the
-        last error and what to do."""
+        """Return each version in service as it runs: state, replicas, memory, queue, batch and
+        why, the last error and what to do."""
         return self._list("models", "/admin/ps")
 
     def follow(self, model: str, after: str = "") -> "FollowedLines":
@@ -239,8 +239,8 @@ class Client:
     def request(
         self, method: str, path: str, members: dict[str, object] | None = None
     ) -> dict[str, object]:
-        """One request: the object it is answered with, {} for none. The error that the server
-        raised."""
+        """Make one request. Return the object of the response, {} for none. Raises the error that
+        the server raised."""
         return self._object(method, path, members)
 
     # -- models
@@ -429,7 +429,8 @@ class Client:
     # -- the state as one file
 
     def export_state(self) -> bytes:
-        """Models with their files, applications, and what was learned: JSON, for `import_state`."""
+        """Return models with their files, applications, and what was learned, as JSON for
+        `import_state`."""
         return msgspec.json.encode(self._object("GET", "/admin/export"))
 
     def import_state(self, state: bytes, *, dry_run: bool = False) -> "ChangeResult":
@@ -440,7 +441,8 @@ class Client:
     # -- queries
 
     def predict(self, application: str, input: object, **settings: object) -> Answer:
-        """One query, answered by its deadline; settings: user, context, slo_ms, salt."""
+        """Make one query, which is answered by its deadline. settings: user, context, slo_ms,
+        salt."""
         reply = self.predict_plainly(application, input, **settings)
         return Answer(
             reply["output"],
@@ -557,7 +559,7 @@ class Client:
         )
 
     def _check_pinned(self, connection: "HTTPConnection") -> None:
-        """Before anything is sent, the token above all."""
+        """Check the pinned certificate before anything is sent, the token in particular."""
         if self._tls is None or not self._trust.pinned:
             return
         try:
@@ -575,7 +577,7 @@ class Client:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """There is nothing to close: each request has its own connection."""
+        """Do nothing: each request has its own connection, which is closed."""
 
 
 def _untrusted(url: str, error: ssl.SSLError) -> NoServer:

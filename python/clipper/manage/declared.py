@@ -23,7 +23,7 @@ _AT_START = ("server", "limits", "batching", "feedback", "http", "streams", "mod
 
 @contextmanager
 def declared(config: Config, section: str, name: str) -> Iterator[None]:
-    """Errors say which model or application of the configuration they are about, and where it is
+    """Add to errors which model or application of the configuration they are about, and where it is
     declared."""
     try:
         yield

@@ -261,7 +261,7 @@ class Deployment:
         return running
 
     def _run_others(self, id_: VersionedModel) -> None:
-        """If another server was first with this version: run that one instead."""
+        """Run the version of another server that was first with this version, if there is one."""
         if self._is_known(id_):
             with self._changing:
                 self._followed.pop(id_, None)
@@ -286,8 +286,8 @@ class Deployment:
             self._scale_to(model, self._count(model))
 
     def _scale_to(self, model: Model, count: int) -> None:
-        """Under `_changing`. Numbers from `count` on are drained, then stopped; those below it are
-        started."""
+        """Drain and then stop the replicas from number `count` on, and start those below it. The
+        caller holds `_changing`."""
         mine = [
             s for s in self._deployer.list() if (s.name, s.version) == (model.name, model.version)
         ]

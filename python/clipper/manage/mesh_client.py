@@ -54,7 +54,7 @@ class MeshClient:
         return str(self._decoded("GET", "/v1/mesh")["instance"])
 
     def stats(self) -> Stats:
-        """Its counters and gauges."""
+        """Return the counters and gauges of the node that answers."""
         return dict(self._decoded("GET", "/v1/mesh")["stats"])
 
     # -- models
@@ -96,7 +96,7 @@ class MeshClient:
         self._decoded("DELETE", _model(id) + _rehearsed(dry_run))
 
     def status(self, id: str) -> ModelStatus:
-        """NOT_FOUND is a status here and no error."""
+        """Return the status of a model. NOT_FOUND is a status here and no error."""
         try:
             return self._requested(ModelStatus, "GET", _model(id))
         except UnknownModel:
@@ -153,20 +153,21 @@ class MeshClient:
         return self._requested(VModelStatus, "PUT", _vmodel(id) + _rehearsed(dry_run), members)
 
     def delete_vmodel(self, id: str, owner: str = "", *, dry_run: bool = False) -> None:
-        """Absent: no error. Forbidden when it is another owner's."""
+        """Delete a vmodel. It is no error if there is none. Raises Forbidden when it is another
+        owner's."""
         self._decoded(
             "DELETE", _vmodel(id) + _query(owner=owner, dry_run="true" if dry_run else "")
         )
 
     def vmodel_status(self, id: str, owner: str = "") -> VModelStatus:
-        """NOT_FOUND when absent, or another owner's."""
+        """Return the status of a vmodel: NOT_FOUND when there is none, or it is another owner's."""
         try:
             return self._requested(VModelStatus, "GET", _vmodel(id) + _query(owner=owner))
         except UnknownVModel:
             return VModelStatus(id, "NOT_FOUND")
 
     def rollback_vmodel(self, id: str, *, dry_run: bool = False) -> VModelStatus:
-        """Back to the model before."""
+        """Set a vmodel back to the model before."""
         return self._requested(VModelStatus, "POST", f"{_vmodel(id)}/rollback{_rehearsed(dry_run)}")
 
     def vmodels(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[VModelStatus]:

@@ -39,14 +39,15 @@ _PAGED = {
 
 
 class ModelPage(msgspec.Struct, frozen=True):
-    """next: what to give as `after` for those that follow; empty: there are no more."""
+    """A page of models. next: what to give as `after` for the next page; empty: there are no
+    more."""
 
     models: list[ModelStatus]
     next: str = ""
 
 
 class VModelPage(msgspec.Struct, frozen=True):
-    """next: as that of models."""
+    """A page of vmodels. next: as in a page of models."""
 
     vmodels: list[VModelStatus]
     next: str = ""
@@ -59,7 +60,7 @@ class Instances(msgspec.Struct, frozen=True):
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """instance: the node that answers.  stats: its counters and gauges."""
+    """The counts of a node. instance: the node that answers.  stats: its counters and gauges."""
 
     instance: str
     stats: dict[str, object]

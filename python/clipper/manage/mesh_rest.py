@@ -205,7 +205,8 @@ _S = TypeVar("_S", ModelStatus, VModelStatus)
 
 
 def _found(status: _S) -> _S:
-    """UnknownModel when there is none: over HTTP that is a status of its own."""
+    """Return the status. Raises UnknownModel or UnknownVModel when there is none: over HTTP that is
+    a status of its own."""
     if status.status == "NOT_FOUND":
         hint = "GET /v1/mesh/models and /v1/mesh/vmodels list them; clipper mesh ls does."
         kind = UnknownModel if isinstance(status, ModelStatus) else UnknownVModel

@@ -41,7 +41,8 @@ class Watchers:
         self._lock = threading.Lock()
 
     def response(self, prefix: str) -> StreamedResponse:
-        """Refused when there are as many as there may be."""
+        """Return the response to a watcher. Raises HttpError when there are as many as there may
+        be."""
         if len(self._open) >= WATCHERS_MAX:
             hint = "Let one watcher forward the changes to the others."
             raise HttpError(
@@ -116,7 +117,8 @@ class Watcher:
             self._leave(self)
 
     def _send(self, data: bytes) -> None:
-        """Once there is room. Cuts off who leaves none."""
+        """Send data once there is room. A client that leaves no room for too long is
+        disconnected."""
         give_up_s = time.monotonic() + STALLED_S
         while not self._room.wait(_CHECK_S):
             if self._is_over():

@@ -25,8 +25,8 @@ _SCHEMA: Final = "clipper.state/1"
 
 
 class State(msgspec.Struct, frozen=True):
-    """models: those in service.  latest: of each name, when it is not the highest.  learned: by key
-    of the store.  files: what models are packed in, by name."""
+    """An exported state. models: those in service.  latest: of each name, when it is not the
+    highest.  learned: by key of the store.  files: what models are packed in, by name."""
 
     schema: str
     created_us: int
@@ -127,7 +127,7 @@ def missing(state: State, catalog: Catalog) -> list[Model]:
 
 
 def bring(state: State, catalog: Catalog, place: Place) -> None:
-    """Models and what was learned; what is there stays."""
+    """Bring in models and what was learned. What exists already stays."""
     for key, value in state.learned.items():
         if key.startswith(LEARNED) and place.store.get(key) is None:
             place.store.put(key, value)

@@ -222,8 +222,8 @@ class Operations:
         ]
 
     def models(self, name: str = "") -> list[dict[str, object]]:
-        """Each version in service: its record, whether it is the `latest`, who links it, how many
-        replicas it has."""
+        """Return each version in service: its record, whether it is the `latest`, which
+        applications link it, how many replicas it has."""
         catalog = self._server.catalog
         found = catalog.versions(parsed(name).name) if name else catalog.models()
         stats = self._server.stats()["models"]
@@ -241,8 +241,8 @@ class Operations:
         }
 
     def ps(self) -> list[dict[str, object]]:
-        """Each version in service as it runs: state, replicas, memory, queue, batch and why, the
-        last error and what to do."""
+        """Return each version in service as it runs: state, replicas, memory, queue, batch and
+        why, the last error and what to do."""
         return processes(self._server)
 
     def follow(self, model: str, after: str = "") -> dict[str, object]:
@@ -623,7 +623,7 @@ class Operations:
     # -- the state as one file
 
     def export_state(self) -> State:
-        """Models with their files, applications, and what was learned."""
+        """Return models with their files, applications, and what was learned."""
         return exported(self._server.catalog, self._place)
 
     def import_state(self, text: bytes) -> Change:

@@ -150,7 +150,7 @@ class Management:
         return answer_json(operations.set_application(request.params[0], models, settings))
 
     def put_application(self, request: HttpRequest) -> HttpResponse:
-        """Makes it, or sets what the body names; what it does not name stays."""
+        """Make the application, or set what the body names; what it does not name stays."""
         name = request.params[0]
         is_new = name not in self._node.catalog.view.applications
         self.set_application(request)
@@ -280,8 +280,8 @@ def _settings(request: HttpRequest) -> dict[str, UserValue]:
 
 
 def _models_of(settings: dict[str, object]) -> tuple[str, ...] | None:
-    """Taken out of `settings`. None leaves the links as they are; a new application begins with
-    none."""
+    """Take the models out of `settings` and return them. None leaves the links as they are; a new
+    application begins with none."""
     models = settings.pop("models", None)
     if models is not None and not (
         isinstance(models, list) and all(isinstance(model, str) for model in models)

@@ -117,7 +117,7 @@ class Rolling:
     # -- looking in
 
     def check(self, model: VersionedModel) -> None:
-        """NoReplica for a version that could not answer."""
+        """Raise NoReplica for a version that could not answer."""
         if not self._is_connected(model):
             hint = f"See clipper models {model.name}; to start one: clipper scale {model} 1"
             raise NoReplica(

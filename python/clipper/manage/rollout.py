@@ -31,8 +31,8 @@ _STAGES_MAX: Final = 20
 
 
 class Step(msgspec.Struct, frozen=True):
-    """kind: stay, or what becomes of the record.  reason: of it, for a person.  verdicts: of the
-    guards, in their order."""
+    """The next step of a rollout. kind: stay, or what becomes of the record.  reason: of it, for a
+    person.  verdicts: of the guards, in their order."""
 
     kind: Literal["stay", "advance", "promote", "revert", "abort"]
     reason: str
@@ -42,8 +42,8 @@ class Step(msgspec.Struct, frozen=True):
 def decide(
     rollout: Rollout, figures: Figures, now_us: int, counting_us: int, gone: str = ""
 ) -> Step:
-    """counting_us: since when the figures are counted.  gone: why the rollout has no ground any
-    more, if so."""
+    """Return the next step of a rollout. counting_us: since when the figures are counted.  gone:
+    why the rollout cannot go on, if so."""
     if not rollout.is_open:
         return Step("stay", f"it is {rollout.state}")
     if gone:
@@ -100,8 +100,8 @@ def moved(rollout: Rollout, step: Step) -> Rollout:
 def stages_of(
     canary: str | float | None, stages: str | Sequence[str | float] | None
 ) -> tuple[float, ...]:
-    """Shares, ascending: texts are per cent ("5%", "5,25,50,100"), numbers are shares (0.05).
-    Without stages, those of STAGES above the first."""
+    """Return the shares, ascending. Texts are per cent ("5%", "5,25,50,100"), numbers are shares
+    (0.05). Without stages, those of STAGES above the first."""
     first = () if canary is None else (_share(canary),)
     each: tuple[float, ...]
     if stages is None:
@@ -134,7 +134,7 @@ def _share(value: str | float) -> float:
 
 
 def seconds_of(value: str | float) -> float:
-    """60, "60s", "5m", "1h"."""
+    """Return the seconds of 60, "60s", "5m" or "1h"."""
     try:
         seconds = seconds_in(value) if isinstance(value, str) else float(value)
     except (TypeError, ValueError):

@@ -20,9 +20,10 @@ _HINT = "Start one with: clipper up   Or name one: --url http://HOST:PORT, or CL
 
 
 class Running(msgspec.Struct, frozen=True):
-    """url: of management.  queries: of the applications, or empty; grpc: alike, HOST:PORT.  state:
-    its absolute folder, or a URL, or empty.  certificate: the PEM file of the one to expect at
-    `url`, or empty.  ends_by_signal: in good order, for it is `clipper up`."""
+    """A running server, as the commands find it. url: of management.  queries: of the applications,
+    or empty; grpc: alike, HOST:PORT.  state: its absolute folder, or a URL, or empty.  certificate:
+    the PEM file of the one to expect at `url`, or empty.  ends_by_signal: in good order, for it is
+    `clipper up`."""
 
     url: str
     pid: int

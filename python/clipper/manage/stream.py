@@ -60,7 +60,7 @@ class Stream:
             raise NoServer(f"what {self._url} sends is not a stream of a Clipper server.") from None
 
     def hang_up(self) -> None:
-        """Ends an iteration that waits."""
+        """End an iteration that waits."""
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)

@@ -69,7 +69,7 @@ class TableOperations:
         self._server, self._actor, self._dry_run = server, actor, dry_run
 
     def tables(self) -> list[dict[str, object]]:
-        """Each table: its specification, and its rows on all shards."""
+        """Return each table: its specification, and its rows on all shards."""
         client = self._server.params
         stats = [answer["tables"] for _, answer in client.call_all("stats")]
         specs = client.call(0, "tables")["tables"]
@@ -79,7 +79,7 @@ class TableOperations:
         ]
 
     def table(self, name: str) -> dict[str, object]:
-        """One table: its specification, and its rows on all shards."""
+        """Return one table: its specification, and its rows on all shards."""
         self._spec(name)
         return next(row for row in self.tables() if row["name"] == name)
 

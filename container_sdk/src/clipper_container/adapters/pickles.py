@@ -12,7 +12,7 @@ from clipper_container.adapters.errors import LoadError
 
 
 def load(content: bytes) -> object:
-    """Unpickle. Raises: LoadError for bytes that are not a pickle."""
+    """Unpickle a model. Raises: LoadError for bytes that are not a pickle."""
     has_joblib = importlib.util.find_spec("joblib") is not None
     try:
         if not has_joblib:

@@ -14,7 +14,7 @@ _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}  # numbers of the system call
 
 
 class _Attributes(ctypes.Structure):
-    """`struct sched_attr` of Linux, in its first version."""
+    """The `struct sched_attr` of Linux, in its first version."""
 
     _fields_ = (
         ("size", ctypes.c_uint32),

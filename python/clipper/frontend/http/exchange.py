@@ -74,8 +74,8 @@ class Exchange:
             self.connection.service.run(outcome, self)
 
     def _wait(self, _: Future | None = None) -> None:
-        """Until the last of the futures is done; one after another, as each wait is for all that
-        were done meanwhile."""
+        """Wait until the last of the futures is done. They are waited for one after another: when
+        one is done, those done meanwhile need no wait."""
         later = self.later
         assert later is not None
         while self.waits_for < len(later.futures):

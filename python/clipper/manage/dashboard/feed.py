@@ -85,7 +85,7 @@ class Feed:
         self._thread.start()
 
     def stop(self) -> None:
-        """No more readings. Idempotent."""
+        """Stop reading. Idempotent."""
         self._ending.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -181,7 +181,7 @@ class Feed:
     # -- viewers
 
     def check_room(self) -> None:
-        """Refused when there are as many viewers as there may be."""
+        """Raise HttpError when there are as many viewers as there may be."""
         if len(self._viewers) >= self._viewers_max:
             hint = "Close another page, or see http.dashboard_viewers_max."
             raise HttpError(
@@ -199,7 +199,7 @@ class Feed:
         viewer.pump()
 
     def _first_message(self, since_s: float) -> Iterator[bytes]:
-        """Under the lock; what is handed out is a copy."""
+        """Return the first messages of a viewer, as copies. The caller holds the lock."""
         fine = [row for at_s, row in self._fine if at_s > since_s]
         coarse = [row for at_s, row in self._coarse if at_s > since_s]
         last_id = int(self._fine[-1][0] * 10) if self._fine else 0

@@ -87,9 +87,9 @@ def busiest(before: Stats, after: Stats, count: str) -> list[str]:
 
 
 def of_application(before: Stats | None, after: Stats, shares: Mapping[str, float]) -> Row:
-    """q: queries.  ok, default, error, refused: answers.  why: defaults by reason.  us: p50, p95,
-    p99 and the most.  fb: weight of feedback and how much of it was right.  models: [share, used,
-    feedback, right] of each."""
+    """Return what happened to an application since `before`. q: queries.  ok, default, error,
+    refused: answers.  why: defaults by reason.  us: p50, p95, p99 and the most.  fb: weight of
+    feedback and how much of it was right.  models: [share, used, feedback, right] of each."""
     answers = after["answers"]
     previous = (before or {}).get("answers", {"default": {}, "feedback": {}})
     why = {
@@ -120,10 +120,10 @@ def of_application(before: Stats | None, after: Stats, shares: Mapping[str, floa
 
 
 def of_model(before: Stats | None, after: Stats) -> Row:
-    """ok, failed: tasks.  us: p50 and p99 of them.  rows, batches: sent.  hits, joined: answered
-    without.  queue: rows that wait, wait: microseconds they will.  limit: the largest batch now.
-    misses: batches beyond their budget.  padding: share of it in the batches, where it is
-    measured.
+    """Return what happened to a model since `before`. ok, failed: tasks.  us: p50 and p99 of them.
+    rows, batches: sent.  hits, joined: answered without an evaluation.  queue: rows that wait;
+    wait: for how many microseconds they will.  limit: the largest batch now. misses: batches beyond
+    their budget.  padding: share of it in the batches, where it is measured.
     """
     ended, had = after["ended"], (before or {}).get("ended", {})
     took = _since((before or {}).get("latency_us"), after["latency_us"])
@@ -220,7 +220,7 @@ def _more(before: Stats | None, after: Stats, key: str) -> int:
 
 
 def _mean_more(before: Mapping[str, float], after: Mapping[str, float]) -> list[float]:
-    """[weight, sum] of what was added to a mean."""
+    """Return [weight, sum] of what was added to a mean."""
     n, then = after.get("n", 0.0), before.get("n", 0.0)
     if n <= then:
         return [0, 0]

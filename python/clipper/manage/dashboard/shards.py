@@ -29,8 +29,8 @@ def of_shards(before: Sequence[ShardReading], after: Sequence[ShardReading]) -> 
     """Return the counts of all shards in this second.
 
     pulls, pushes; hit, miss: rows pulled; pushed: rows; refused: requests; rows: present now;
-    lag: p50 and p99 of gradients, in versions; behind: seconds, of the slowest replica; by:
-    shard -> [rows pulled, rows pushed].
+    lag: p50 and p99 of gradients, in versions; behind: seconds, of the slowest replica; by: of
+    each shard, [rows pulled, rows pushed].
 
     A shard that was away before is not counted, since its counts are not of this second. A
     restarted one is counted whole.

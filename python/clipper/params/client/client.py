@@ -390,7 +390,7 @@ class Client:
     def pull_tables(self, ids: Mapping[str, npt.ArrayLike], dtype: str = "f32") -> dict[str, Array]:
         """Return the rows of several tables, requested in one message for each shard.
 
-        ids: table -> i64[n] or u64[n]. dtype: as of `pull`. Raises what `pull` raises.
+        ids: by table, i64[n] or u64[n]. dtype: as of `pull`. Raises what `pull` raises.
         """
         return self._pulling_tables(ids, dtype)()
 
@@ -512,8 +512,8 @@ class Client:
     ) -> StepResult:
         """Push one step of a whole model: gradients of dense variables, and of rows by table.
 
-        rows: table -> (ids, f32[n, dim]). versions: of each shard, that the gradients were computed
-        at. sequence: 0 for a new push; see `push`.
+        rows: by table, (ids, f32[n, dim]). versions: of each shard, that the gradients were
+        computed at. sequence: 0 for a new push; see `push`.
 
         Returns {"accepted": bool, "versions": [...], "why": [...], "sequence": int, "no_room":
         number of ids that found a table full}. Synchronous shards accept a push all or none.

@@ -39,7 +39,7 @@ Tables = Mapping[str, Mapping[str, UserValue]]
 
 
 class ServedSet:
-    """start(), then `client`; stop(). Threads: any."""
+    """The parameter set of a server. Call start(), then use `client`; then stop(). Threads: any."""
 
     def __init__(self, settings: ParamsSettings) -> None:
         self.settings, self.folder = settings, Path(settings.folder)

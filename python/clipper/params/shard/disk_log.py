@@ -229,7 +229,7 @@ def check_other_sizes(
 ) -> None:
     """Raise StoreError if a log of a set of another size has changes that no snapshot has.
 
-    root: folder of the set. known: (shard, shards) -> epoch and position of its newest snapshot.
+    root: folder of the set. known: by (shard, shards), epoch and position of its newest snapshot.
     """
     for folder in sorted(root.glob("shard-*")):
         number = folder.name.removeprefix("shard-")

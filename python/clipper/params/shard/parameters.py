@@ -257,8 +257,9 @@ class Parameters:
     ) -> None:
         """Write a piece of another copy.
 
-        mine: a function (name, shards) -> shard; then only the part of `shard` of `shards` is
-        taken, and the piece is of a shard whose tables may have other places.
+        mine: a function that returns the shard of a name, given the number of shards; then only the
+        part of `shard` of `shards` is taken, and the piece is of a shard whose tables may have
+        other places.
         """
         if "tables" in piece:
             self._take_tables(piece, by_name=mine is not None)

@@ -62,7 +62,7 @@ class SetFill:
     def fill(self, message: Piece, call_id: "CallId") -> None:
         """Take rows, variables, and what was seen. Raises DoesNotFit.
 
-        source: number of the old shard. seen: worker -> its window of sequences, as of the
+        source: number of the old shard. seen: by worker, its window of sequences, as of the
         beginning. told: worker, sequence, worker, ... of each push since. specs, steps, version,
         dense: what the old shard has for all rows. gathered: pushes that wait for a step.
         """

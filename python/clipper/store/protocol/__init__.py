@@ -38,7 +38,7 @@ def message(name: str) -> type[Message]:
 
 @functools.cache
 def method(name: str) -> tuple[str, type[Message], type[Message]]:
-    """(path, class of requests, class of responses) of a method, as `KV.Range`."""
+    """Return (path, class of requests, class of responses) of a method, as `KV.Range`."""
     service, _, short = name.partition(".")
     found = pool().FindServiceByName(f"{_PACKAGE}.{service}").FindMethodByName(short)
     return (

@@ -55,7 +55,8 @@ class HttpServer:
     """Client of one server. Threads: any."""
 
     def __init__(self, url: str) -> None:
-        """url: http://host:port, with an optional path prefix. Raises: ValueError."""
+        """Set the address of the server. url: http://host:port, with an optional path prefix.
+        Raises: ValueError."""
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"{url!r} is not a server's URL, such as http://127.0.0.1:8080.")
