@@ -322,7 +322,7 @@ def _no_reply(node: str) -> StoreError:
 
 
 def refusal(error: ClipperError) -> Reply:
-    """An error as a reply."""
+    """Return an error as a reply."""
     return Reply(error=type(error).__name__, message=error.message, hint=error.hint)
 
 

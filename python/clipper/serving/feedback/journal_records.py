@@ -71,7 +71,8 @@ _ROWS_DECODER = msgspec.msgpack.Decoder(
 
 
 def written(learner: "Learner", user: str, seen: Observation) -> bytes:
-    """An observation as the journal keeps it: models by their place in the learner's list."""
+    """Return an observation as the journal keeps it: models by their place in the learner's
+    list."""
     place, plan, truth = learner.place, seen.plan, seen.truth
     selected, odds = learner.positions(plan.models), plan.probabilities
     if odds and len(selected) != len(odds):

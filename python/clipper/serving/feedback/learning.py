@@ -132,7 +132,7 @@ class Learning:
         self.states.start_without_store()
 
     def resume(self) -> None:
-        """The store is there. StoreError when it is gone again."""
+        """Resume once the store is reachable. Raises StoreError when it is unreachable again."""
         count = self.states.resume(self._read)
         _log.info("what was learned is there; %d feedbacks came from the journal", count)
 

@@ -547,7 +547,7 @@ def _query_again(
     weight: float,
     context: object,
 ) -> Observation:
-    """The predictions for an input: from the cache, else evaluated now, by the application's
+    """Return the predictions for an input: from the cache, else evaluated now, by the application's
     SLO."""
     state, plan = plan_for(resolved, user, resolved.context_of(user, context))
     selected = (*plan.models, *(model for model in plan.observers if model not in plan.models))

@@ -136,8 +136,8 @@ class OnlineLearning:
         return not self._lines.keys().isdisjoint(models)
 
     def session(self, models: Sequence[VersionedModel], user: str | None, salt: int) -> int:
-        """The salt of a query: the user's session where one of the models takes sessions, else as
-        it was."""
+        """Return the salt of a query: the user's session where one of the models takes sessions,
+        else as it was."""
         if not user or self._session_models.isdisjoint(models):
             return salt
         return session_of(f"{user}\0{salt}" if salt else user)
@@ -238,7 +238,7 @@ class OnlineLearning:
 
 
 def session_of(user: str) -> int:
-    """The number by which a container knows a user: as clipper_container.session_of."""
+    """Return the number by which a container knows a user: as clipper_container.session_of."""
     return (
         int.from_bytes(hashlib.blake2b(user.encode(), digest_size=8).digest(), "little")
         if user
@@ -247,7 +247,7 @@ def session_of(user: str) -> int:
 
 
 def _copied(x: object) -> tuple[UserValue, int]:
-    """An input that its owner may change behind our back, and the bytes it takes."""
+    """Return a copy of an input, which its owner may change later, and its bytes."""
     if isinstance(x, str):
         return x, len(x)
     if isinstance(x, Mapping):

@@ -344,8 +344,8 @@ class StateSync:
                 self._came(event.record)
 
     def _came(self, record: Record, has_lost: bool = False) -> None:
-        """A record of the store. has_lost: whether the store has lost some of its history, so that
-        it may be older than what is known."""
+        """Take in a record of the store. has_lost: whether the store has lost some of its history,
+        so that it may be older than what is known."""
         states = self._states
         with states.lock:
             for learner, user in states.holders(record.key):

@@ -160,7 +160,7 @@ class Learner:
         )
 
     def state(self, user: str | None) -> State:
-        """The context's state, made at first use."""
+        """Return the context's state, made at first use."""
         if not user or not self.learns:
             return self.shared.state
         held = self._held.get(user)
@@ -372,8 +372,8 @@ class States:
                     yield learner.key(user), learner.held(user)
 
     def load(self, learner: Learner, user: str) -> Held:
-        """A state from the store; else what a related set or the shared state knows; else a fresh
-        one."""
+        """Return a state from the store; else one from what a related set or the shared state
+        knows; else a new one."""
         record, late = None, False
         try:
             record = self._get(learner.key(user))
@@ -459,8 +459,8 @@ class States:
         return fitting(nearest.held(user).state, learner.models)
 
     def keep(self, learner: Learner, user: str) -> None:
-        """A context has come into memory: another one goes, if there are too many. Under the
-        lock."""
+        """Note that a context was loaded. Another one is removed from memory if there are too many.
+        The caller holds the lock."""
         if user:
             self._make_room()
             self._ring.append((learner, user))
@@ -554,14 +554,14 @@ class States:
         return applied
 
     def start_without_store(self) -> None:
-        """The store is away at the start: states begin as new ones, and what is observed waits in
-        the journal."""
+        """Start while the store is unreachable: states begin as new ones, and what is observed
+        waits in the journal."""
         self._away = self._hurried = True
 
     def resume(self, read: Callable[[bytes], tuple[Learner, str, Seen] | None]) -> int:
-        """The store is there: begin from what is in it, and apply what the journal has beyond that,
-        as after a start. Without a journal on disk, what was learned meanwhile is merged.
-        StoreError: it is gone again, and nothing has changed.
+        """Resume once the store is reachable: begin from what is in it, and apply what the journal
+        has beyond that, as after a start. Without a journal on disk, what was learned meanwhile is
+        merged. Raises StoreError when the store is unreachable again; then nothing has changed.
         """
         with self.lock:
             if self.journal.mode != "memory":
@@ -640,7 +640,7 @@ def check_user(user: str) -> None:
 
 
 def _short(user: str) -> str:
-    """A context as part of a key: readable, unless it is very long."""
+    """Return a context as part of a key: readable, unless it is very long."""
     quoted = urllib.parse.quote(user, safe="@._-")
     return (
         quoted

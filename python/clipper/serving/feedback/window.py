@@ -46,7 +46,7 @@ def seen_of(joined: Joined, truth: Truth, weight: float = 1.0) -> Observation:
 
 
 def _number_in(id: str) -> int | None:
-    """The number that an id of this server ends in; None if it has none."""
+    """Return the number that an id of this server ends in; None if it has none."""
     digits = id.rpartition("-")[2]
     return (
         int(digits, 16)
@@ -280,8 +280,8 @@ class FeedbackWindow:
         return joined.until_s < self._clock()
 
     def take(self, id: str, application: str) -> Joined | None:
-        """The query of that id, once; None when its feedback has come already. UnknownPrediction if
-        it is not here."""
+        """Return the query of that id, once; None when it has feedback already. Raises
+        UnknownPrediction if it is not here."""
         with self._lock:
             joined = self._find(id)
         if joined is None:
@@ -302,7 +302,7 @@ class FeedbackWindow:
             return take_listed(list(ids), self.table, self._find, application)
 
     def rows_of(self, id: str, application: str) -> JoinedRows:
-        """The array of that id. UnknownPrediction if it is not here."""
+        """Return the array of that id. Raises UnknownPrediction if it is not here."""
         joined = self._arrays.get(id)
         if joined is None or self._is_over(joined):
             raise self._unknown(id)

@@ -66,7 +66,8 @@ def _listen_unix(path: str) -> Listener:
 
 
 def _remove_if_dead(path: str) -> None:
-    """A socket file that nobody answers on is left over from a server that was killed."""
+    """Remove a socket file on which no server answers: it is left over from a server that was
+    killed."""
     try:
         if not stat.S_ISSOCK(os.stat(path).st_mode):  # connect() is refused by any file
             raise FileExistsError(

@@ -18,8 +18,8 @@ class Cache:
         self._stats = stats
 
     def fetch(self, model: str | VersionedModel, input: object, salt: int = 0) -> Future:
-        """A future of the model's prediction for `input`: done when it is cached; else it joins the
-        evaluation in flight, or starts the one there will be."""
+        """Return a future of the model's prediction for `input`: done when it is cached; else it
+        joins the evaluation in flight, or starts the one there will be."""
         return self._model(model).predict(input, salt=salt)
 
     def put(

@@ -149,7 +149,7 @@ class Containers:
         os.close(self._wake)
 
     def of(self, model: VersionedModel) -> list[Replica]:
-        """The connected replicas of a model version."""
+        """Return the connected replicas of a model version."""
         found = self._by_model.get(model)
         return [] if found is None else list(found.values())
 

@@ -59,7 +59,7 @@ class Engines:
                 self._models[number] -= 1
 
     def place_of(self, core: CoreModel) -> tuple[int, int]:
-        """The number of its engine, and its own there: a row of `snapshot()` has both."""
+        """Return the number of its engine, and its own there: a row of `snapshot()` has both."""
         return self._all.index(core.engine), core.index
 
     def now_us(self) -> int:
@@ -76,8 +76,8 @@ class Engines:
         return any(engine.completion.issued != engine.completion.answered for engine in self._all)
 
     def snapshot(self) -> Stats:
-        """The engines' counters and gauges, summed; `models` are of all of them, in no order, each
-        with its `engine`."""
+        """Return the engines' counters and gauges, summed; `models` are of all of them, in no
+        order, each with its `engine`."""
         total: dict[str, object] = {}
         for number, engine in enumerate(self._all):
             one = engine.snapshot()

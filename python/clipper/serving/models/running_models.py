@@ -162,7 +162,8 @@ class RunningModels:
 
 
 def record_number(outputs: Tensors | None) -> int:
-    """The number by which the engine knows the records of a model's named outputs; 0 without."""
+    """Return the number by which the engine knows the records of a model's named outputs; 0
+    without."""
     if outputs is None:
         return 0
 
@@ -199,14 +200,16 @@ def settle_output(core: CoreModel, output: InputType) -> None:
 
 
 def row_shape(input: InputType) -> tuple[int, ...]:
-    """The engine's notation of a row's shape: (-1,) when numeric rows have lengths of their own."""
+    """Return the engine's notation of a row's shape: (-1,) when numeric rows have lengths of their
+    own."""
     if input.variable and input.dtype not in ("str", "bytes"):
         return (-1,)
     return input.shape
 
 
 def _infer(value: object) -> tuple[str, tuple[int, ...]]:
-    """The type of a model that nobody stated: that of its first input. Raises InvalidInput."""
+    """Infer the type of a model that was not stated: that of its first input. Raises
+    InvalidInput."""
     try:
         found = InputType.infer(value)
     except ValueError as error:

@@ -81,7 +81,7 @@ def needed(load: Load, busy_share: float) -> int:
 
 
 def follow(trend: Trend, load: Load, least: int, most: int, rule: Rule, now_s: float) -> Trend:
-    """The next trend; its `wanted` lies within the bounds, and changes only after a while of
+    """Return the next trend; its `wanted` lies within the bounds, and changes only after a while of
     pressure or calm."""
     wanted = min(max(trend.wanted, least), most)
     delay = trend.delay_us + _SMOOTH * (load.delay_us - trend.delay_us)
@@ -279,7 +279,7 @@ class Expected:
         self._whens_us: dict[VersionedModel, dict[int, int]] = {}
 
     def starting(self, model: VersionedModel, number: int, pause_s: float = 0.0) -> None:
-        """A process starts, after a pause."""
+        """Note that a process starts, after a pause."""
         with self._guard:
             starts_us = self._now_us() + int(pause_s * 1e6)
             self._started_us[model, number] = starts_us

@@ -211,8 +211,8 @@ def _unusable(outputs: UserValue) -> NDArray[np.bool_]:
 
 
 def _with_default(outputs: UserValue, is_default: NDArray[np.bool_], default: UserValue) -> object:
-    """The application's default in the rows that need it; a list when it does not fit among the
-    others."""
+    """Return the application's default in the rows that need it; a list when it does not fit among
+    the others."""
     if not is_default.any():
         return outputs
     if isinstance(outputs, np.ndarray):
@@ -270,7 +270,7 @@ def _row_by_row(
 
 
 def _as_array(outputs: list[object]) -> object:
-    """An ndarray of numbers of one shape, or the list itself."""
+    """Return an ndarray of numbers of one shape, or the list itself."""
     if all(isinstance(output, int | float | np.number | np.ndarray) for output in outputs):
         try:
             return np.array(outputs)

@@ -82,8 +82,8 @@ class Collector:
         return id
 
     def get(self, timeout: float | None = None) -> Reply:
-        """The next answer. Raises TimeoutError after `timeout` seconds without one, ShuttingDown
-        when the collector is closed and everything has been collected."""
+        """Return the next answer. Raises TimeoutError after `timeout` seconds without one,
+        ShuttingDown when the collector is closed and everything has been collected."""
         reply = self._take(timeout)
         if reply is None:
             raise ShuttingDown(

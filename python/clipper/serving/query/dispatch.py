@@ -199,7 +199,7 @@ class _CallbackThread:
 
 
 def as_completed(futures: Iterable[Future], timeout: float | None = None) -> Iterator[Future]:
-    """The futures, each when it is done, first come first served. TimeoutError when `timeout`
+    """Yield the futures in the order in which they are done. Raises TimeoutError when `timeout`
     seconds are over first."""
     done: queue.SimpleQueue[Future] = queue.SimpleQueue()
     waiting = list(futures)
@@ -216,8 +216,8 @@ def as_completed(futures: Iterable[Future], timeout: float | None = None) -> Ite
 
 
 def _dead_after_fork() -> None:
-    """A fork has no loop thread: everything in flight, and every later call, ends with
-    ForkedProcess."""
+    """End an engine in a fork, which has no loop thread: everything in flight, and every later
+    call, ends with ForkedProcess."""
     for dispatch in list(_live):
         for engine in dispatch.engines:
             engine.kill(Status.FORKED)

@@ -76,8 +76,8 @@ def combine(
     arrived: Mapping[VersionedModel, Prediction],
     missing: Sequence[VersionedModel],
 ) -> Combined:
-    """The policy's combination, with means in the place of numbers that are missing. means: None to
-    do without."""
+    """Return the policy's combination, with means in the place of numbers that are missing. means:
+    None to do without."""
     found = policy.combine(state, arrived, missing)
     if means is None:
         return found

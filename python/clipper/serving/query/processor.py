@@ -318,7 +318,7 @@ class FailedQuery(msgspec.Struct, frozen=True, eq=False):
 def _without_query(
     resolved: ResolvedApplication, x: object, slo_us: int, salt: int, reason: str, id: str
 ) -> Future:
-    """The future of the default, at once: a query to one model, given up."""
+    """Return the future of the default, at once: a query to one model, which is cancelled."""
     if resolved.rollout.stats is not None:
         resolved.rollout.stats.counters.queries.add()
     core = resolved.cores[resolved.models[0]]

@@ -331,7 +331,7 @@ class Speculation:
         )
 
     def named(self, names: Sequence[str]) -> tuple[VersionedModel, ...]:
-        """The linked models that these name, whatever their role."""
+        """Return the linked models that these name, whatever their role."""
         return tuple(model for model in self._cores if model.name in names or str(model) in names)
 
     def _decider_for(self, models: tuple[VersionedModel, ...]) -> Decider:
@@ -400,7 +400,8 @@ class Speculation:
         return tuple([0 if model in at_once else i * after for i, model in enumerate(models)])
 
     def _hedge_us(self, primary: VersionedModel, slo_us: int) -> int:
-        """The 95th percentile of the first model's latency; half the SLO until that is known."""
+        """Return the 95th percentile of the first model's latency; half the SLO until that is
+        known."""
         until, after = self._hedge
         now = time.monotonic()
         if now >= until:
@@ -417,8 +418,8 @@ class Speculation:
 def speculation_of(
     text: str, resolved: ResolvedApplication, decider_threads: DeciderThreads
 ) -> Speculation | None:
-    """An application's decider; None when there is nothing to decide: all are waited for.
-    InvalidInput when it does not fit."""
+    """Return an application's decider; None when there is nothing to decide, as all models are
+    waited for. Raises InvalidInput when it does not fit."""
     if resolved.models:
         check_decider(resolved.name, text, resolved.models)
     primaries = (
@@ -437,7 +438,7 @@ def speculation_of(
 
 
 def check_decider(application: str, text: str, links: Sequence[VersionedModel]) -> Schedule:
-    """The schedule, if it fits the application's models. InvalidInput otherwise."""
+    """Return the schedule if it fits the application's models. Raises InvalidInput otherwise."""
     schedule = parse_decider(text)
     if schedule.own:
         user_defined_decider(schedule.own)
@@ -493,10 +494,10 @@ def check_guarantee(
     cores: Mapping[VersionedModel, CoreModel],
     since: dict[VersionedModel, Snapshot],
 ) -> None:
-    """A guaranteed time needs a model that is measured to be there by then: by the 99th percentile
-    of its latency. The InvalidInput names what was measured and what to do. since: its latencies
-    when it was last refused; what came after is measured by itself, so that arrays, whose rows wait
-    for each other, and a slow start can be left behind."""
+    """Check that a guaranteed time has a model that is measured to answer by then: by the 99th
+    percentile of its latency. The InvalidInput names what was measured and what to do. since: its
+    latencies when it was last refused; what came after is measured by itself, so that arrays, whose
+    rows wait for each other, and a slow start can be left behind."""
     step = schedule.guaranteed
     if step is None:
         return
@@ -537,6 +538,6 @@ def check_guarantee(
 
 
 def measured(core: CoreModel) -> Snapshot:
-    """A model's latency from submit to prediction, us, since it was deployed; what the cache had is
-    not in it."""
+    """Return a model's latency from submit to prediction, us, since it was deployed; what the cache
+    had is not in it."""
     return core.engine.model_latency(core.index)

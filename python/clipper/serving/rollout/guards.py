@@ -228,7 +228,7 @@ def _share(odds: float) -> float:
 
 
 def _mixture(n: float, bad: float, limit: float, others: list[float]) -> float:
-    """The logarithm of the mean likelihood ratio of these shares to the limit."""
+    """Return the logarithm of the mean likelihood ratio of these shares to the limit."""
     logs = [
         bad * math.log(p / limit) + (n - bad) * math.log((1.0 - p) / (1.0 - limit)) for p in others
     ]
@@ -262,14 +262,15 @@ def judged_difference(
 
 
 def _variance(n: float, total: float) -> float:
-    """An upper bound of what values from 0 to 1 can have, of a mean that is a little unsure."""
+    """Return an upper bound of what values from 0 to 1 can have, of a mean that is a little
+    unsure."""
     mean = (total + 1.0) / (n + 2.0)
     return mean * (1.0 - mean)
 
 
 def _evidence(beyond: float, spread: float, margin: float) -> float:
-    """The logarithm of the evidence that a mean whose estimate has this variance lies beyond 0, as
-    its estimate does."""
+    """Return the logarithm of the evidence that a mean whose estimate has this variance lies beyond
+    0, as its estimate does."""
     if beyond <= 0.0:
         return -math.inf
     logs = []

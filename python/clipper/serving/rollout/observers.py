@@ -69,8 +69,8 @@ class Watch:
         rests: float = 0.0,
         reader: object = None,
     ) -> Future | None:
-        """The observer's future, if its gate lets the query in. rests: until when shadows rest.
-        reader: an object whose `output_name` is the named output that the future reads."""
+        """Return the observer's future, if its gate lets the query in. rests: until when shadows
+        rest. reader: an object whose `output_name` is the named output that the future reads."""
         with self._lock:
             self._sweep(now_s)
             if len(self._open) >= OPEN_MAX or (

@@ -57,8 +57,8 @@ PRIMARY = Role("primary")
 
 
 def role_named(text: str, whose: str) -> Role:
-    """The role of `NAME` or `NAME(setting=value, ...)`; InvalidInput that names whose it is and
-    what is wrong."""
+    """Return the role of `NAME` or `NAME(setting=value, ...)`. Raises InvalidInput that names whose
+    it is and what is wrong."""
     if not isinstance(text, str):
         raise InvalidInput(
             f"the role of {whose!r} is a str such as 'shadow', not a {type(text).__name__}."
@@ -136,7 +136,7 @@ def placed(
 
 
 def _link_named(application: str, name: str, linked: Sequence[VersionedModel]) -> VersionedModel:
-    """The link of that notation, or the only one of that name."""
+    """Return the link of that notation, or the only one of that name."""
     try:
         wanted = VersionedModel.parse(name)
     except ValueError as error:
@@ -247,8 +247,8 @@ class RoleAssignment:
         return None
 
     def _watching(self, plan: Plan, uniform: float) -> tuple[VersionedModel, ...]:
-        """The policy's observers, and those whose share has this query: by bits of the number that
-        nobody else looks at."""
+        """Return the policy's observers, and those whose share has this query: by bits of the
+        number that nobody else looks at."""
         low = (uniform * 2**27) % 1.0
         mine = [
             m

@@ -133,7 +133,7 @@ class Drift:
 
 
 def size_of(number: UserValue) -> float:
-    """A number itself; of an array its norm."""
+    """Return a number itself; of an array its norm."""
     if not isinstance(number, np.ndarray):
         return float(number)
     with np.errstate(over="ignore"):
@@ -141,7 +141,7 @@ def size_of(number: UserValue) -> float:
 
 
 def ks_distance(some: "np.ndarray", others: "np.ndarray") -> float:
-    """The largest difference of the two shares of numbers up to x; both sorted."""
+    """Return the largest difference of the two shares of numbers up to x; both sorted."""
     at = np.concatenate([some, others])
     below = [np.searchsorted(each, at, side="right") / len(each) for each in (some, others)]
     return float(np.abs(below[0] - below[1]).max())
