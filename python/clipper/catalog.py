@@ -118,8 +118,8 @@ class Catalog:
         return self.view.models()
 
     def versions(self, name: str) -> list[Model]:
-        """The versions of `name` that are not retired, ascending; UnknownModel when there is
-        none."""
+        """Return the versions of `name` that are not retired, ascending. Raises UnknownModel when
+        there is none."""
         latest = self.view.model(VersionedModel(name))
         return [model for model in self.view.versions[latest.name] if not model.retired_us]
 
@@ -444,7 +444,7 @@ class Catalog:
         return self._change(verb, change)
 
     def _check_application(self, view: View, app: Application) -> Application:
-        """The application, its input type filled in, if it and its links are sound."""
+        """Return the application, with its input type filled in, if it and its links are sound."""
         check_settings(app)
         for link in app.models:
             model = self.linked(view, link)
@@ -577,9 +577,9 @@ class Catalog:
 
 
 def plain(default: object) -> UserValue:
-    """A default output as a record can keep it: None, bool, int, float, str, bytes, or (nested)
-    lists of these, or a dict of these by name; numpy's scalars and arrays become these.
-    InvalidInput for anything else."""
+    """Return a default output as a record can keep it: None, bool, int, float, str, bytes, or
+    (nested) lists of these, or a dict of these by name; numpy's scalars and arrays become these.
+    Raises InvalidInput for anything else."""
     if isinstance(default, np.ndarray | np.generic):
         return plain(default.tolist())
     if isinstance(default, bytearray | memoryview):

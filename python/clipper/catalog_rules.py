@@ -23,7 +23,7 @@ def put_promoted(view: View, id_: VersionedModel, upto: int = 0) -> Put:
 
 
 def link_replaced(app: Application, wanted: VersionedModel) -> VersionedModel:
-    """The one link of the application that has this name, and answers."""
+    """Return the one link of the application that has this name, and answers."""
     mine = [link for link in app.models if link.name == wanted.name]
     mine = [link for link in mine if app.roles.get(str(link), "primary") == "primary"]
     if len(mine) != 1:
@@ -41,8 +41,8 @@ def link_replaced(app: Application, wanted: VersionedModel) -> VersionedModel:
 
 
 def ops_of_promotion(view: View, rollout: Rollout) -> list[Op]:
-    """The version becomes what its link means, where that is this application's alone; else the
-    application links it itself."""
+    """Return the operations of a promotion: the version becomes what its link means, where that is
+    this application's alone; else the application links it itself."""
     app, new = view.application(rollout.application), view.model(rollout.model)
     others = [
         other.name
@@ -56,7 +56,8 @@ def ops_of_promotion(view: View, rollout: Rollout) -> list[Op]:
 
 
 def linking_only(app: Application, wanted: VersionedModel) -> Application:
-    """The application with this version where it had others of the name; their roles go."""
+    """Return the application with this version where it had others of the name, without their
+    roles."""
     mine = [link for link in app.models if link.name == wanted.name]
     if not mine:
         linked = ", ".join(map(str, app.models)) or "none"

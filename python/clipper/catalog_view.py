@@ -99,8 +99,8 @@ class View(msgspec.Struct, frozen=True):
         ]
 
     def model(self, wanted: VersionedModel | str) -> Model:
-        """The version, or the latest when none is named. UnknownModel, UnknownVersion (also when
-        retired)."""
+        """Return the version, or the latest when none is named. Raises UnknownModel, UnknownVersion
+        (also when retired)."""
         wanted = checked(VersionedModel.parse, wanted)
         serving = [model for model in self.versions.get(wanted.name, ()) if not model.retired_us]
         if not serving:

@@ -112,7 +112,7 @@ _Leaves = dict[_Path, tuple[object, str]]  # path -> value, where it came from
 
 
 def tables() -> dict[str, type[msgspec.Struct]]:
-    """The tables of a file; `models.NAME` and its like stand for any name."""
+    """Return the tables of a file; `models.NAME` and its like stand for any name."""
     return {**_SECTIONS, **{f"{section}.NAME": kind for section, kind in _NAMED.items()}}
 
 
@@ -149,7 +149,8 @@ def load(
     env: Mapping[str, str] | None = None,
     **keywords: object,
 ) -> Config:
-    """The configuration from a TOML file, the environment (None: this process's), and keywords.
+    """Return the configuration from a TOML file, the environment (None: this process's), and
+    keywords.
 
     A keyword is a section (`limits={"tasks_max": 1000}`, `models={...}`) or a key of the first
     section that has it, by itself (`state="dir"`); `http="HOST:PORT"` is short for its address, and
@@ -184,7 +185,8 @@ def load(
 
 
 def _resolved(model: ModelSettings, folder: Path) -> ModelSettings:
-    """The model with everything that it names relative to the file's folder, where it is there.
+    """Return the model with everything that it names relative to the file's folder, where it is
+    there.
 
     A module or package that lies in the folder makes the folder part of the model's code, so that
     it is found by whoever starts the model, from any folder, and goes into its image.
@@ -261,8 +263,8 @@ def _from_file(path: Path) -> _Leaves:
 
 
 def _lines(text: str) -> dict[_Path, int]:
-    """The line of each key and table of valid TOML. A statement ends where the lines since its
-    start parse."""
+    """Return the line of each key and table of valid TOML. A statement ends where the lines since
+    its start parse."""
     found: dict[_Path, int] = {}
     table: _Path = ()
     pending: list[str] = []
@@ -329,8 +331,8 @@ def _from_keywords(keywords: Mapping[str, object]) -> _Leaves:
 
 
 def _flat(table: object, at: _Path = ()) -> Iterator[tuple[_Path, object]]:
-    """The leaves below `table`; an empty table is a leaf, so that `[models.svm]` alone names a
-    model."""
+    """Return the leaves below `table`; an empty table is a leaf, so that `[models.svm]` alone names
+    a model."""
     if isinstance(table, Batching):
         table = msgspec.structs.asdict(table)
     if isinstance(table, Mapping) and (table or not at):
@@ -404,7 +406,7 @@ def _build(
     prefix: _Path,
     batching: msgspec.Struct | None = None,
 ) -> _S:
-    """The section at `prefix`; `batching` is what a batching table in it starts from."""
+    """Return the section at `prefix`; `batching` is what a batching table in it starts from."""
     values: dict[str, UserValue] = (
         msgspec.structs.asdict(batching) if kind is Batching and batching else {}
     )

@@ -57,8 +57,8 @@ def _modes() -> dict[str, object]:
 
 
 def settings_of(config: Config) -> list[dict[str, object]]:
-    """A row a key: those of the sections, and for each model and application those of its table.
-    Secrets are masked."""
+    """Return a row for each key: those of the sections, and for each model and application those of
+    its table. Secrets are masked."""
     rows = []
     for info in describe():
         section, *middle, key = info.key.split(".")

@@ -14,7 +14,7 @@ _ADDRESS = re.compile(
 
 
 def last_line(text: str) -> str:
-    """The last line of a traceback: the error itself.
+    """Return the last line of a traceback: the error itself.
 
     Characters that a terminal would obey are escaped, of the path of a file only its name is left,
     an address in memory is left out, and the line is cut at LINE_CHARS_MAX. The whole text stays in

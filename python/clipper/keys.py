@@ -26,7 +26,7 @@ class Keys:
             termios.tcsetattr(self._fd, termios.TCSADRAIN, self._before)
 
     def pressed(self, wait_s: float) -> str:
-        """The keys pressed until now, after `wait_s` at most; empty when there is none."""
+        """Return the keys pressed until now, after `wait_s` at most; empty when there is none."""
         watched = [self._fd] if self._fd >= 0 else []
         ready, _, _ = select.select(watched, [], [], wait_s)
         if not ready:

@@ -156,7 +156,7 @@ def ends_s(cert: str, key: str) -> int:
 
 
 def first_of(pem: str) -> str:
-    """The first certificate of a chain. ValueError when there is none."""
+    """Return the first certificate of a chain. Raises ValueError when there is none."""
     start = pem.index(_PEM_START)
     return pem[start : pem.index(_END, start) + len(_END)]
 

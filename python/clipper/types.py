@@ -156,8 +156,8 @@ class InputType(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: "str | Mapping[str, str] | InputType") -> "InputType":
-        """The type that `text` denotes; numpy's names (`float64[64]`) are understood too. A dict of
-        types by name, or its JSON, denotes named tensors. ValueError otherwise."""
+        """Return the type that `text` denotes; numpy's names (`float64[64]`) are understood too. A
+        dict of types by name, or its JSON, denotes named tensors. Raises ValueError otherwise."""
         if isinstance(text, InputType):
             return text
         if isinstance(text, Mapping) or (isinstance(text, str) and is_named(text)):
@@ -184,8 +184,8 @@ class InputType(msgspec.Struct, frozen=True):
 
     @classmethod
     def infer(cls, value: object) -> "InputType":
-        """The type of one input: a numpy array or scalar, a (nested) list of numbers, a number, str
-        or bytes-like."""
+        """Return the type of one input: a numpy array or scalar, a (nested) list of numbers, a
+        number, str or bytes-like."""
         if isinstance(value, Mapping):
             raise ValueError(
                 "an input of named tensors needs the model's schema, which is not known yet: deploy"

@@ -69,8 +69,8 @@ class Unknown(ClipperError, LookupError):
 
     @classmethod
     def named(cls, name: str, known: Iterable[str]) -> Self:
-        """The error for `name` when only `known` exist: `no model 'svn' - did you mean 'svm'?
-        Loaded: logreg, svm.`"""
+        """Return the error for `name` when only `known` exist: `no model 'svn' - did you mean
+        'svm'? Loaded: logreg, svm.`"""
         names = sorted(known)
         shown = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
         guess = did_you_mean(name, names) or "."

@@ -85,7 +85,7 @@ def _total(counts: dict[str, int] | int) -> int:
 
 
 def _what(one: "ChangedRecord") -> str:
-    """A record that changed; of a rollout, why."""
+    """Return the text of a record that changed; of a rollout, why."""
     after = one["after"] if one["key"].startswith("rollout/") else None
     return (
         f"{one['key']} ({after['state']}: {after['reason']})"

@@ -21,8 +21,8 @@ EXIT_INTERRUPTED = 130
 
 
 def _connected(url: str | None, token: str | None, ca: str | None) -> "Client":
-    """The server of --url or CLIPPER_URL, else the one of ./clipper.toml's state, else the only
-    one."""
+    """Return a client of the server of --url or CLIPPER_URL, else of the one of ./clipper.toml's
+    state, else of the only one."""
     from clipper.config import load
     from clipper.manage.client import connect
 

@@ -387,7 +387,7 @@ class ProcessDeployer:
         return [*words, "--report-fd", str(report_fd)]
 
     def _forked(self, replica: _Replica, report: bytes, pid: int, pid_fd: int) -> None:
-        """A fork server has forked the process, which waits for what to run."""
+        """Note that a fork server has forked the process, which waits for what to run."""
         handle = replica.handle
         self._close_request(replica)
         if handle.reports is not None:
@@ -511,7 +511,7 @@ class ProcessDeployer:
             self._reaped(replica, code)
 
     def _forked_ended(self, replica: _Replica) -> None:
-        """A forked process has ended; its fork server tells the exit code."""
+        """Note that a forked process has ended; its fork server reports the exit code."""
         handle = replica.handle
         if handle.lost:
             self._reaped(replica, None)
@@ -521,7 +521,7 @@ class ProcessDeployer:
         handle.gone, handle.due_s = True, time.monotonic() + _CODE_S
 
     def _forked_code(self, replica: _Replica, code: int | None) -> None:
-        """The exit code of a forked process; None if its fork server has ended before."""
+        """Return the exit code of a forked process; None if its fork server has ended before."""
         handle = replica.handle
         if code is not None or handle.gone:
             self._reaped(replica, code)
@@ -530,7 +530,8 @@ class ProcessDeployer:
         self._signal(replica, signal.SIGKILL)  # the kernel does it too
 
     def _reaped(self, replica: _Replica, code: int | None) -> None:
-        """The process has ended. code: None if its fork server ended too, and it with that."""
+        """Note that the process has ended. code: None if its fork server ended too, and it with
+        that."""
         handle = replica.handle
         if handle.reports is not None:
             for _ in range(64):

@@ -256,7 +256,7 @@ def _guarded(check: Callable[[HttpRequest], None], handle: Handle) -> Handle:
 
 def _index(node: ServerInterface, routes: HttpRouter) -> Handle:
     def index(request: HttpRequest) -> HandlerResult:
-        """A browser is shown the dashboard, where there is one."""
+        """Show a browser the dashboard, where there is one."""
         if ("GET", _PAGE) in routes and b"text/html" in request.headers.get(b"accept", b""):
             return HttpResponse(303, b"", headers=((b"location", _PAGE.encode()),))
         lines = [

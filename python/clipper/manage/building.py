@@ -76,8 +76,8 @@ class Building:
     # -- environments
 
     def interpreter(self, model: Model) -> str:
-        """The Python that a model's containers run; "" while it is yet to be built, which then
-        begins.
+        """Return the Python that a model's containers run; "" while it is yet to be built, which
+        then begins.
 
         Raises: InvalidInput when it cannot be known what to build.
         """

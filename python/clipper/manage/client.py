@@ -76,9 +76,9 @@ def connect(
     timeout_s: float = 120.0,
     state: str = "",
 ) -> "Client":
-    """A client of the server that is managed at `url` (None: CLIPPER_URL; else the server of this
-    user on this host, that of `state` if there are several). token: http.token of the server (None:
-    CLIPPER_ADMIN_TOKEN). Nothing is sent yet.
+    """Return a client of the server that is managed at `url` (None: CLIPPER_URL; else the server of
+    this user on this host, that of `state` if there are several). token: http.token of the server
+    (None: CLIPPER_ADMIN_TOKEN). Nothing is sent yet.
 
     For https: ca: a PEM file of the CA of the server's certificate (None: CLIPPER_CA, else the CAs
     of this host); cert: the PEM files of a client certificate and its key, for a server that
@@ -154,7 +154,7 @@ class Client:
     # -- looking
 
     def about(self) -> "ServerRow":
-        """The server itself: version, process, where queries come in over HTTP and gRPC, its
+        """Return the server itself: version, process, where queries come in over HTTP and gRPC, its
         state."""
         return cast("ServerRow", self._object("GET", "/admin/about"))
 
@@ -163,11 +163,11 @@ class Client:
         return self._object("GET", "/admin/stats")
 
     def application_stats(self, name: str) -> "Stats":
-        """The part of `stats` that is about one application."""
+        """Return the part of `stats` that is about one application."""
         return self._object("GET", f"/admin/applications/{_quoted(name)}/stats")
 
     def model_stats(self, model: str) -> "Stats":
-        """The part that is about `svm:3`, or the latest `svm`."""
+        """Return the part that is about `svm:3`, or the latest `svm`."""
         return self._object("GET", f"/admin/models/{_quoted(model)}/stats")
 
     def models(self, name: str = "") -> "list[ModelRow]":
@@ -184,7 +184,7 @@ class Client:
         return cast("ApplicationRow", self._object("GET", f"/admin/applications/{_quoted(name)}"))
 
     def logs(self, model: str, replica: int = 0) -> list[str]:
-        """The last lines a container wrote."""
+        """Return the last lines a container wrote."""
         return self._list("lines", f"/admin/models/{_quoted(model)}/logs?replica={replica}")
 
     def ps(self) -> "list[ProcessRow]":
@@ -202,7 +202,7 @@ class Client:
         return cast("FollowedLines", self._object("GET", path))
 
     def history(self, count: int = 100) -> "list[HistoryRow]":
-        """The last changes, the oldest first: number, time_us, actor, verb, changed."""
+        """Return the last changes, the oldest first: number, time_us, actor, verb, changed."""
         return self._list("history", f"/admin/history?count={count}")
 
     def openapi(self, *, management: bool = False) -> dict[str, object]:
@@ -396,8 +396,8 @@ class Client:
         )
 
     def rollouts(self, application: str = "") -> "list[RolloutRow]":
-        """The last rollout of each application, or of one: its record, figures, and what it waits
-        for."""
+        """Return the last rollout of each application, or of one: its record, figures, and what it
+        waits for."""
         where = (
             f"/admin/applications/{_quoted(application)}/rollout"
             if application
@@ -459,7 +459,7 @@ class Client:
     def predict_plainly(
         self, application: str, input: object, **settings: object
     ) -> dict[str, UserValue]:
-        """The answer as the members of JSON: see docs/http.md."""
+        """Return the answer as the members of JSON: see docs/http.md."""
         return self._object(
             "POST",
             f"/admin/applications/{_quoted(application)}/predict",

@@ -137,8 +137,8 @@ def _application(server: Server, name: str, old: Config, new: Config) -> Iterato
 
 
 def declared_twice(old: Config, new: Config) -> Config:
-    """The new one, with what only the old one declares: a file that an editor has half written
-    forgets nothing."""
+    """Return the new configuration with what only the old one declares, so that a file that an
+    editor has half written removes nothing."""
     return msgspec.structs.replace(
         new, models={**old.models, **new.models}, apps={**old.apps, **new.apps}
     )

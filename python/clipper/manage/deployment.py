@@ -173,7 +173,7 @@ class Deployment:
         self._building.sweep()
 
     def resume(self, model: Model) -> None:
-        """A model of the catalog is served again."""
+        """Serve a model of the catalog again."""
         self._followed[model.id] = model
         self._running.ensure(model)
         try:
@@ -219,7 +219,7 @@ class Deployment:
         self._scaling.stop()
 
     def stop(self) -> None:
-        """The containers go; `containers` itself is stopped once the loops have ended."""
+        """Stop the containers. `containers` itself is stopped once the loops have ended."""
         self.containers.leaving = True
         self._building.close()
         self._deployer.close()
@@ -334,7 +334,7 @@ class Deployment:
                 quiet = time.monotonic()
 
     def logs(self, name: str | VersionedModel, replica: int = 0) -> Sequence[str]:
-        """The last lines a container wrote."""
+        """Return the last lines a container wrote."""
         model = self.catalog.view.model(name)
         try:
             return self._deployer.logs(model.name, model.version, replica)
@@ -569,7 +569,7 @@ class Deployment:
                 self._deployer.start(spec, number)
 
     def _with_table_access(self, model: Model) -> tuple[dict[str, str], dict[str, str]]:
-        """A container's environment, and its secrets."""
+        """Return a container's environment, and its secrets."""
         tables = self._parameters.served
         if tables is None:
             return {}, {}
@@ -584,7 +584,7 @@ class Deployment:
         return network != "none" if network else not self._address().startswith("unix:")
 
     def _built(self, model: Model, error: str) -> None:
-        """The environment of a version is there, or cannot be."""
+        """Note that the environment of a version was built, or cannot be."""
         if error:
             self._fail(model.id, error)
             return
@@ -780,7 +780,7 @@ class Deployment:
         return self._running.seat(running)
 
     def _admit(self, hello: Hello) -> Running:
-        """A container that was started elsewhere, with a model of its own: the model is added
+        """Admit a container that was started elsewhere, with a model of its own: the model is added
         (MISSION A5)."""
         known = self.catalog.view.versions.get(hello.name, ())
         if any(model.version == hello.version for model in known):

@@ -143,7 +143,7 @@ def _camel(verb: str) -> str:
 
 
 def _place(verb: str, name: str) -> str:
-    """The name of a part of the path: promote needs a version, others may have one."""
+    """Return the name of a part of the path: promote needs a version, others may have one."""
     return ("exact_version" if verb == "promote" else "model_version") if name == "model" else name
 
 
@@ -398,7 +398,7 @@ _EXPORTED: Schema = {"type": "object"}
 
 
 def _query_routes() -> RouteTable:
-    """The description as the query listener gives it."""
+    """Return the description as the query listener gives it."""
     routes = of_applications()
     return {
         ("POST", f"/admin/applications/{{}}/{verb}"): routes["POST", f"/api/{{}}/{verb}"]
@@ -407,7 +407,7 @@ def _query_routes() -> RouteTable:
 
 
 def _read_routes() -> RouteTable:
-    """The dashboard's."""
+    """Return the description of the dashboard's routes."""
     settings = _object({"settings": {"type": "array", "items": {"type": "object"}}}, ["settings"])
     text: Schema = {"type": "string"}
     return {

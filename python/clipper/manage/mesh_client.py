@@ -221,7 +221,7 @@ class MeshClient:
 
 @contextlib.contextmanager
 def _known() -> Iterator[None]:
-    """A server that knows no such routes is none of a mesh. NoServer."""
+    """Raise NoServer for a server without such routes, which is not in a mesh."""
     try:
         yield
     except ClipperError as error:
@@ -238,7 +238,7 @@ def _known() -> Iterator[None]:
 
 
 def event_of(message: dict[str, Any]) -> MeshEvent:
-    """An event as the stream has it."""
+    """Return an event as the stream has it."""
     record = message.get("record")
     given_values = msgspec.convert(record, _RECORDS[message["of"]]) if record is not None else None
     return MeshEvent(

@@ -101,7 +101,8 @@ def _movable(model: Model) -> str:
 
 
 def missing(state: State, catalog: Catalog) -> list[Model]:
-    """The models that are not there yet. AlreadyExists when one is there that is another."""
+    """Return the models that do not exist yet. Raises AlreadyExists when there is another model of
+    the same name and version."""
     found = []
     for model in state.models:
         mine = next(

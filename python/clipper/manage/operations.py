@@ -139,7 +139,7 @@ class Operations:
         return TableOperations(self._server, self.actor, dry_run=self.dry_run)
 
     def by(self, actor: str, *, dry_run: bool = False) -> Self:
-        """The same operations, done by another."""
+        """Return the same operations, done by another actor."""
         return type(self)(
             self._server, self._place, self._rolling, actor, dry_run=dry_run, lock=self._linking
         )
@@ -154,8 +154,8 @@ class Operations:
     # -- looking
 
     def about(self) -> dict[str, object]:
-        """The server itself: version, process, where queries come in over HTTP (a URL) and gRPC (or
-        empty), its state."""
+        """Return the server itself: version, process, where queries come in over HTTP (a URL) and
+        gRPC (or empty), its state."""
         server, state, http = (
             self._server,
             self._server.config.server.state,
@@ -175,7 +175,7 @@ class Operations:
         return self._server.stats()
 
     def application_stats(self, name: str) -> QueryStats:
-        """The part of `stats` that is about one application. UnknownApplication."""
+        """Return the part of `stats` that is about one application. Raises UnknownApplication."""
         self._server.catalog.application(name)
         return self._server.stats()["applications"].get(name) or cast(QueryStats, {})
 
@@ -201,7 +201,7 @@ class Operations:
         return {**msgspec.to_builtins(found), "policy": policy}
 
     def model_stats(self, model: str) -> ModelStats:
-        """The part that is about `svm:3`, or the latest `svm`. UnknownModel."""
+        """Return the part that is about `svm:3`, or the latest `svm`. Raises UnknownModel."""
         id_ = self._server.catalog.view.model(model).id
         return self._server.stats()["models"].get(str(id_), {})
 
@@ -252,7 +252,7 @@ class Operations:
         return followed(self._server, model, after)
 
     def applications(self) -> list[dict[str, object]]:
-        """The record of each application."""
+        """Return the record of each application."""
         return [application_row(app) for app in self._server.catalog.applications()]
 
     def application(self, name: str) -> dict[str, object]:
@@ -260,12 +260,12 @@ class Operations:
         return application_row(self._server.catalog.application(name))
 
     def logs(self, model: str, replica: int = 0) -> list[str]:
-        """The last lines a container wrote."""
+        """Return the last lines a container wrote."""
         return list(self._server.logs(model, replica))
 
     def history(self, count: int = 100) -> list[dict[str, object]]:
-        """The last changes, the oldest first: number, time_us, actor, verb, changed (records before
-        and after)."""
+        """Return the last changes, the oldest first: number, time_us, actor, verb, changed (records
+        before and after)."""
         if not 1 <= count <= ENTRIES_MAX:
             raise InvalidInput(f"count={count}: 1 to {ENTRIES_MAX}.")
         return [plain(entry) for entry in entries(self._place.store, count)]
@@ -580,8 +580,8 @@ class Operations:
         return change
 
     def rollouts(self, application: str = "") -> list[dict[str, object]]:
-        """The last rollout of each application (or of one): its record, the figures of its stage,
-        and what it waits for."""
+        """Return the last rollout of each application (or of one): its record, the figures of its
+        stage, and what it waits for."""
         view = self._server.catalog.view
         names = [view.application(application).name] if application else sorted(view.rollouts)
         return [

@@ -30,10 +30,10 @@ class Server(Protocol):
 
 
 def processes(server: Server) -> list[dict[str, object]]:
-    """A row a version in service: name, version, latest, roles (by application), state, ready and
-    wanted replicas, rss_bytes, pss_bytes (a page that n processes share counts 1/n), starts (by
-    replica: "forked", or "plain: " and why), queued, batch (the largest that a replica takes now),
-    why, error and next (the command that helps), both perhaps empty.
+    """Return a row for each version in service: name, version, latest, roles (by application),
+    state, ready and wanted replicas, rss_bytes, pss_bytes (a page that n processes share counts
+    1/n), starts (by replica: "forked", or "plain: " and why), queued, batch (the largest that a
+    replica takes now), why, error and next (the command that helps), both perhaps empty.
     """
     view, stats = server.catalog.view, server.stats()["models"]
     return [
@@ -110,7 +110,7 @@ def _state(replicas: Sequence[Mapping[str, object]], has: int, wanted: int, stag
 
 
 def _pid_here(replica: ReplicaStats) -> int:
-    """The process id, if the process was started here; 0 for one elsewhere, and for one in a
+    """Return the process id, if the process was started here; 0 for one elsewhere, and for one in a
     container with numbers of its own (1), where it means another.
     """
     pid = int(replica.get("pid", 0)) if "restart_count" in replica else 0
@@ -202,7 +202,7 @@ def one_row_us(replicas: Sequence[ReplicaStats]) -> float:
 
 
 def _last_log_line(server: Server, model: Model, number: int, errors_only: bool = False) -> str:
-    """The last line that looks like an error, else the last one."""
+    """Return the last line that looks like an error, else the last one."""
     try:
         lines = [line.strip() for line in server.logs(model.id, number) if line.strip()]
     except UnknownModel:

@@ -184,7 +184,7 @@ def actor_of(request: HttpRequest) -> str:
 
 
 def arguments_of(verb: Callable[..., object]) -> dict[str, object]:
-    """The types of what a verb takes, by name."""
+    """Return the types of what a verb takes, by name."""
     hints = get_type_hints(verb)
     return {
         name: _over_the_wire(hints[name])
@@ -223,8 +223,8 @@ def _over_the_wire(type_: object) -> object:
 def read_members(
     request: HttpRequest, takes: dict[str, object], names: tuple[str, ...]
 ) -> dict[str, object]:
-    """The members of the body as a verb takes them. InvalidInput for one it does not know, lacks,
-    or of another type."""
+    """Return the members of the body as a verb takes them. Raises InvalidInput for one it does not
+    know, lacks, or of another type."""
     given = read_json(_OBJECT, request.body or b"{}")
     found = {name: _converted(name, value, takes, names) for name, value in given.items()}
     if isinstance(replicas := found.get("replicas"), list):
@@ -254,14 +254,14 @@ def _converted(
 def _flags(
     request: HttpRequest, takes: Mapping[str, object], names: tuple[str, ...] = ()
 ) -> dict[str, object]:
-    """The parameters of the query."""
+    """Return the parameters of the query."""
     pairs = urllib.parse.parse_qsl(request.query.decode("ascii", "replace"), keep_blank_values=True)
     return {name: _converted(name, value, takes, names, strict=False) for name, value in pairs}
 
 
 def read_query(request: HttpRequest, takes: dict[str, object]) -> dict[str, Any]:
-    """The parameters of the query, of the types that `takes` names. InvalidInput for another
-    one."""
+    """Return the parameters of the query, of the types that `takes` names. Raises InvalidInput for
+    another one."""
     return _flags(request, takes)
 
 

@@ -135,7 +135,7 @@ class Rolling:
         return decide(rollout, stage.figures(), wall_time_us(), stage.started_us, gone)
 
     def status(self, rollout: Rollout) -> dict[str, object]:
-        """The record, how far it is, and what it waits for."""
+        """Return the record, how far it is, and what it waits for."""
         step, stage = self.step(rollout), self._resolver.stage(rollout.application)
         row: dict[str, object] = msgspec.to_builtins(rollout)
         row.pop("schema", None)
@@ -181,7 +181,7 @@ def why_gone(view: View, rollout: Rollout) -> str:
 
 
 def log_change(rollout: Rollout) -> None:
-    """The log, of a move."""
+    """Log a change of a rollout."""
     level = logging.WARNING if rollout.state in ("reverted", "aborted") else logging.INFO
     what = (
         rollout.state

@@ -86,7 +86,7 @@ def verdicts_of(rollout: Rollout, guards: Sequence[Guard], figures: Figures) -> 
 
 
 def moved(rollout: Rollout, step: Step) -> Rollout:
-    """The record after a step."""
+    """Return the record after a step."""
     replace = msgspec.structs.replace
     if step.kind == "advance":
         return replace(rollout, stage=rollout.stage + 1, reason=step.reason)

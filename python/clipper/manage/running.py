@@ -46,7 +46,7 @@ def announce(folder: Path, running: Running) -> None:
 
 
 def running() -> list[Running]:
-    """The servers of this user that can be managed, by process."""
+    """Return the servers of this user that can be managed, by process."""
     found = []
     for path in Path(tempfile.gettempdir()).glob(f"clipper-*/{_FILE}"):
         with contextlib.suppress(OSError, msgspec.MsgspecError):
@@ -60,8 +60,8 @@ def running() -> list[Running]:
 
 
 def the_one(state: str = "") -> Running:
-    """The server that runs on `state`; without, the only one. NoServer when there is none, or when
-    it is not clear which."""
+    """Return the server that runs on `state`; without, the only one. Raises NoServer when there is
+    none, or when it is not clear which."""
     found = running()
     wanted = state_named(state)
     fitting = [one for one in found if one.state == wanted] if wanted else found
@@ -82,7 +82,7 @@ def the_one(state: str = "") -> Running:
 
 
 def state_named(state: str) -> str:
-    """A state as it is announced: a folder by its absolute path, everything else as it is
+    """Return a state as it is announced: a folder by its absolute path, everything else as it is
     written."""
     if not state or state == "memory" or "://" in state:
         return "" if state.startswith("memory") else state

@@ -206,8 +206,8 @@ class TableOperations:
         return self._record("import table", name, None, {"file": str(path)}, message, count)
 
     def shards(self) -> dict[str, object]:
-        """The shards that have the tables: `shards`, their number; `resharding`, how far the last
-        change of it is; null if there was none."""
+        """Return the shards that have the tables: `shards`, their number; `resharding`, how far the
+        last change of it is; null if there was none."""
         from clipper.params.local.address_file import read_address_file
         from clipper.params.local.live_reshard import state_in
 

@@ -53,7 +53,7 @@ class BatchPipeline:
         self._ended_ns = 0  # of the batch before
 
     def __len__(self) -> int:
-        """The number of batches under way."""
+        """Return the number of batches under way."""
         return len(self._waiting)
 
     @property

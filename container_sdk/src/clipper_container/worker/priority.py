@@ -68,7 +68,7 @@ def _set(task: int, policy: int, nice: int, slice_ns: int) -> None:
 
 
 def _tasks() -> Iterator[int]:
-    """The threads of this process, and its children."""
+    """Return the threads of this process, and its children."""
     folder = f"/proc/{os.getpid()}/task"
     with contextlib.suppress(OSError):
         for task in os.listdir(folder):

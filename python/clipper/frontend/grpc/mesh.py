@@ -286,7 +286,7 @@ def _info(request: object, field: str) -> Info:
 
 
 def _model_info(status: ModelStatus) -> object:
-    """A ModelStatusInfo."""
+    """Return a ModelStatusInfo."""
     info = _STATUS(status=_MODEL_STATES[status.status], errors=status.errors)
     for copy in status.copies:
         info.modelCopyInfos.add(

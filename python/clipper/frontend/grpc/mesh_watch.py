@@ -192,7 +192,7 @@ async def _end(context: grpc.aio.ServicerContext, error: ClipperError) -> None:
 
 
 def event_message(event: MeshEvent) -> Message:
-    """A clipper.v1.MeshEvent."""
+    """Return a clipper.v1.MeshEvent."""
     made = _EVENT(kind=_KINDS[event.kind], of=event.of, id=event.id, revision=event.revision)
     record = event.record
     if record is not None:

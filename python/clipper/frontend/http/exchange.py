@@ -155,7 +155,7 @@ class Exchange:
                 service.exporter.put(finished_request(trace, request, response, id))
 
     def _answer_streamed(self, response: StreamedResponse, id: bytes, trace: bytes) -> None:
-        """The body begins when it is this one's turn."""
+        """Answer with a stream, whose body begins after the earlier responses."""
         connection = self.connection
         chunked = connection.is_chunking
         self.close = self.close or not chunked

@@ -151,7 +151,7 @@ class _FastPathConnection:
         self.service = service
 
     def flush(self) -> None:
-        """The door does."""
+        """Do nothing: the core flushes."""
 
 
 class FastPath:

@@ -125,7 +125,7 @@ class _Node:
 
 
 def _segments(path: bytes) -> list[str]:
-    """The decoded segments; a single slash at the end counts for nothing."""
+    """Return the decoded segments; a single slash at the end counts for nothing."""
     text = path.decode("ascii", "replace")
     parts = text.removeprefix("/").removesuffix("/").split("/")
     return [urllib.parse.unquote(part, errors="replace") if "%" in part else part for part in parts]

@@ -172,7 +172,7 @@ class Feed:
         return to_json(row)
 
     def _note_slowest(self, wall_s: float) -> None:
-        """The slowest of the last minutes, of all applications."""
+        """Note the slowest of the last minutes, of all applications."""
         found = [row for row in self._slowest if row["time_us"] / 1e6 > wall_s - SLOWEST_S]
         for application, rows in self._sources.slowest().items():
             found += [{"application": application, **row} for row in rows]
@@ -192,7 +192,7 @@ class Feed:
             )
 
     def join(self, body: StreamedBody, since_s: float) -> None:
-        """A viewer who has seen the rows up to `since_s`. On the event loop."""
+        """Add a viewer that has seen the rows up to `since_s`. On the event loop."""
         with self._lock:
             viewer = Viewer(body, self._first_message(since_s), self.leave)
             self._viewers.add(viewer)

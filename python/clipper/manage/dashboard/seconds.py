@@ -58,7 +58,7 @@ def between(
     at_s: float,
     seconds: float,
 ) -> Row:
-    """The row of the time from one reading to the next, which ended at `at_s` (seconds since
+    """Return the row of the time from one reading to the next, which ended at `at_s` (seconds since
     1970)."""
     apps, models = after["applications"], after["models"]
     row: Row = {"t": round(at_s, 1), "dt": round(seconds, 3), "apps": {}, "models": {}}
@@ -80,7 +80,7 @@ def between(
 
 
 def busiest(before: Stats, after: Stats, count: str) -> list[str]:
-    """The names with most of it, if they are too many."""
+    """Return the names with most of it, if they are too many."""
     if len(after) <= NAMES_MAX:
         return list(after)
     return sorted(after, key=lambda name: -_more(before.get(name), after[name], count))[:NAMES_MAX]

@@ -111,8 +111,8 @@ class ServerSources:
         }
 
     def _events(self, revision: int) -> list[dict[str, object]]:
-        """The last changes of the catalog and what happened to containers, the newest first. The
-        store is read when there was a change, and now and then: others may share it."""
+        """Return the last changes of the catalog and what happened to containers, the newest first.
+        The store is read when there was a change, and now and then: others may share it."""
         now_s = time.monotonic()
         if revision != self._revision or now_s > self._due_s:
             self._entries = tuple(entry_row(entry) for entry in self.operations.history(EVENTS_MAX))
@@ -124,7 +124,7 @@ class ServerSources:
 
 
 def entry_row(entry: Mapping[str, Any]) -> dict[str, object]:
-    """An entry of the history, in lines for a person."""
+    """Return an entry of the history, in lines for a person."""
     lines = [line for one in entry["changed"] for line in _changes(one)]
     return {
         **{key: entry[key] for key in ("time_us", "actor", "verb", "number")},

@@ -258,7 +258,7 @@ def newest_position(root: Path, shard: int, shards: int) -> tuple[int, int]:
 
 
 def pieces_in(chain: list[Part]) -> Iterator[Piece]:
-    """The pieces of a whole part and of its deltas, in order."""
+    """Return the pieces of a whole part and of its deltas, in order."""
     for part in chain:
         yield from pieces_of(part)
 

@@ -29,7 +29,7 @@ def pool() -> descriptor_pool.DescriptorPool:
 
 @functools.cache
 def message(name: str) -> type[Message]:
-    """The class of a message, as `RangeRequest`."""
+    """Return the class of a message, as `RangeRequest`."""
     return cast(
         "type[Message]",
         message_factory.GetMessageClass(pool().FindMessageTypeByName(f"{_PACKAGE}.{name}")),
