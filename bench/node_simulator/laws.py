@@ -29,6 +29,7 @@ BELIEVED: Final = 2  # nodes that blame the artifact of a model, after which no 
 LATE_S: Final = 0.002
 CLAIMED_S: Final = 0.1  # after a claim of a loaded copy, in which a false one is taken back
 TOLD_S: Final = 1.0  # in which a failed load is written, if the store can be reached
+REFUSED_S: Final = 1.0  # after a refused load, in which another node is chosen and asked
 CALM_S: Final = 30.0  # after a fault, in which a further copy may have its reason
 MISSED_S: Final = 5.0  # in which a claim without a copy is given up or loaded again
 
@@ -47,6 +48,7 @@ class Laws:
         self._suspects: set[str] = set()
         self._held: dict[SimulatedNode, tuple[list[int], set[str]]] = {}
         self._free: dict[str, deque[int]] = {}  # memory of each node, at the last looks
+        self._free_here: dict[str, deque[tuple[float, int]]] = {}  # and as it is, by time
         self._seen_s: dict[str, float] = {}  # when each node was last in the store, at a look
         world.loop.call_later(LOOK_S, self._look)
 
@@ -131,6 +133,7 @@ class Laws:
 
     def written(self, life: "Life | None", ops: "Sequence[Op]") -> None:
         """Check the changes of a transaction."""
+        self._note_free()
         models = {}
         for op in ops:
             if not isinstance(op, Put | Delete):
@@ -248,16 +251,25 @@ class Laws:
             and not world.nodes[i.id].leaving
             and i.id not in self._suspects
             # by its record, by what it knows itself if it is the node that chooses, and not only
-            # since it was asked
-            and min(i.free_bytes, self._free_of(i.id), *list(self._free.get(i.id, ()))[-1:])
+            # since it was asked, and had refused
+            and min(i.free_bytes, self._free_lately(i.id), *list(self._free.get(i.id, ()))[-1:])
             > max(2 * size, ROOM * i.capacity_bytes)
         ]
         world.check(not empty, f"{after.id} goes to {me}, which is full, and {empty} are not")
 
-    def _free_of(self, me: str) -> int:
-        """Return the memory of a node that is free now, whatever its record says."""
-        node = self._world.nodes[me].node
-        return node.joined.loader.cache.free_bytes if node is not None else 0
+    def _note_free(self) -> None:
+        """Note the memory that each node has free now, whatever its record says."""
+        now = self._world.loop.time()
+        for name, one in self._world.nodes.items():
+            noted = self._free_here.setdefault(name, deque())
+            free = one.node.joined.loader.cache.free_bytes if one.node is not None else 0
+            noted.append((now, free))
+            while now - noted[0][0] > REFUSED_S:
+                noted.popleft()
+
+    def _free_lately(self, me: str) -> int:
+        """Return the least memory that a node had free since loads may have been refused there."""
+        return min(free for _, free in self._free_here[me])
 
     def _free_before(self, me: str, id: str) -> int:
         """Return the memory that was free before a node made room for a model: what it evicts is
@@ -366,6 +378,7 @@ class Laws:
 
     def _look(self) -> None:
         world = self._world
+        self._note_free()
         self._seen_s |= dict.fromkeys(world.instances(), world.loop.time())
         away = world.store.away or world.store.errors or world.store.slow_s or world.is_emptied
         if not (away or world.store.cut or world.split or world.clocks) and world.instances():
