@@ -130,7 +130,7 @@ class StreamedBody:
             self._call(self.on_turn)
 
     def lose(self) -> None:
-        """Tell the handler that the client is gone. Called by the connection."""
+        """Tell the handler that the client has disconnected. Called by the connection."""
         if self.gone or self.ended:
             return
         self.gone = True

@@ -70,7 +70,7 @@ def former_of(before: ShardAddresses, addresses: list[str]) -> list[str]:
 
 
 def has_moved(folder: Path, content: ShardAddresses) -> bool:
-    """Tell whether the address file in the folder of a set is that of the set that its rows have
+    """Return whether the address file in the folder of a set is that of the set that its rows have
     moved to, so that a shard that starts in this folder is of an old set. The note of the move goes
     when the old shards have ended."""
     to = noted_move(folder)

@@ -403,7 +403,7 @@ class LiveReshard:
         )
 
     def _answers(self, sources: _Set, one: ShardConnection) -> bool:
-        """Tell whether a shard answers; the move goes on meanwhile. Raises ShardAway."""
+        """Return whether a shard answers; the move goes on meanwhile. Raises ShardAway."""
         self._states(sources)
         poll = select.poll()
         poll.register(one, select.POLLIN)

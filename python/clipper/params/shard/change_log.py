@@ -40,7 +40,7 @@ class History(NamedTuple):
         return History((*self.epochs, (epoch, position))[-EPOCHS_MAX:])
 
     def contains(self, epoch: int, position: int) -> bool:
-        """Tell whether the shard was in this state on its way to the present one."""
+        """Return whether the shard was in this state on its way to the present one."""
         for n, (number, _) in enumerate(self.epochs):
             if number == epoch:
                 return n + 1 == len(self.epochs) or position <= self.epochs[n + 1][1]

@@ -115,7 +115,7 @@ class Source(NamedTuple):
     since: Callable[[int], Iterable[Piece]] | None = None
 
     def reaches(self, base: "Source") -> bool:
-        """Tell whether this replica knows what has changed since the state of `base`."""
+        """Return whether this replica knows what has changed since the state of `base`."""
         return (
             self.since is not None
             and 0 <= self.first <= base.position <= self.position

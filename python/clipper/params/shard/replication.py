@@ -155,8 +155,8 @@ class FollowerState:
         return {"keep": True, "serial": self.serial, "history": self._changes.history.encode()}
 
     def _follow(self, few: bool) -> None:
-        """Tell it all changes from now on. few: pushes wait for it at once, not only when it caught
-        up."""
+        """Send it all changes from now on. few: pushes wait for it at once, not only when it has
+        caught up."""
         if self.is_whole:
             self.incomplete_since_s = time.monotonic()
         self._core.follow(self.slot, waited=self.waited and few)
@@ -521,8 +521,8 @@ class ShardReplica:
             self.complete_version = self.version
 
     def has(self, since_s: float, push: tuple[int, int] | None) -> bool:
-        """Tell whether it has all that its primary had at a time, and the push that made a version
-        of an epoch."""
+        """Return whether it has all that its primary had at a time, and the push that made a
+        version of an epoch."""
         return self.fresh_s >= since_s and (
             push is None or (self.epoch == push[0] and self.complete_version >= push[1])
         )

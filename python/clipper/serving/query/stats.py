@@ -291,7 +291,7 @@ class ApplicationCounters:
     # -- looking in
 
     def stats(self, stats: "ApplicationStats") -> Stats:
-        """See docs/monitoring.md, "Statistics of an application"."""
+        """Return the statistics: see docs/monitoring.md, "Statistics of an application"."""
         watching = self.watched.stats()
         roles = stats.assignment.roles if stats.assignment is not None else {}
         with self._lock:
