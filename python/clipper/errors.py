@@ -213,8 +213,8 @@ class StoreConflict(StoreError):
 
 
 class LeaseLost(StoreError):
-    """The lease has run out or was revoked, and its keys are gone: take a new one and write them
-    again."""
+    """The lease has run out or was revoked, and its keys were deleted: take a new one and write
+    them again."""
 
     rest_status = 409
     grpc_code = "ABORTED"

@@ -278,7 +278,7 @@ class Ingress:
         self._run(self._connect(pipe, port))
 
     def remove(self, pipe: "_ClientPipe") -> None:
-        """Forget a client that is gone."""
+        """Forget a client that has disconnected."""
         self._pipes.pop(pipe, None)
 
     def suspect(self, name: str) -> None:

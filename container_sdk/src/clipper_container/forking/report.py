@@ -28,7 +28,7 @@ class Reporter:
             self._socket.setblocking(False)
 
     def send(self, **message: object) -> None:
-        """Send one report. A reader that has gone, or does not read, is ignored."""
+        """Send one report. A reader that has ended, or does not read, is ignored."""
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.send(json.dumps(message).encode())

@@ -198,7 +198,7 @@ class ModelHost:
         }  # fmt: skip
 
     def serve(self, token: str, name: str, stop: StopSwitch) -> None:
-        """Say hello to the node, then answer requests until the node is gone or `stop` is
+        """Say hello to the node, then answer requests until the node disconnects or `stop` is
         requested.
         """
         hello = {

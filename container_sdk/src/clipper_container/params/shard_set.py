@@ -76,7 +76,8 @@ class Layout:
     """One set that a client is connected to; after a move there is another. Threads: any.
 
     past: of the set before, if this client has seen the move. folder: whose file has the addresses;
-    empty if others told them. skipped: its successor is not the next set, but a later one.
+    empty if another shard reported them. skipped: its successor is not the next set, but a later
+    one.
     """
 
     def __init__(self, place: SetAddress, past: Past | None, folder: str) -> None:
@@ -325,7 +326,7 @@ class ShardSet(Generic[Spec]):
 
     def _new_place(self, layout: "Layout") -> tuple[SetAddress, str]:
         """Return where the rows have moved to, and the folder that says so; empty if an old shard
-        has told it, since there is no folder, or its file stays the same in a container."""
+        has reported it, since there is no folder, or its file stays the same in a container."""
         began, pause = time.monotonic(), PAUSE_S
         until = began + self.patience_s
         while True:

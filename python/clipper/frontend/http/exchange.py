@@ -97,7 +97,7 @@ class Exchange:
             self._encode(self._failure(error))
 
     def cancel(self) -> None:
-        """Cancel the futures or the stream, because the client is gone."""
+        """Cancel the futures or the stream, because the client has disconnected."""
         if self.later is not None:
             for future in self.later.futures:
                 future.cancel()

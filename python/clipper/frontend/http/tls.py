@@ -96,7 +96,8 @@ class TlsListener:
                 self._counts.count("gone")
 
     async def _first_byte(self, client: socket.socket) -> bytes:
-        """Wait for the first byte, and leave it in the socket; empty: the client is gone."""
+        """Wait for the first byte, and leave it in the socket; empty: the client has
+        disconnected."""
         arrived = asyncio.Event()
         self._loop.add_reader(client, arrived.set)
         try:

@@ -70,7 +70,7 @@ class FeedbackObserver(Protocol):
 
     @property
     def labels(self) -> LabelCounts | None:
-        """Return what counts labels without a call of `on_label`; None if it wants the calls."""
+        """Return what counts labels without a call of `on_label`; None if it needs the calls."""
 
     def on_feedback(self, seen: Observation) -> bool:
         """Observe one feedback. Returns False when there is more than the budget covers."""
@@ -307,7 +307,8 @@ class States:
     new contexts begin with the shared state and are not kept, and feedback for them is refused with
     Overloaded.  follows: whether other servers may write to the store.  ended: leaves servers that
     have ended out of the states; None where no other server learns.  alone: whether all other names
-    in states are of earlier lives of this server, whose journals are gone; they are left out.
+    in states are of earlier lives of this server, whose journals do not exist any more; they are
+    left out.
     """
 
     def __init__(

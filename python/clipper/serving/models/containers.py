@@ -129,7 +129,7 @@ class Containers:
         self._arrival = threading.Condition()
         self._stopping = False
         self._turned_away = 0
-        self.leaving = False  # the server closes: that containers go is no news to warn of
+        self.leaving = False  # the server closes: no warning when containers end
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="clipper-control", daemon=True)
 
@@ -198,14 +198,14 @@ class Containers:
     def _send_feedback(self) -> None:
         try:
             self._online_learning.flush()
-        except Exception:  # feedback of one model must not stop the news of all
+        except Exception:  # feedback of one model must not stop the events of all
             _log.exception("feedback could not be handed on")
 
     def _handle_all(self, engine: Engine) -> None:
         for kind, conn, _, status, data in engine.events():
             try:
                 self._handle(engine, kind, conn, status, data)
-            except Exception:  # news of one container must not stop the news of all
+            except Exception:  # an event of one container must not stop the events of all
                 _log.exception("the news %s of connection %d could not be handled", kind.name, conn)
 
     def _handle(

@@ -139,7 +139,7 @@ class _Awaits:
 
     def _mailbox_of(self, loop: asyncio.AbstractEventLoop) -> MailboxReader:
         self._latest = (
-            _NO_LOOP  # a loop that is gone must not hold its mailbox: their number is limited
+            _NO_LOOP  # a loop that has ended must not hold its mailbox: their number is limited
         )
         mailbox = self._mailboxes.get(loop)
         if mailbox is None:
