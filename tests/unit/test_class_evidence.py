@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from clipper.errors import InvalidInput
 from clipper.selection import Observation, Plan, Prediction, Truth, create_policy
 from clipper.selection.batch_learning import native_update_of, observe
 from clipper.selection.votes import label_key
@@ -175,7 +176,7 @@ def test_numbers_of_labels_outside_the_evidence_are_refused(
     number: int, named: dict[str, Any]
 ) -> None:
     votes = {MODELS[0]: Prediction(1, None, named)}
-    with pytest.raises(StatusError, match="numbers must be"):
+    with pytest.raises((StatusError, InvalidInput), match="numbers must be"):
         class_evidence(MODELS, votes, {1: number}, int, label_key, 2)
 
 
