@@ -493,7 +493,7 @@ class World:
             self.step(1.0)
         self.step(settings.deadline_ms / 1000 + settings.load_s + 1)
         for query in asked:
-            self.check(not query.why, f"{query.name} is lost: {query.why}")
+            self.check(not query.why, f"the query of {query.name} has failed: {query.why}")
         self.check(not self.waiting, f"{len(self.waiting)} queries have not ended")
         for error in self.loop.errors:
             self.check(False, error)

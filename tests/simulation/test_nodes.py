@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 import pytest
@@ -18,6 +19,7 @@ import pytest
 from bench.node_simulator.kinds import Fault
 from bench.node_simulator.plans import PLAN, SETTINGS, churning, planned, rare, shown
 from bench.node_simulator.world import World
+from clipper.mesh.decisions import claims
 from clipper.mesh.decisions.maintenance import UnloadCopy
 from clipper.mesh.records import MODELS, encode
 from tests.simulation.mutations import LAST_IS_SPARE, MUTATIONS, Mutation
@@ -28,6 +30,8 @@ KEPT = (0, 1, 58, 134, 368, 416, 5195, 5481)  # seeds that have shown what was w
 KEPT_RARE = (0, 34, 54, 84, 419, 437, 476, 802, 5226, 5274, 5517, 6022, 6033)
 KEPT_CHURNING = (0, 24, 79, 156, 750, 5655)
 QUIET = replace(PLAN, nodes=3, models=6, rate_per_s=0, vmodels=0, pinned=0, doubled=0, share=2.0)
+# without periodic maintenance
+IDLE = msgspec.structs.replace(SETTINGS, janitor_s=600, reaper_s=600, rate_s=600)
 
 
 @pytest.fixture(autouse=True)
@@ -143,9 +147,34 @@ def test_a_copy_that_is_evicted_while_it_is_claimed_again_is_not_reported_as_loa
         assert not [id for id, record in world.models().items() if record.copies]
 
 
+def test_a_copy_that_is_dropped_while_a_slow_store_writes_its_claim_is_disclaimed() -> None:
+    with World(replace(QUIET, settings=IDLE)) as world:
+        id = world.name(0)
+        world.query(id)
+        world.step(3)
+        (holder,) = world.models()[id].loaded
+        one = world.nodes[holder]
+        other = next(other for other in world.nodes.values() if other is not one)
+        assert one.node is not None
+        assert other.node is not None
+        change = other.node.joined.registry.change
+        remove = partial(change, id, lambda model: claims.released(model, holder))
+        other.server.run(world.threads.start, remove)
+        while world.models()[id].copies:
+            world.step(0.0001)
+        world.store.slow_s = 0.4
+        world.step(0.1)  # the claim is on its way
+        one.server.run(world.loop.create_task, one.node.joined.loader.drop(id, "of the test"))
+        while not world.models()[id].copies:
+            world.step(0.01)
+        assert world.models()[id].loaded == (holder,)
+        world.step(5)
+        assert not world.models()[id].copies
+        assert not world.violations
+
+
 def test_a_loaded_copy_that_the_store_says_is_loading_is_written_as_loaded_again() -> None:
-    settings = msgspec.structs.replace(SETTINGS, janitor_s=600, reaper_s=600)
-    with World(replace(QUIET, settings=settings)) as world:
+    with World(replace(QUIET, settings=IDLE)) as world:
         id = world.name(0)
         world.query(id)
         world.step(3)
