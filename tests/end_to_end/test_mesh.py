@@ -421,7 +421,8 @@ def test_queries_wait_for_the_model_when_its_host_is_killed(
 
 def test_ensure_loaded_waits(server: clipper.ClipperServer, register: Callable[..., str]) -> None:
     id = register()
-    assert server.mesh.ensure_loaded(id, sync=True).status == "LOADED"
+    status = server.mesh.ensure_loaded(id, sync=True)
+    assert status.status == "LOADED", status
     loaded = register(load_now=True, sync=True)
     assert server.mesh.status(loaded).status == "LOADED"
     with pytest.raises(UnknownModel):
