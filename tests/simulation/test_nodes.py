@@ -173,7 +173,7 @@ def test_a_copy_that_is_dropped_while_a_slow_store_writes_its_claim_is_disclaime
         assert not world.violations
 
 
-def test_a_loaded_copy_that_the_store_says_is_loading_is_written_as_loaded_again() -> None:
+def test_a_loaded_copy_that_is_loading_in_the_store_is_written_as_loaded_again() -> None:
     with World(replace(QUIET, settings=IDLE)) as world:
         id = world.name(0)
         world.query(id)
