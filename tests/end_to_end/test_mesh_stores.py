@@ -159,6 +159,11 @@ def test_a_node_waits_for_its_store_and_serves_when_it_comes(
     assert http(late.http_address, "GET", "/v2/health/ready").status == 200
 
 
+def lease_threads() -> int:
+    """Return the number of threads that keep a lease alive."""
+    return sum(thread.name == "clipper-lease" for thread in threading.enumerate())
+
+
 def test_a_store_that_goes_again_while_a_node_enters_is_waited_for_again(
     own_redis: Any, nodes_of: NodesOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,7 +188,8 @@ def test_a_store_that_goes_again_while_a_node_enters_is_waited_for_again(
     own_redis.start()
     wait_until(lambda: not late.mesh.awaits, "it enters", PATIENCE_S)
     assert not failing
-    assert sum(thread.name == "clipper-lease" for thread in threading.enumerate()) == 1
+    wait_until(lambda: late.stats()["store"]["connected"], "what waited has begun", PATIENCE_S)
+    wait_until(lambda: lease_threads() == 2, "those of node and server are kept", PATIENCE_S)
     assert sum(thread.name == "clipper-mirror" for thread in threading.enumerate()) == MIRRORS
     register(late, tmp_path)
     assert ask(late, "m").tolist() == [0.0, 2.0, 4.0]
