@@ -32,6 +32,7 @@ while (begun := time.perf_counter()) < end:
     late.append((time.perf_counter() - begun - 0.001) * 1e6)
 print(*late)
 """
+MACHINE = "the machine, which wakes the loop late at times: it is asleep between two deadlines"
 
 
 def main(quick: bool) -> list[Row]:
@@ -51,7 +52,7 @@ def main(quick: bool) -> list[Row]:
     return [
         row("answered by default", quiet.by_default, "share", goal=share, note=note),
         *(row(f"lateness, p{q:g}", *quiet.quantiles(q / 100)) for q in (50, 99)),
-        row("lateness, longest", *quiet.quantiles(1.0), longest),
+        row("lateness, longest", *quiet.quantiles(1.0), longest, bounded_by=MACHINE),
         row("earliest", float(quiet.late_us.min()), "us", goal=Goal("value_at_least", 0.0)),
         row(f"{title}: p99.9", *beside.quantiles(0.999), Goal("at_most", 2.0)),
         row(f"{title}: answered by default", beside.by_default, "share", goal=share),

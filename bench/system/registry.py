@@ -283,5 +283,6 @@ def _pids_of(proc: Path, port: str) -> Iterator[int]:
     for folder in proc.glob("[0-9]*"):
         with contextlib.suppress(OSError):
             words = (folder / "cmdline").read_bytes().split(b"\0")
-            if words[0] == b"etcd" and any(word.endswith(f":{port}".encode()) for word in words):
+            serves = any(word.endswith(f":{port}".encode()) for word in words)
+            if serves and words[0].endswith(b"etcd"):
                 yield int(folder.name)
