@@ -51,16 +51,24 @@ void update(float *rows, int64_t dim, const int64_t *places, int64_t n, const fl
     }
 }
 
-// The arithmetic of Adagrad, and the place of each row read from a line of an index: rows[n, 2, dim], weights and sums of squares.
-void update_adagrad(float *rows, int64_t dim, const int64_t *lines, const int64_t *at_line, int64_t n, const float *gradients) {
+// Read the place of each of n rows from its line of an index, and fetch the rows.
+static void look_up(float *rows, int64_t width, const int64_t *lines, const int64_t *at_line, int64_t n,
+                    int64_t *places) {
+    for (int64_t i = 0; i < n; ++i) __builtin_prefetch(lines + 8 * at_line[i]);
+    for (int64_t i = 0; i < n; ++i) {
+        places[i] = lines[8 * at_line[i]];
+        fetch(rows + places[i] * width, width);
+    }
+}
+
+// The arithmetic of Adagrad on rows whose places are in an index: rows[n, 2, dim], weights and sums
+// of squares.
+void update_adagrad(float *rows, int64_t dim, const int64_t *lines, const int64_t *at_line, int64_t n,
+                    const float *gradients) {
     int64_t places[BLOCK];
     for (int64_t at = 0; at < n; at += BLOCK) {
         int64_t end = at + BLOCK < n ? at + BLOCK : n;
-        for (int64_t i = at; i < end; ++i) __builtin_prefetch(lines + 8 * at_line[i]);
-        for (int64_t i = at; i < end; ++i) {
-            places[i - at] = lines[8 * at_line[i]];
-            fetch(rows + places[i - at] * 2 * dim, 2 * dim);
-        }
+        look_up(rows, 2 * dim, lines, at_line + at, end - at, places);
         for (int64_t i = at; i < end; ++i) {
             float *restrict w = rows + places[i - at] * 2 * dim;
             const float *restrict g = gradients + i * dim;
@@ -72,16 +80,13 @@ void update_adagrad(float *rows, int64_t dim, const int64_t *lines, const int64_
     }
 }
 
-// That of Adam: rows[n, 3, dim], weights and both moments.
-void update_adam(float *rows, int64_t dim, const int64_t *lines, const int64_t *at_line, int64_t n, const float *gradients) {
+// The arithmetic of Adam: rows[n, 3, dim], weights and both moments.
+void update_adam(float *rows, int64_t dim, const int64_t *lines, const int64_t *at_line, int64_t n,
+                    const float *gradients) {
     int64_t places[BLOCK];
     for (int64_t at = 0; at < n; at += BLOCK) {
         int64_t end = at + BLOCK < n ? at + BLOCK : n;
-        for (int64_t i = at; i < end; ++i) __builtin_prefetch(lines + 8 * at_line[i]);
-        for (int64_t i = at; i < end; ++i) {
-            places[i - at] = lines[8 * at_line[i]];
-            fetch(rows + places[i - at] * 3 * dim, 3 * dim);
-        }
+        look_up(rows, 3 * dim, lines, at_line + at, end - at, places);
         for (int64_t i = at; i < end; ++i) {
             float *restrict w = rows + places[i - at] * 3 * dim;
             const float *restrict g = gradients + i * dim;

@@ -147,7 +147,7 @@ def test_whole_numbers_of_an_array_that_the_type_cannot_hold_are_refused(rows: A
 def test_whole_numbers_of_a_list_of_rows_are_taken_by_their_values(
     new_world: Callable[..., World],
 ) -> None:
-    """As those of a list of one row, also for an unsigned type; of an array, the type counts."""
+    """A list is checked by its values, as one row is; an array is refused by its type."""
     world = new_world()
     model = world.model("u8", (3,))
     container = world.container(model)

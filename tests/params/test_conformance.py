@@ -1,4 +1,4 @@
-"""What other parameter servers got wrong, and what they promise: which test holds each of it here.
+"""Lists what other parameter servers got wrong or promise, and the test that shows each here.
 
 The lists are of ElasticDL's history: faults found in its design document and in its two servers,
 and the behaviours that its own tests ask for. A behaviour that no other test looks at has its test

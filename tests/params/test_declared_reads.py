@@ -1,4 +1,4 @@
-"""What a model reads, said in a file, over HTTP and from a shell: columns by table, and no
+"""Models whose reads are declared in a file, over HTTP and from a shell: columns by table, and no
 function."""
 
 import json

@@ -1,4 +1,4 @@
-"""Who may ask a shard by gRPC: TLS, workers' certificates, keys; files that change while it
+"""Access to a shard by gRPC: TLS, workers' certificates, keys, and files that change while it
 serves."""
 
 import shutil

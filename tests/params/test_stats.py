@@ -1,4 +1,4 @@
-"""What shards count, beside what was done to them; and the same as metrics."""
+"""The counters and metrics of shards, beside what was done to them."""
 
 import contextlib
 import re

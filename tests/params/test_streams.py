@@ -188,8 +188,8 @@ def receiver() -> Iterator[tuple[socket.socket, ChangeReceiver]]:
         yield ours, ChangeReceiver(theirs.fileno(), copy, frame_bytes_max=1 << 16)
 
 
-def message(rows: int, told: int, payload: bytes, kind: int = MessageKind.CHANGES) -> bytes:
-    head = Head(kind, rows=rows, worker=told, payload_bytes=len(payload))
+def message(rows: int, worker: int, payload: bytes, kind: int = MessageKind.CHANGES) -> bytes:
+    head = Head(kind, rows=rows, worker=worker, payload_bytes=len(payload))
     return HEAD.pack(MAGIC, VERSION, *head) + payload
 
 

@@ -1,4 +1,4 @@
-"""What a verdict comes to, and how sure it says it is."""
+"""The output and the confidence of an answer that a decider gave."""
 
 import itertools
 

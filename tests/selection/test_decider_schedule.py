@@ -1,4 +1,4 @@
-"""What deciders may be written as, and what is said about those that may not."""
+"""The forms in which deciders may be written, and the errors of those that may not."""
 
 import itertools
 

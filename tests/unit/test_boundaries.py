@@ -110,7 +110,7 @@ INF = float("inf")
 SIZE = 1 << 30
 
 
-def told(function: Callable[..., object]) -> Callable[..., object]:
+def result_or_error(function: Callable[..., object]) -> Callable[..., object]:
     """Return the function, with the text of a container's error as its result."""
 
     def call(*words: object) -> object:
@@ -429,7 +429,7 @@ def test_types_as_others_write_them() -> None:
     table(
         "types",
         (
-            told(_row_type),
+            result_or_error(_row_type),
             [
                 ("input", type_, shape)
                 for type_ in ("tensor(float)", "tensor(string)", "tensor(int64)", "seq(int64)")
@@ -438,7 +438,7 @@ def test_types_as_others_write_them() -> None:
         ),
         (_type_of, tensors),
         (
-            told(lambda tensor, rows: _values(tensor, memoryview(f32.tobytes()), rows)),
+            result_or_error(lambda tensor, rows: _values(tensor, memoryview(f32.tobytes()), rows)),
             [
                 ({"shape": [4], "datatype": "FP32"}, 4),
                 ({"shape": [4], "datatype": "FP32"}, 3),
@@ -518,7 +518,7 @@ def test_outputs_and_records() -> None:
     table(
         "outputs",
         (
-            told(lambda values: _array(values, "m")),
+            result_or_error(lambda values: _array(values, "m")),
             [
                 np.ones(2),
                 np.ones((2, 0)),
@@ -532,7 +532,7 @@ def test_outputs_and_records() -> None:
             ],
         ),
         (
-            told(lambda value: _packed(value, 3, "m")),
+            result_or_error(lambda value: _packed(value, 3, "m")),
             [
                 None,
                 {},
@@ -707,7 +707,9 @@ def test_models_and_applications_as_they_are_given() -> None:
             ],
         ),
         (
-            told(lambda datatype, shape, rows: _tensor(Signature("x", datatype, shape), rows)),
+            result_or_error(
+                lambda datatype, shape, rows: _tensor(Signature("x", datatype, shape), rows)
+            ),
             [
                 ("FP32", None, [[1, 2], [3, 4]]),
                 ("FP32", (2, 1), [[1, 2], [3, 4]]),

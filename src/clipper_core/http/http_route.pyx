@@ -1,4 +1,4 @@
-"""From the bytes of a body to those of an answer.
+"""Answers the body of a prediction request: bytes in, bytes of the response out.
 
 The body that is read here is `{"input": ROW}` and nothing beside. The counts are the same words of
 memory that serving/tally and metrics/http_counts add to: who reads them sees one number, whoever

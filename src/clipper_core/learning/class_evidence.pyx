@@ -1,6 +1,6 @@
-"""How much each model is for each label, by the class probabilities that models report.
+"""Computes how much each model is for each label, from the class probabilities that it reports.
 
-It is 1 + ln(p) / ln(100) for a probability p of 0.01 to 1; a smaller one counts as 0.01. A model
+The evidence is 1 + ln(p) / ln(100) for a probability p of 0.01 to 1; a smaller one counts as 0.01. A model
 that reports none is certain of its vote.
 """
 cimport numpy as cnp

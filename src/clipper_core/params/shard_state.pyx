@@ -1,5 +1,5 @@
-"""What Python has of a shard's state: its counters. `SequenceWindow` and `SharedRegion`
-are for tests.
+"""The state of a shard, of which Python reads the counters. `SequenceWindow` and `SharedRegion` are
+for tests.
 
 A push that would exceed a quota is refused before anything of it is applied: the distinct ids of
 the push bound the rows that it makes, and only where that many would be too many are those counted

@@ -1,4 +1,4 @@
-"""When an ensemble has an answer: the rules.
+"""The rules that decide when an ensemble has an answer.
 
 The schedule. Steps end one after another; the last one ends at the deadline. The current step
 reads everything that has arrived since the start. If no task is outstanding any more, the remaining

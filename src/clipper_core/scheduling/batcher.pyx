@@ -1,4 +1,4 @@
-"""When to send how much to one replica.
+"""Decides when to send a batch to one replica, and how large it is.
 
 The replica is a line, L(n) = a + b n, that we see through noise, rare pauses, and steps (a
 neighbour takes the core, the model is swapped). Two estimates live side by side:
