@@ -1,7 +1,7 @@
 """Computes how much each model is for each label, from the class probabilities that it reports.
 
-The evidence is 1 + ln(p) / ln(100) for a probability p of 0.01 to 1; a smaller one counts as 0.01. A model
-that reports none is certain of its vote.
+The evidence is 1 + ln(p) / ln(100) for a probability p of 0.01 to 1; a smaller one counts as 0.01.
+A model that reports none is certain of its vote.
 """
 cimport numpy as cnp
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
