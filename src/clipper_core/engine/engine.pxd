@@ -1,8 +1,7 @@
-# The owner of one engine: everything that decides (scheduler) and everything that waits (lanes,
-# futures), made and freed here.
+# One engine: it creates, owns and frees the scheduler, the lanes and the result slots.
 #
-# Threads: any, except step, receive, outgoing, lost, which belong to the loop (or to a simulator in
-# its place).
+# Threads: any, except step, receive, outgoing and lost, which only the loop, or a simulator in its
+# place, may call.
 from clipper_core.results.completion cimport Completion
 from clipper_core.runtime.machine cimport u32
 from clipper_core.scheduling.model_state cimport ModelState
@@ -13,7 +12,8 @@ cdef class Engine:
     cdef readonly Completion completion
     cdef readonly object models          # list of Model, kept alive
     cdef readonly object limits
-    cdef readonly list peers             # deliveries of the engines it has met, kept alive
+    cdef readonly list peers             # completions of the engines that it is linked with, kept
+                                         # alive
     cdef object __weakref__
 
     cdef ModelState* new_model(self) except NULL

@@ -1,5 +1,5 @@
-# The handle of one version of one model: rows in, a Future out. A hit is answered here, on
-# the caller's thread; a miss is copied into a lane and the loop is woken if it sleeps.
+# The handle of one version of one model: it takes rows and returns a Future. A hit is answered
+# here, on the caller's thread. A miss is copied into a lane, and the loop is woken if it sleeps.
 #
 # Threads: any.
 cimport numpy as cnp
@@ -22,16 +22,17 @@ cdef int check_type(str name, str dtype, tuple shape) except -1
 cdef int check_similar(str name, str dtype, tuple shape) except -1
 
 cdef inline u64 near_uid(u64 uid) noexcept nogil:
-    """What a model's keys of cells are made with, beside those of rows."""
+    """Return the number with which keys of similar rows are made, so that they differ from keys of
+    rows."""
     return uid | (<u64> 1 << 63)
 
-cdef struct RowsOfArray:        # rows that lie one after another
-    const u8* data              # NULL: they are objects of Python
-    const i64* offsets          # where each begins; NULL: all have row_bytes
+cdef struct RowsOfArray:        # rows of an array, one after another
+    const u8* data              # NULL: the rows are Python objects
+    const i64* offsets          # where each row begins; NULL: all have row_bytes
     u64 row_bytes
 
 cdef class Model:
-    # the input: the type of its rows, and how an input becomes one
+    # -- Input: the type of rows, and the conversion of an input to a row.
     cdef readonly Engine engine
     cdef ModelState* state
     cdef readonly str name             # as messages show it: "svm:1"
@@ -40,19 +41,20 @@ cdef class Model:
     cdef int typenum
     cdef u64 lane_bytes_max
     cdef readonly Similarity similar   # near rows share cache entries; None: only equal ones do
-    cdef bint near                     # `similar` is there, and knows the rows
+    cdef bint near                     # `similar` is set, and knows the type of the rows
     # (input) -> (dtype, shape), or (dtype, shape, tensors), for a model of type any
     cdef public object on_untyped
-    # packs named tensors into records, which its rows then are; None: it takes one tensor
+    # packs named tensors into records, which are its rows; None: it takes one tensor
     cdef readonly object tensors
     cdef RecordLayout layout           # of these records
 
     cdef int _set_rows(self, str dtype, tuple shape, object tensors) except -1
     cdef int _settle_by(self, object x) except -1
     cdef object _row(self, object x, const void** row, u64* nbytes)
-    # a record that is packed
+    # Return a record that is packed already as a row.
     cdef object _packed(self, object record, const void** row, u64* nbytes)
-    cdef int _check_bytes(self, u64 nbytes) except -1       # of a row: TOO_LARGE beyond the limit
+    cdef int _check_bytes(self, u64 nbytes) except -1       # raises the error of TOO_LARGE for a
+                                                            # row that is too large
     cdef object _rows(self, object rows)         # all of them checked
     cdef cnp.ndarray _array(self, object x)
     cdef cnp.ndarray _array_of(self, object x)
@@ -61,15 +63,16 @@ cdef class Model:
     cdef object _refuse(self, object x, object cause)
 
     # queries and results
-    cdef readonly u64 slo_us           # of a predict() without one
-    # (row) -> its cost; or length:TENSOR. None: the core computes it from the row's bytes
+    cdef readonly u64 slo_us           # SLO of a predict() that names none
+    # function (row) -> cost, or the text length:TENSOR. None: the core computes the cost from the
+    # row's bytes
     cdef readonly object cost
-    cdef bint cost_takes_rows          # it takes many rows and returns as many costs
-    cdef str cost_tensor               # the cost is its length; None: it is not
-    cdef public object watch           # (row, lo, hi) -> a number, mixed into the row's key:
-                                       # another number, another prediction
-    cdef readonly object outputs       # packs a dict of named tensors, which an output is; None: it
-                                       # is one tensor
+    cdef bint cost_takes_rows          # `cost` takes many rows and returns as many costs
+    cdef str cost_tensor               # tensor whose length is the cost; None: no tensor
+    cdef public object watch           # function (row, lo, hi) -> number, which is mixed into the
+                                       # row's key
+    cdef readonly object outputs       # packs the dict of named tensors of an output; None: an
+                                       # output is one tensor
 
     cdef int _declare_output(self, str dtype, object shape) except -1
     cdef int _give_up(self, Block* block, u32 first, u32 end) except -1
@@ -107,8 +110,10 @@ cdef class Model:
     cdef object _begin_intake(self, Intake* intake, object rows, u64 slo, u64 salt, u64 now,
                               Block* block, u32 slot)
 
-cdef bint is_elsewhere(Model model, Model first) except -1        # in another engine
-cdef void mix(Future future, tuple models)                       # models of several engines
+cdef bint is_elsewhere(Model model, Model first) except -1        # whether `model` is in another
+                                                                  # engine than `first`
+cdef void mix(Future future, tuple models)                       # marks a future over models of
+                                                                 # several engines
 cdef u64 slo_of(object slo_us, u64 otherwise) except? 0
 
 # -- Querying several models at once and answering as soon as a decider can: the entry to ensemble
@@ -119,14 +124,14 @@ cdef struct Row:                # of one task
     const void* data
     u64 nbytes
     u64 mark                    # of its key
-    u32 cost                    # as a function gives it; 0: none does
+    u32 cost                    # as the cost function returned it; 0: there is none
     Key key
 
 cdef class EnsembleRequest:
     cdef tuple models
     cdef EnsembleCall* ensemble_call
     cdef vector[Row] rows
-    cdef list kept                  # what the rows point into
+    cdef list kept                  # objects that own the memory of the rows
     cdef u64 salt, slo_us, now_us
 
     cdef u64 read(self, object x) except? 0

@@ -1,10 +1,10 @@
 # Results, from the task that ends to the code that waits for it. They are stored in blocks of
 # consecutive slots; a slot holds one prediction and ends exactly once.
 #
-# To end a task is one compare-and-swap from PENDING to its status on one byte. The loop writes the
-# value before it; other threads that end a slot (cancel) write no value. A block is recycled with
-# its last reference. Each slot counts two from the start, its future's and its task's, so claiming
-# a slot changes no counter.
+# A task is ended by one compare-and-swap of one byte, from PENDING to its status. The loop writes
+# the value before it; other threads that end a slot (cancel) write no value. A block is recycled
+# with its last reference. Each slot counts as two references from the start, one of its future and
+# one of its task, so claiming a slot changes no counter.
 #
 # No thread that ends a slot takes the GIL. Blocked threads share one futex (`epoch`), incremented
 # once per batch. Event loops and the callback thread have a mailbox each: a queue of slot ids and
@@ -12,10 +12,11 @@
 # loop itself (runtime/loop_owner.hpp).
 #
 # Each engine of a server has a CompletionState; `peers` lists the others. They share only futures
-# over models of several engines: all slots of such a future lie with its first model, its home. A
-# peer's loop that ends one of them acts like a thread that cancels: once per step it counts for the
-# home, ends the home's epoch and wakes its waiters, without the home's loop. The home's mailboxes
-# then have several writers: one that finds another at the queue marks an overflow instead.
+# over models of several engines: all slots of such a future are in the engine of its first model,
+# its home. A peer's loop that ends one of them acts like a thread that cancels: once per step it
+# updates the home's counters, increments the home's epoch and wakes its waiters, without the home's
+# loop. The home's mailboxes then have several writers: a writer that finds another one at work sets
+# the overflow flag instead.
 from clipper_core.runtime.loop_owner cimport LoopOwner
 from clipper_core.runtime.machine cimport atomic, u32, u64, u8
 from clipper_core.runtime.ring cimport Spsc
@@ -25,7 +26,7 @@ from clipper_core.wire.prediction cimport Value
 cdef enum:
     BLOCK_SLOTS = 256
     MAILBOXES_MAX = 31          # the last bit of a slot's boxes is IN_ENSEMBLE
-    LED_TASKS_MAX = 4           # with more of them open the loop thread runs the turns itself
+    LED_TASKS_MAX = 4           # with more open tasks the loop thread runs the turns itself
     ENGINES_MAX = 64            # of one server
     ENGINE_ID_BITS = 56         # ids of the engines' slots differ above them
 
@@ -46,20 +47,20 @@ cdef cppclass Block:
 
 cdef cppclass Mailbox:
     atomic[u32] armed           # the reader sleeps on fd
-    atomic[u32] overflow        # a notice was lost: look at everything
+    atomic[u32] overflow        # a notification was dropped: the reader scans all slots
     Spsc* ids
-    atomic[u32] writing         # with peers: somebody is at `ids`
+    atomic[u32] writing         # with peers: a loop is writing to `ids`
     int fd
     bint taken
 
 cdef cppclass CompletionState:
-    atomic[u32] epoch           # bumped once per flush; the futex of blocked threads
+    atomic[u32] epoch           # incremented once per flush; the futex of blocked threads
     atomic[u32] waiters
     atomic[u32] lock            # guards current, free, next_id: a few instructions per claim
-    atomic[u32] dead            # Status.CLOSED or FORKED: nothing will complete any more
+    atomic[u32] dead            # Status.CLOSED or FORKED: no task completes any more
     atomic[u64] issued          # tasks handed out, tasks ended: equal when nothing is in flight
-    atomic[u64] answered        # at submit and by cancel
-    atomic[u64] ended           # in the loop, its only writer
+    atomic[u64] answered        # ended at submit or by cancel
+    atomic[u64] ended           # ended by the loop, the only writer
     atomic[u64] batches         # of notifications; loop only, as the two below
     atomic[u64] mailbox_writes  # eventfds written for them: at most one a mailbox and batch
     atomic[u64] futex_wakes     # system calls to wake blocked threads: at most one a batch
@@ -76,27 +77,29 @@ cdef cppclass CompletionState:
     u64 away                    # loop only: peers with mailboxes written since the last flush, one
                                 # bit each
     u32 peers_dirty[64]         # loop only: those mailboxes
-    atomic[u64] ensemble_calls  # verdicts handed out, which `issued` counts too
+    atomic[u64] ensemble_calls  # ensemble calls created; `issued` counts their verdict slots too
     atomic[u64] ensemble_calls_freed
-    # list of ensemble calls that the loop is to look at; written under the lock
+    # list of ensemble calls that the loop has to handle; written under the lock
     atomic[u64] calls
-    bint calls_end              # under the lock: the loop will look at none any more
-    # Called from below, set from above (docs/architecture.md, "Up-calls").
-    # A task of an ensemble call has ended; `first`: its slot has just ended with `status`.
+    bint calls_end              # under the lock: the loop handles no more of them
+    # Function pointers, set by modules of higher layers (docs/architecture.md, "Up-calls").
+    # Called when a task of an ensemble call has ended. first: its slot has just ended with
+    # `status`.
     void (*task_ended)(CompletionState* d, void* ensemble_call, u32 slot, bint first, u8 status,
                        u32 latency_us) noexcept nogil
     LoopOwner loop_owner        # which thread runs the turns of the loop
     int wake_fd                 # eventfd that wakes the loop from epoll
     void* loop                  # the IO loop, an argument of the three calls below; NULL: none
-    # Run one turn. True: look for signals, or the loop is to stop. `epoch`: read before the owner
-    # looked at its slots; it sleeps only if that has not changed.
+    # Run one turn. Return True if the caller has to check for signals, or the loop has to stop.
+    # epoch: read before the owner checked its slots; the turn sleeps only if it has not changed.
     bint (*run_turn)(void* loop, u64 until_us, u32 epoch) noexcept nogil
-    # Give up the ownership of the loop; not for good: only to look for signals.
+    # Give up the ownership of the loop. for_good: False if the caller only checks for signals and
+    # takes it again.
     void (*leave_loop)(void* loop, bint for_good) noexcept nogil
     # Run one step, send what it made, and give up the ownership.
     void (*step_and_leave)(void* loop) noexcept nogil
 
-# -- the steps that threads race on: completion.hpp, the source that tests/schedules checks
+# -- Functions that run concurrently without a lock (completion.hpp; tests/schedules checks them).
 cdef extern from "results/completion.hpp" namespace "clipper" nogil:
     u32 IN_ENSEMBLE "clipper::kSlotInEnsemble"
     void claims_lock(atomic[u32]& lock) noexcept
@@ -147,24 +150,24 @@ cdef void completion_notify(CompletionState* d, CompletionState* home, u64 slot_
 cdef void completion_flush(CompletionState* d) noexcept nogil
 # Return the number of open tasks at this moment.
 cdef u64 completion_open_tasks(CompletionState* d) noexcept nogil
-# End all waiting: nothing will complete any more. Threads: any
+# Wake all waiters: no task completes any more. Threads: any.
 cdef void completion_close(CompletionState* d, int status) noexcept nogil
 
 # -- waking the loop, whichever thread owns it. Threads: any.
-# Rows or commands were published.
+# Wake the loop: rows or commands were published.
 cdef void completion_notify_loop(CompletionState* d) noexcept nogil
-# An owner that sleeps must look at its future.
+# Wake an owner that sleeps, so that it checks its future.
 cdef void completion_wake_owner(CompletionState* d) noexcept nogil
-# A waiter cannot own the loop: the loop thread is needed.
+# Wake the loop thread, because the waiter cannot own the loop.
 cdef void completion_wake_loop_thread(CompletionState* d) noexcept nogil
-# Another engine's loop has something for this one.
+# Wake the loop on behalf of another engine's loop.
 cdef void completion_wake_loop(CompletionState* d) noexcept nogil
-# A slot was ended by another thread than the loop, and counted.
+# Notify waiters of a slot that another thread than the loop has ended and counted.
 cdef void completion_notify_outside(CompletionState* d, u32 boxes) noexcept nogil
 # True: the calling waiter owns the loop now; it calls run_turn(), then leave_loop().
 cdef bint completion_try_own_loop(CompletionState* d) noexcept nogil
 
-# -- ending at submit, before anyone can wait; d: the block's home. Threads: any.
+# -- Ending a slot at submit, before any thread can wait for it. d: the block's home. Threads: any.
 cdef void slot_fill(CompletionState* d, Block* block, u32 slot, Status status,
                     Value* value) noexcept nogil
 

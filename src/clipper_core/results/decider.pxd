@@ -2,8 +2,8 @@
 # that have arrived for a query and returns one of: wait until a time, answer with some of them, or
 # submit more tasks. Pure arithmetic: no queue, no clock, no memory of its own.
 #
-# Threads: any; a DeciderState is never changed once made, but for its bucket of extra tasks, which
-# has a lock. Rules: docs/design.md, "Deciders in the core".
+# Threads: any; a DeciderState is immutable, except its bucket of tokens, which has a lock. Rules:
+# docs/design.md, "Deciders in the core".
 from clipper_core.runtime.machine cimport atomic, u32, u64, u8
 from clipper_core.wire.record cimport RecordShape
 
@@ -12,7 +12,7 @@ cdef enum:
     ENSEMBLE_TASKS_MAX = 64     # tasks of one query
 
 cpdef enum Rule:
-    ALL = 0                     # when nothing is on its way any more: all that arrived
+    ALL = 0                     # answer with all that arrived, when no task is outstanding any more
     FIRST = 1                   # the first to arrive
     QUORUM = 2                  # `need` equal votes, or more than half of the votes; once no other
                                 # value can win
@@ -24,11 +24,11 @@ cpdef enum Rule:
                                 # time; extra tasks are bounded
     TIED = 8                    # the first to arrive; the task that is sent first cancels those
                                 # that are still queued
-    MEAN = 9                    # numbers: when what is on its way cannot move it by more than
-                                # `tolerance`
+    MEAN = 9                    # mean of numbers, when the outstanding ones cannot move it by more
+                                # than `tolerance`
     MEDIAN = 10
     FLOOR = 11                  # one task's answer
-    ROW = 12                    # the best ranked that is there: a row of a table of times
+    ROW = 12                    # the best ranked that has arrived: a row of a table of times
 
 cpdef enum VoteState:
     UNSUBMITTED = 0
@@ -46,38 +46,38 @@ cdef struct Field:              # the tensor of a record that is compared (docs/
     u32 record                  # the type of the record; 0: the whole output is compared
     u32 index
 
-cdef struct VoteData:           # what is known of one task
+cdef struct VoteData:           # the state of one task
     u8 state                    # VoteState
     u8 order                    # of arrival
     bint numeric                # `number` is its value
-    u32 klass                   # tasks that arrived with equal values have equal ones: one such
-                                # task
+    u32 klass                   # index of a task that arrived with an equal value, the same for all
+                                # of them
     double number
-    double confidence           # 0 to 1; negative: none was given
+    double confidence           # 0 to 1; negative: the model reported none
     double weight
     Field field
-    u64 start_us                # when it is submitted unless all is decided, after receipt;
-                                # NEVER_US: when a rule needs it
+    u64 start_us                # time after receipt at which it is submitted, unless the query is
+                                # decided before; NEVER_US: when a rule needs it
 
 cdef struct StepState:
     u8 rule
     u8 which                    # FLOOR: the task
     u32 need                    # votes; QUORUM 0: more than half
     u64 until_us                # from receipt; 0: the deadline
-    u64 accept                  # tasks it looks at, one bit each
+    u64 accept                  # tasks that the rule considers, one bit each
     double confidence_min
     double tolerance            # MEAN, MEDIAN
-    double low, high            # MEAN, MEDIAN: bounds of what can still come
+    double low, high            # MEAN, MEDIAN: bounds of values that are outstanding
 
 cdef struct RulingData:
     u8 kind                     # RulingKind
     u8 step
     bint extra                  # SUBMIT: an extra task, which needs a token
-    # ANSWER: the task whose value it is; ENSEMBLE_TASKS_MAX: several's, or nobody's
+    # ANSWER: the task whose value is the answer; ENSEMBLE_TASKS_MAX: it is made of several values,
+    # or of none
     u32 winner
-    u64 mask                    # ANSWER: tasks whose values it is made of; SUBMIT: tasks to submit
-                                # now
-    u64 until_us                # WAIT: decide again then, whatever arrives
+    u64 mask                    # ANSWER: tasks whose values are used; SUBMIT: tasks to submit now
+    u64 until_us                # WAIT: decide again at this time, even if nothing arrives
 
 cdef cppclass DeciderState:
     atomic[u32] refs
@@ -87,7 +87,7 @@ cdef cppclass DeciderState:
     atomic[u32] lock            # guards tokens
     double tokens               # extra tasks that may be submitted now
     double extra                # tokens a query
-    bint bounded                # some step is HEDGED: queries bring tokens
+    bint bounded                # some step is HEDGED: each query adds to the tokens
 
 cdef u64 NEVER_US               # no time
 
@@ -95,9 +95,9 @@ cdef RulingData decide(const DeciderState* d, const VoteData* votes, u32 n, u64 
                        u64 slo_us) noexcept nogil
 cdef DeciderState* decider_hold(DeciderState* d) noexcept nogil      # one more reference
 cdef void decider_drop(DeciderState* d) noexcept nogil
-# a query came: it brings its share of a token
+# Count a query, which adds its share of a token.
 cdef void decider_query(DeciderState* d) noexcept nogil
-# takes a token, if there is one
+# Take a token. False: there is none.
 cdef bint decider_may_extra(DeciderState* d) noexcept nogil
 
 cdef class Decider:

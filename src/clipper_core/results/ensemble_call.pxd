@@ -32,8 +32,8 @@ cdef cppclass EnsembleCall:
     u64 elapsed_us              # from receipt to the last event
     u64 timer_us                # time of its timer; 0: none
     u64 sent                    # TIED: tasks whose rows were sent, one bit each
-    bint learn                  # tasks in flight go on after the verdict
-    bint over                   # the verdict was reached, or the future is gone
+    bint learn                  # tasks in flight continue after the verdict
+    bint over                   # the verdict was reached, or the future was released
     bint called                 # is on the home's list
     u8 arrivals
     u8 step                     # verdict: step of the schedule
@@ -49,59 +49,59 @@ cdef u64 NO_TICKET
 
 cdef cppclass Timers:           # ensemble calls that wait for a time. Threads: the home's loop only
     vector[EnsembleCall*]* ensemble_calls   # by index; NULL: free
-    vector[u32]* uses           # of each index: a ticket of an earlier use is void
+    vector[u32]* uses           # how often each index was used: a ticket of an earlier use is stale
     vector[u32]* unused
 
 cdef inline u64 task_bit(u32 i) noexcept nogil:
     return <u64> 1 << i
 
-# -- making one. Threads: the submitter, until it submits a task.
+# -- Creating a call. Threads: the submitter, until it submits a task.
 # NULL: no memory. more_bytes: memory for `deferred` and rows.
 cdef EnsembleCall* ensemble_call_new(CompletionState* home, Block* block, u32 first, u32 n,
                                      DeciderState* decider, u64 now_us, u64 slo_us,
                                      bint learn, u64 more_bytes) noexcept nogil
-# The next three: with the lock, or before other threads have the call.
+# Call the next three functions with the lock, or before other threads have the call.
 # Record that a task has ended.
 cdef void ensemble_call_record(EnsembleCall* h, u32 i, Status status) noexcept nogil
 cdef RulingData ensemble_call_decide(EnsembleCall* h) noexcept nogil
-# End the verdict slot. by: of the loop that decides; NULL: the caller is no loop.
+# End the verdict slot. by: the completion of the loop that decides; NULL if the caller is no loop.
 cdef void ensemble_call_answer(EnsembleCall* h, CompletionState* by, u32 step,
                                u64 used) noexcept nogil
 # Note that task i is in flight, before its row is published.
 cdef void ensemble_call_submitting(EnsembleCall* h, u32 i) noexcept nogil
-# Undo that: the row was not published. With the lock.
+# Undo ensemble_call_submitting: the row was not published. Call it with the lock.
 cdef void ensemble_call_refused(EnsembleCall* h, u32 i, Status status) noexcept nogil
 cdef void ensemble_call_lock(EnsembleCall* h) noexcept nogil
 cdef void ensemble_call_unlock(EnsembleCall* h) noexcept nogil
 cdef void ensemble_call_release(EnsembleCall* h) noexcept nogil
-# All tasks that start at once are submitted; releases the submitter's reference.
+# Note that all tasks that start at once were submitted. Releases the submitter's reference.
 cdef void ensemble_call_submitted(EnsembleCall* h) noexcept nogil
 
-# -- what happens to it. Threads: any.
+# -- Events of a call. Threads: any.
 cdef void ensemble_call_task_ended(CompletionState* d, void* ensemble_call, u32 slot, bint first,
                                    u8 status, u32 latency_us) noexcept nogil
-# The row of a task is being sent.
+# Note that the row of a task is being sent.
 cdef void ensemble_call_sent(EnsembleCall* h, u32 slot) noexcept nogil
 # Return how many slots were ended.
 cdef u32 ensemble_call_cancel(EnsembleCall* h) noexcept nogil
-# The future is gone.
+# Release the reference of the future, which does not need the verdict any more.
 cdef void ensemble_call_drop(EnsembleCall* h) noexcept nogil
 # Set the verdict from Python. 1: done; 0: too late; -1: a task in `used` has not arrived.
 cdef int ensemble_call_answer_chosen(EnsembleCall* h, u32 step, u64 used,
                                      u64 elapsed_us) noexcept nogil
-# Put it on the list of the home's loop.
+# Put the call on the list of the home's loop.
 cdef void ensemble_call_enqueue(EnsembleCall* h, bint submitter) noexcept nogil
-# Answer with what has arrived: nothing more will come.
+# Answer with what has arrived, because nothing more will arrive.
 cdef void ensemble_call_close(EnsembleCall* h) noexcept nogil
 
 # -- Threads: the home's loop.
-# Take the list. for_good: none is added any more.
+# Take the list of calls. for_good: none is added afterwards.
 cdef EnsembleCall* ensemble_calls_queued(CompletionState* d, bint for_good) noexcept nogil
 cdef Timers* timers_new() noexcept nogil
 cdef void timers_free(Timers* t) noexcept nogil
 # Return its ticket, below 2^48. NO_TICKET: no memory.
 cdef u64 timers_add(Timers* t, EnsembleCall* h) noexcept nogil
-# False: the ticket is void.
+# Return False if the ticket is stale.
 cdef bint timers_has(Timers* t, u64 ticket) noexcept nogil
-# NULL: the call is gone.
+# Return the call of a ticket and remove its timer. NULL: the ticket is stale.
 cdef EnsembleCall* timers_take(Timers* t, u64 ticket) noexcept nogil

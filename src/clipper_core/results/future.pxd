@@ -14,24 +14,24 @@ cdef class Future:
     cdef u8 view                       # of one task of `extra`, a future that owns the slots
     cdef u8 settled                    # `outcome` holds the result
     cdef u8 is_cancelled               # cancel() ended it
-    cdef u8 is_watched                 # concurrent.futures.wait or its like has looked: it has a
-                                       # StandardState
-    cdef u64 own_id                    # of one without a block, given when needed
+    cdef u8 is_watched                 # concurrent.futures.wait or a similar function waits for it:
+                                       # it has a StandardState
+    cdef u64 own_id                    # id of a future without a block, assigned when needed
     cdef u32 first
     cdef u32 count
     # count, and one more for the verdict of one with an ensemble call
     cdef u32 slots
     cdef atomic[u32] cursor            # slots before it are done; with an ensemble call, only the
-                                       # verdict's is looked at
+                                       # verdict's slot counts
     cdef EnsembleCall* ensemble_call              # NULL: it is done when all its tasks are
     cdef object finish                 # makes the result of a Future; None: the prediction itself
     cdef readonly object extra         # what finish needs to know
     cdef object outcome                # result of finish, computed once
-    cdef bint mixed                    # its tasks lie in several engines: who waits for it leads
-                                       # none
+    cdef bint mixed                    # its tasks are in several engines, so a thread that waits
+                                       # for it owns no loop
 
-    cdef u32 first_open(self) noexcept nogil     # the first slot that is pending, from 0; slots:
-                                                 # none is
+    cdef u32 first_open(self) noexcept nogil     # index of the first pending slot; `slots` if there
+                                                 # is none
     cdef bint is_done(self) noexcept nogil
     cdef bint _end_now(self)
     cdef object _watch(self)
@@ -60,8 +60,8 @@ cdef Future future_of_ensemble(Completion completion, EnsembleCall* ensemble_cal
 cdef Future future_new(Completion completion, Block* block, u32 first, u32 count, object finish,
                        object extra)
 
-# -- The reading end of a Mailbox (future.pxd): who waits for which future, and which of them are
-# done.
+# -- The reader of a Mailbox (completion.pxd). It knows which items wait for which future, and
+# returns those whose future is done.
 #
 # Threads: one at a time (its event loop's, or the callback thread); the engine's loop thread is the
 # other side.

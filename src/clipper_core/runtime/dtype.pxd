@@ -30,5 +30,5 @@ cdef inline u32 itemsize(int dtype) noexcept nogil:
         return 8
     return 0
 
-# no NaN, no infinity; numbers that are no floats have none
+# Return whether a row has no NaN and no infinity. True for other types than floats.
 cdef bint all_finite(int dtype, const void* row, u64 nbytes) noexcept nogil

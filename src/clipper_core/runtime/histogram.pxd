@@ -1,6 +1,6 @@
-# Counters and latency histograms that any thread may bump and any thread may read: relaxed atomics,
-# no locks, no allocation. A histogram is log-linear: values below 16 exactly, above that 8 buckets
-# per power of two (<= 12.5 % wide), up to 2^42; greater values share the last bucket.
+# Counters and latency histograms that any thread may update and read: relaxed atomics, no locks, no
+# allocation. A histogram is log-linear: values below 16 exactly, above that 8 buckets per power of
+# two (<= 12.5 % wide), up to 2^42; greater values share the last bucket.
 from clipper_core.runtime.machine cimport atomic, relaxed, u32, u64
 
 cdef enum:
@@ -11,7 +11,7 @@ cdef cppclass Histogram:
     atomic[u64] total           # sum of recorded values
 
 cdef u32 bucket_of(u64 value) noexcept nogil
-# smallest value that falls into it
+# Return the smallest value of a bucket.
 cdef u64 bucket_low(u32 bucket) noexcept nogil
 cdef void histogram_record(Histogram* h, u64 value) noexcept nogil
 cdef void histogram_record_many(Histogram* h, u64 value, u64 times) noexcept nogil
@@ -19,8 +19,8 @@ cdef void histogram_record_many(Histogram* h, u64 value, u64 times) noexcept nog
 cdef object histogram_snapshot(Histogram* h)
 cdef void count(atomic[u64]* counter, u64 by) noexcept nogil
 
-# The same for one writer (the loop) and any number of readers: a load and a store, a fifth of the
-# price.
+# As `count`, for one writer (the loop) and any number of readers: a load and a store, a fifth of
+# the cost.
 cdef inline void note(atomic[u64]* counter, u64 by) noexcept nogil:
     counter.store(counter.load(relaxed) + by, relaxed)
 

@@ -1,5 +1,5 @@
-# What Cython cannot say, declared from machine.hpp. Everything here is nogil and safe from any
-# thread.
+# System calls and atomics that Cython does not have, declared from machine.hpp. All functions are
+# nogil and may be called by any thread.
 from libc.stdint cimport (uint8_t as u8, uint16_t as u16, uint32_t as u32, uint64_t as u64,
                           int32_t as i32, int64_t as i64)
 
@@ -32,8 +32,8 @@ cdef extern from "runtime/machine.hpp" namespace "clipper" nogil:
     void eventfd_signal(int fd) noexcept
     void eventfd_drain(int fd) noexcept
     void timer_slack_min() noexcept
-    void* shared_new(size_t bytes, int* fd) noexcept  # zeroed pages behind a sealed memfd; NULL:
-                                                      # not to be had. munmap and close
+    void* shared_new(size_t bytes, int* fd) noexcept  # zeroed pages of a sealed memfd; NULL: not
+                                                      # available. Release by munmap and close
     bint passes_descriptors(int fd) noexcept          # a unix socket
 
 cdef extern from "<sys/eventfd.h>" nogil:
@@ -67,5 +67,5 @@ cdef extern from "<sys/uio.h>" nogil:
         size_t iov_len
 
 cdef extern from "runtime/machine.hpp" namespace "clipper" nogil:
-    # passed: a descriptor to go along, or -1
+    # passed: a descriptor to send with the bytes, or -1
     ssize_t send_iovecs(int fd, iovec* pieces, size_t n, int passed) noexcept

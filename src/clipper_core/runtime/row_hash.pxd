@@ -1,8 +1,8 @@
 # The key of a row: 120 bits of a seeded hash over model, salt and bytes. The steps are
 # row_hash.hpp.
 #
-# Threads: any. A secret is made once, from a random seed per process, so that nobody can aim at a
-# bucket.
+# Threads: any. The secret is made once per process from a random seed, so that a client cannot
+# choose rows that fall into one bucket.
 from clipper_core.runtime.machine cimport u64
 
 cdef extern from "runtime/row_hash.hpp" namespace "clipper" nogil:
@@ -12,8 +12,8 @@ cdef extern from "runtime/row_hash.hpp" namespace "clipper" nogil:
                             # tag there)
     cdef cppclass HashSecret:
         pass
-    cdef enum Variant:          # which instructions; all answer alike, but a hash of long rows
-                                # differs
+    cdef enum Variant:          # CPU instructions to use; results are equal, except hashes of long
+                                # rows
         PLAIN "clipper::kPlain"
         AVX2 "clipper::kAvx2"
         AVX512 "clipper::kAvx512"

@@ -1,5 +1,5 @@
-# How a task can end. Below the Python door every function is `noexcept nogil` and answers with one
-# of these.
+# How a task can end. Functions of the core that Python does not call are `noexcept nogil` and
+# return one of these.
 
 cpdef enum Status:
     PENDING = 0                 # not ended yet
@@ -9,12 +9,12 @@ cpdef enum Status:
     DEADLINE = 3                # the deadline passed before a prediction arrived
     DROPPED = 4                 # shed early: it could not have finished by its deadline
     NO_REPLICA = 5              # the deadline passed and no replica of the model was connected
-    MODEL_ERROR = 6             # the model raised; its traceback travels with the status
+    MODEL_ERROR = 6             # the model raised; the value has its traceback
     BAD_OUTPUT = 7              # the model's reply had the wrong count, type or shape
     REPLICA_LOST = 8            # the container died with the task and no second try was possible
-    CANCELLED = 9               # the caller gave the query up
+    CANCELLED = 9               # the caller cancelled the query
     CLOSED = 10                 # the engine is shutting down
-    FORKED = 11                 # this process is a fork: the engine lives in the parent
+    FORKED = 11                 # this process is a fork: the engine exists in the parent only
     BAD_INPUT = 12              # the row's type or shape is not the model's
     BAD_FRAME = 13              # bytes from a peer that are no valid frame
     TOO_LARGE = 14              # a declared length exceeds its named limit
@@ -22,5 +22,6 @@ cpdef enum Status:
     UNKNOWN = 16                # no such model, connection or version
     UNNEEDED = 17               # its query was answered without it
 
-# The only door from a status to an exception. `detail` names the thing and the cause.
+# Raise the exception of a status; the only place that does so. detail: names the object and the
+# cause.
 cdef int raise_for(int status, object detail) except -1

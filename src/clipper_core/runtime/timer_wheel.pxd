@@ -21,25 +21,24 @@ ctypedef bint (*IsLive)(void* owner, u64 ticket) noexcept nogil
 cdef struct Wheel                                   # 8 levels x 512 buckets of chunked arrays
                                                     # (timer_wheel.pyx)
 
-cdef u64 NEVER                                      # what wheel_next_us answers when nothing is
-                                                    # due, ever
+cdef u64 NEVER                                      # returned by wheel_next_us for an empty wheel
 
 cdef Wheel* wheel_new(u64 now_us, u32 tick_us, u64 entries_max, IsLive is_live,
                       void* owner) noexcept nogil
 cdef void wheel_free(Wheel* wheel) noexcept nogil
 
 # Return OK; NO_MEMORY; or FULL if entries_max is reached and a bounded sweep found no dead entry.
-# The next sweep goes on from there.
+# The next sweep continues from there.
 cdef Status wheel_insert(Wheel* wheel, u64 deadline_us, u64 ticket) noexcept nogil
 
-# Write live tickets whose tick has come to `due`, and return their number. One call looks at 16,384
-# entries at most, so more may be left: call again, now or after other work, while the number equals
-# due_max or wheel_next_us(wheel) <= now_us.
+# Write the live tickets whose tick has been reached to `due`, and return their number. One call
+# reads 16,384 entries at most, so more may be left: call again, now or after other work, while the
+# number equals due_max or wheel_next_us(wheel) <= now_us.
 cdef u32 wheel_advance(Wheel* wheel, u64 now_us, u64* due, u32 due_max) noexcept nogil
 
 # Return a time before which no ticket is due (a lower bound); NEVER if the wheel is empty. An
-# advance at that time yields tickets, or drops or moves entries, or moves the bound on: a loop that
-# polls until then does not spin.
+# advance at that time yields tickets, or drops or moves entries, or increases the bound, so a loop
+# that sleeps until then makes progress.
 cdef u64 wheel_next_us(Wheel* wheel) noexcept nogil
 
 cdef u64 wheel_count(Wheel* wheel) noexcept nogil   # entries held, dead ones included

@@ -1,10 +1,10 @@
-# Admission: whether a query submitted now can finish by its deadline. The loop forecasts,
-# submitters look it up: a few relaxed loads, no locked add. What cannot finish is refused at once,
-# so that its caller can do something else with the time.
+# Admission decides whether a query that is submitted now can finish by its deadline. The loop
+# publishes a forecast; submitters read it with a few relaxed loads and no locked instruction. A
+# query that cannot finish is refused at once, so that its caller can use the time otherwise.
 #
 # Threads: gate_finish_us, gate_probe: any; gate_publish and everything about Margin: the loop.
-# Source: docs/design.md, "Admission"; Clockwork (OSDI 2020) section 4, refusing early what cannot
-# meet its deadline.
+# Source: docs/design.md, "Admission"; Clockwork (OSDI 2020) section 4, which refuses requests early
+# that cannot meet their deadline.
 from clipper_core.results.completion cimport Block
 from clipper_core.runtime.machine cimport atomic, relaxed, u32, u64
 from clipper_core.runtime.row_hash cimport Key
@@ -12,34 +12,38 @@ from clipper_core.runtime.status cimport Status
 from clipper_core.scheduling.lane cimport Lane, Lanes, lane_submit
 
 cdef enum:
-    PROBE_US = 100000           # after a row was let through to see, none is for this long, unless
-                            # there is a new forecast
+    PROBE_US = 100000           # after a row was admitted as a probe, no other one is for this
+                                # long, unless there is a new forecast
 
-cdef cppclass Gate:         # of one class of SLO. Its fields are read one by one: a mix of old and
-                            # new is a guess like any other
-    atomic[u64] begin_us        # when the batch begins that the next row would join
+cdef cppclass Gate:         # the published forecast of one SLO class. Its fields are read one by
+                            # one; a mix of old and new values only makes the forecast less accurate
+    atomic[u64] begin_us        # when the batch that the next row would join starts
     atomic[u64] base            # position in the lane of that batch's first row
-    atomic[u64] probe_us        # from then on a refusal may let one row through instead
-    atomic[u32] own_us          # that batch's time, with the rows that will have joined it by then
-    atomic[u32] row_1024        # more for each row from `base` on, in 1024ths of a microsecond
-    atomic[u32] full_us         # at most: a full batch's time
-    atomic[u32] size            # rows of a full batch; 0: no replica, and none before begin_us
-    atomic[u64] refused_us      # when a row was refused last: refused rows count as traffic, too
-    atomic[u32] unit_2_20       # more for each unit of cost above the mean, in 2^-20 us
+    atomic[u64] probe_us        # from this time on one row may be admitted as a probe instead of
+                                # refused
+    atomic[u32] own_us          # duration of that batch, with the rows that will have joined it by
+                                # then
+    atomic[u32] row_1024        # additional time for each row from `base` on, in 1024ths of a
+                                # microsecond
+    atomic[u32] full_us         # upper limit: duration of a full batch
+    atomic[u32] size            # rows of a full batch; 0: no replica is connected, nor will be
+                                # before begin_us
+    atomic[u64] refused_us      # when a row was last refused: refused rows count as traffic too
+    atomic[u32] unit_2_20       # additional time for each unit of cost above the mean, in 2^-20 us
     atomic[u32] unit            # the mean cost of a row
-    u64 pad                 # to 64 bytes: submitters of other classes share its cache line hardly
-                            # ever
+    u64 pad                 # to 64 bytes, so that gates of other classes rarely share its cache
+                            # line
 
 cdef struct Forecast:
-    double begin_us             # times from now
+    double begin_us             # relative to now
     double own_us, row_us, full_us
-    u64 ahead                   # rows of that batch that are in the queue already
+    u64 ahead                   # rows of that batch that are queued already
     u32 size
-    double unit_us, unit        # where rows differ in cost: time of a unit, and units of a mean row
-    u64 probe_us                # a moment, not a distance
+    double unit_us, unit        # where rows differ in cost: time per unit, and mean cost of a row
+    u64 probe_us                # an absolute time
 
-cdef struct Margin:         # how much longer things take than was forecast: the 98th percentile of
-                            # actual / forecast
+cdef struct Margin:         # how much longer rows take than forecast: the 98th percentile of actual
+                            # / forecast time
     double ratio
     u64 learned_us
 
@@ -51,8 +55,8 @@ cdef inline u64 gate_finish_us(Gate* g, u64 tail, u64 now_us) noexcept nogil:
         begin = now_us
     if size == 0:
         return begin
-    if rows >= size:            # since the last forecast a whole batch was queued, or `tail` is
-                                    # older than `base`
+    if rows >= size:            # a whole batch was queued since the last forecast, or `tail` is
+                                # older than `base`
         if rows >> 63:
             rows = 0
         begin += rows // size * full
@@ -69,18 +73,17 @@ cdef inline u64 gate_extra_us(Gate* g, u32 cost) noexcept nogil:
 # counted.
 cdef void gate_publish(Gate* g, const Forecast* f, double margin, u64 seen,
                        u64 now_us) noexcept nogil
-# Note that there is no replica, and none before `until_us`; 0: it is not known when.
+# Publish that no replica is connected, nor will be before `until_us`; 0: unknown.
 cdef void gate_close(Gate* g, u64 until_us) noexcept nogil
-cdef bint gate_probe(Gate* g, u64 now_us) noexcept nogil         # let this one through, to see
+cdef bint gate_probe(Gate* g, u64 now_us) noexcept nogil         # True: admit this row as a probe
 cdef void margin_init(Margin* m) noexcept nogil
 cdef void margin_learn(Margin* m, double actual_us, double forecast_us, u64 now_us) noexcept nogil
-# Reduce what was learned: a replica has become faster, and what was learned while it was slow is
-# obsolete.
+# Reduce the margin: a replica has become faster, so what was learned while it was slow is obsolete.
 cdef void margin_forget(Margin* m) noexcept nogil
 # Return the margin, which tends to 1 while nothing is learned.
 cdef double margin_now(Margin* m, u64 now_us) noexcept nogil
 
-# -- A row through the gate of its lane, or past it to be joined to an equal row.
+# -- Submit a row if its gate admits it, or if it may join an equal row.
 #
 # Threads: any.
 #
@@ -89,7 +92,7 @@ cdef double margin_now(Margin* m, u64 now_us) noexcept nogil
 cdef Status lane_offer_refused(Lanes* lanes, Lane* lane, Gate* gate, const void* row, u32 nbytes,
                                const Key* key, u64 salt,
                                u64 deadline_us, u64 now_us, Block* block, u32 slot) noexcept nogil
-# Do as lane_offer for a row that differs in cost from others.
+# As lane_offer, for rows that differ in cost.
 cdef Status lane_offer_cost(Lanes* lanes, Lane* lane, Gate* gate, const void* row, u32 nbytes,
                             const Key* key, u64 salt, u64 deadline_us, u64 now_us, Block* block,
                             u32 slot, u32 cost) noexcept nogil

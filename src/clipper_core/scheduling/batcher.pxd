@@ -1,4 +1,5 @@
-# When to send how much to one replica. Pure arithmetic over numbers: no queue, no clock, no socket.
+# Decides how many rows to send to one replica, and when. Pure arithmetic: no queue, no clock, no
+# socket.
 #
 # A batch is measured in rows, or where the model has a cost (model_state.pxd) in units of it: then
 # `limit`, the fit and everything inside is in units; a number of rows counts each as
@@ -11,8 +12,8 @@
 from clipper_core.runtime.machine cimport i32, u32, u64
 
 cpdef enum BatchingMode:
-    AIMD = 0          # slow start (x2) until the first miss, then + step a full batch, x backoff on
-                      # a miss
+    AIMD = 0          # slow start (x2) until the first miss, then + step per full batch, x backoff
+                      # on a miss
     FIT = 1           # exponentially weighted fit L(n) = a + b n, P99 of its residual; largest n
                       # within the budget
     QUANTILE = 2      # P99 quantile regression of latency on n (pinball loss); largest n within the
@@ -41,16 +42,16 @@ cdef struct Timing:          # of a batch that the container ran before it was r
 
 cdef struct Batcher:
     BatcherConfig config
-    double limit                # current maximum batch size, rows or units (as a real number:
-                             # additive steps may be fractions)
+    double limit                # current maximum batch size, in rows or units; a real number,
+                                # because steps may be fractions
     double most                 # the limit never exceeds this
-    double unit                 # mean cost of a row of late; 1 where rows are counted
+    double unit                 # mean cost of recent rows; 1 where rows are counted
     bint slow_start
-    bint seeded                 # what is known is of the warm-up; no SLO has been named yet
+    bint seeded                 # the estimates are those of the warm-up; no SLO is known yet
     u64 batches, misses
-    u64 learned_us              # when the last batch was learned: an old estimate is probed, not
-                             # believed
-    double slo_us               # tightest SLO of late; rises by at most 1/64 a batch
+    u64 learned_us              # when the last batch was learned: an old estimate is probed before
+                                # it is used
+    double slo_us               # tightest recent SLO; rises by at most 1/64 per batch
     # AIMD
     u32 clean, missed           # batches in a row within the budget; beyond it
     u32 patience                # clean batches before the limit may jump to what the fit allows
@@ -73,8 +74,8 @@ cdef struct Batcher:
 cdef void batcher_init(Batcher* b, const BatcherConfig* config) noexcept nogil
 # Return the number of rows to take now, of `queued` waiting; at least 1.
 cdef u32 batcher_size(const Batcher* b, u32 queued) noexcept nogil
-# Return whether `queued` rows are worth a batch of their own behind one in flight, where `rate`
-# rows a microsecond are offered.
+# Return whether to send `queued` rows as a second batch behind one in flight. rate: offered rows
+# per microsecond.
 cdef bint batcher_second(const Batcher* b, u32 queued, double rate) noexcept nogil
 # Return the most rows whose batch is within the budget by the estimate, whatever the limit.
 cdef double batcher_room(const Batcher* b) noexcept nogil
@@ -87,10 +88,10 @@ cdef double batcher_predict_us(const Batcher* b, u32 n) noexcept nogil
 cdef double batcher_worst_us(const Batcher* b, u32 n) noexcept nogil
 # Return whether a row due at deadline_us cannot finish in a batch of n that starts at start_us,
 # which is not before now_us. A batch of one row is not shed while nothing was learned for
-# batcher_probe_us before now_us, so that a wrong estimate does not shed everything for ever.
+# batcher_probe_us before now_us, so that a wrong estimate does not shed everything forever.
 cdef bint batcher_must_shed(const Batcher* b, u64 now_us, u64 start_us, u32 n,
                             u64 deadline_us) noexcept nogil
-# Return as many microseconds as one row takes, 1 to 100 ms.
+# Return the time of one row in microseconds, at least 1 ms and at most 100 ms.
 cdef u64 batcher_probe_us(const Batcher* b) noexcept nogil
 # Return 0 to send now; else the time until which a batch that is not full should wait for more
 # rows. That time may have passed.

@@ -29,7 +29,8 @@ cdef struct ContainerConnection:
     u64 tx_at
     vector[void*]* owned        # for each part of tx: the block to free once it is sent, or NULL
     vector[Passing]* passing    # descriptors that are not sent yet, in order
-    vector[iovec]* later        # whole frames, owned, sent when nothing else is to be; oldest first
+    vector[iovec]* later        # whole frames, owned, sent when nothing else is to be sent; oldest
+                                # first
     bint passes                 # the IO loop can pass descriptors
     bint queued                 # is on the engine's list of writers
     bint closing                # close after the last byte of tx
@@ -44,7 +45,7 @@ cdef struct ContainerConnection:
 
 cdef ContainerConnection* connection_new(const Limits* limits, u64 now_us) noexcept nogil
 cdef void connection_free(ContainerConnection* connection) noexcept nogil
-# Release the receive buffer if it is empty: nothing may come for a long time.
+# Release the receive buffer if it is empty, because the connection may be idle for long.
 cdef void connection_rest(ContainerConnection* connection) noexcept nogil
 cdef void spare_free(vector[void*]* spare) noexcept nogil
 
@@ -55,7 +56,7 @@ cdef void connection_received(ContainerConnection* connection, u64 n, u64 now_us
 # TOO_LARGE, NO_MEMORY: the connection must be closed.
 cdef Status connection_next_frame(ContainerConnection* connection, Header* header,
                                   u8** payload) noexcept nogil
-# Protocol 1: return the next nbytes of a reply. NULL: not all have come.
+# Protocol 1: return the next nbytes of a reply. NULL: not all of them have arrived.
 cdef u8* connection_next_bare(ContainerConnection* connection, u64 nbytes) noexcept nogil
 
 # Queue bytes, borrowed until they are sent.

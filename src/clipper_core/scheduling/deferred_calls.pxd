@@ -1,8 +1,8 @@
 # The models of an ensemble call that are called later, or only if its decider needs them, and the
 # times at which the decider must run again.
 #
-# A thread that finds that a call needs either puts it on the list of its home's loop, which works
-# the list off once per step.
+# A thread that finds that a call needs one of these puts the call on the list of its home's loop,
+# which handles the list once per step.
 #
 # Threads: deferred_calls_step and deferred_calls_close: the home's loop. The submitter fills the
 # DeferredCall before any other thread has the ensemble call.
@@ -28,7 +28,7 @@ cdef struct DeferredCall:       # how one task is submitted later
     u64 salt
 
 cdef bint deferred_calls_run(Lanes* lanes, u64 now_us) noexcept nogil
-# Submit what is due. True: something was submitted.
+# Submit the calls that are due. Return True if one was submitted.
 cdef inline bint deferred_calls_step(Lanes* lanes, u64 now_us) noexcept nogil:
     return lanes.completion.calls.load(relaxed) != 0 and deferred_calls_run(lanes, now_us)
 

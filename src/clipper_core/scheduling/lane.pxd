@@ -1,12 +1,12 @@
 # The queues of the models. A lane is one ring of tasks of one model whose SLOs are alike (within a
-# factor of two); a ring cell is the task: its row is the wire's, its side cell names the slot that
-# it fills, and the deadline. A ticket names it: lane id and position.
+# factor of two); a ring cell is the task: its row is sent as it is, and its side cell has the
+# deadline and the slot of the result. A ticket, which is a lane id and a position, identifies it.
 #
 # Arrays have lanes of their own, whose cells hold many rows: a cell is a *chunk* of an array, one
 # task with a slot for each of its rows, one deadline and one entry in the wheel. Batches take spans
-# of it. A span is consecutive rows of one task: all of a single one (its one row), part of a chunk.
-# A chunk's cell is freed when none of its rows waits or is on its way. Its rows do not join equal
-# ones: they are looked up once, at submit.
+# of it. A span is consecutive rows of one task: the one row of a single task, or some rows of a
+# chunk. A chunk's cell is freed when none of its rows waits or is in flight. Its rows do not join
+# equal rows; they are looked up in the cache once, at submit.
 #
 # A task's phase:
 #   claimed by a submitter -> published -> WAITING -> SENT -> released
@@ -35,8 +35,8 @@ cdef struct PendingTable      # lane.pyx
 
 cdef PendingTable* pending_new(u64 entries_max) noexcept nogil
 cdef void pending_free(PendingTable* table) noexcept nogil
-# As cache_touch, for a stretch from slot `start` on. Return the slot to go on with; 0 at the end of
-# the table.
+# As cache_touch, for a part of the table from slot `start` on. Return the slot to continue with; 0
+# at the end of the table.
 cdef u64 pending_touch(PendingTable* table, u64 start) noexcept nogil
 # Return the ticket of the task that evaluates the row of the key; 0 if there is none.
 cdef u64 pending_find(const PendingTable* table, const Key* key) noexcept nogil
@@ -49,9 +49,9 @@ cdef void pending_remove(PendingTable* table, const Key* key, u64 ticket) noexce
 cdef bint pending_has(const PendingTable* table, const Key* key) noexcept nogil
 cdef u64 pending_count(const PendingTable* table) noexcept nogil
 
-# -- What lanes are made of: tasks, spans of them, lanes, and all the lanes of an engine.
+# -- Data structures: tasks, spans of tasks, lanes, and all lanes of an engine.
 #
-# Threads: a task is its submitter's until published, then the loop's.
+# Threads: a task belongs to its submitter until it is published, then to the loop.
 cdef enum:
     LANES_MAX = 65535
     STATUSES = 18
@@ -66,26 +66,27 @@ cdef struct Task:
     Key key                     # of the row, if keyed
     Block* block                # the slot that its prediction fills
     u64 deadline_us
-    u64 due_us                  # latest deadline among it and those joined to it
+    u64 due_us                  # latest deadline of this task and those joined to it
     u64 submit_us
-    u64 refused_us              # 0, or admission refused it, and another try may succeed after this
-                            # time: it may only join
-    u64 salt                    # of its query: a session's number, for models that take
-                            # sessions
+    u64 refused_us              # not 0: admission refused it, so it may only join; another try may
+                                # succeed after this time
+    u64 salt                    # salt of its query; for models that take sessions, the session's
+                                # number
     u64 next                    # ticket of the next task joined to the same row; 0: none
-    u64 prev                    # ticket of the one before (the owner at last); 0: this is the owner
+    u64 prev                    # ticket of the previous one, for the first one of the owner; 0:
+                                # this is the owner
     void* heap                  # the row, when rows differ in length
     u32 bytes                   # length of the row
     u32 slot
     u32 rows                    # of a chunk; of a row with a cost: its cost
-    u32 next_row                # of a chunk: rows before it were sent or are gone
-    u32 left                    # of a chunk: rows that wait or are on their way; of a row with a
-                                # cost that is tried once more: the connection to avoid
+    u32 next_row                # of a chunk: rows before it were sent or have ended
+    u32 left                    # of a chunk: rows that wait or are in flight; of a row with a cost
+                                # that is retried: the connection to avoid
     u32 counted                 # of a chunk: rows that the loop has ended
-    u32* slots                  # of a chunk, one a row; NULL: a single task
-    Key* keys                   # of a chunk, one a row, if keyed
+    u32* slots                  # of a chunk, one per row; NULL: a single task
+    Key* keys                   # of a chunk, one per row, if keyed
     u8 phase
-    u8 tries                    # times it was sent
+    u8 tries                    # how often it was sent
     bint keyed                  # cache and joining are on
     bint answered               # its slot has ended
     bint in_ensemble            # its slot is one of an ensemble call's
@@ -94,51 +95,54 @@ cdef struct Span:           # consecutive rows of one task
     u64 ticket
     u32 first
     u16 rows
-    u16 tries                   # of a chunk's: times these rows were sent
-    u32 failed_on               # of rows that are tried once more: the connection whose container
-                            # failed them; 0: it was lost
+    u16 tries                   # of a chunk: how often these rows were sent
+    u32 failed_on               # of rows that are retried: the connection whose container failed
+                                # them; 0: the container died
 
-cdef cppclass Tally:        # counters of one model; any thread reads them, the loop writes all but
-                            # refused and hits
+cdef cppclass Tally:        # counters of one model; any thread reads them; the loop writes all
+                            # except refused and hits
     atomic[u64] ended[18]       # in the loop, by Status
     atomic[u64] refused[18]     # at submit, by Status
     atomic[u64] hits            # answered by the cache at submit
-    atomic[u64] arrived         # rows taken in: each of them ends once
-    atomic[u64] joined          # answered by another's evaluation
+    atomic[u64] arrived         # rows accepted: each of them ends once
+    atomic[u64] joined          # rows answered by the evaluation of an equal one
     atomic[u64] evaluated       # rows that a container answered
     atomic[u64] batches
-    atomic[u64] retried         # rows that were to be tried on another replica
-    atomic[u64] cost            # of the rows in batches, where they differ in it
-    atomic[u64] cost_padded     # of these batches, with padding
+    atomic[u64] retried         # rows that were retried on another replica
+    atomic[u64] cost            # sum of the costs of rows in batches, where rows differ in cost
+    atomic[u64] cost_padded     # cost of these batches, with padding
     atomic[u64] queued
     atomic[u32] replicas
     Histogram latency           # us, of tasks that ended OK, cache hits at submit excluded
     Histogram batch_rows
 
 cdef cppclass Lane:
-    atomic[u32] dirty           # rows were published since the loop last looked
+    atomic[u32] dirty           # rows were published since the loop last read the lane
     u32 id
     u32 model
     u32 chunk_rows              # rows that a cell can hold; 0: its tasks are single rows
-    u64 slo_us                  # loop: the tightest SLO of late; at first the class's upper bound
+    u64 slo_us                  # loop: the tightest recent SLO; at first the upper bound of the
+                                # class
     Ring* ring
     Tally* tally
-    u64 seen                    # loop: positions before it have been taken in
-    atomic[u64] taken       # `seen`, for other threads; what is before it and waits is in the table
+    u64 seen                    # loop: positions before it were read
+    atomic[u64] taken       # `seen`, for other threads; tasks before it that wait are in the table
                             # of evaluations in flight
-    u64 head                    # loop: positions before it are sent, joined or gone
+    u64 head                    # loop: positions before it were sent, joined or ended
     u64 waiting                 # loop: rows in phase WAITING
-    u64 used_us                 # loop: last time rows came
-    deque[Span]* retry          # loop: rows whose replica was lost; they go first
+    u64 used_us                 # loop: last time that rows arrived
+    deque[Span]* retry          # loop: rows whose replica died or failed; they are sent first
 
-cdef cppclass Lanes:        # all lanes of an engine, and what their tasks meet in
+cdef cppclass Lanes:        # all lanes of an engine, and the structures that their tasks share
     Lane** by_id
-    u32 count                   # ids that were given out; those of lanes that are gone name none
-    atomic[u32] live            # lanes that are
-    Spsc* unused                # first tickets of the next lanes of such ids: loop to lane_new
-    # submitters at work without the GIL: the engine ends its lanes after them
+    u32 count                   # number of ids in use or used; `by_id` has NULL for lanes that were
+                                # freed
+    atomic[u32] live            # lanes that exist
+    Spsc* unused                # first tickets of new lanes with the ids of freed ones: from the
+                                # loop to lane_new
+    # submitters that run without the GIL: the engine frees its lanes after them
     atomic[u32] submitters
-    Wheel* wheel                # tickets without a lane are those of `timers`
+    Wheel* wheel                # its tickets are those of tasks and of `timers`
     Timers* timers              # of ensemble calls
     CacheState* cache
     PendingTable* pending
@@ -146,7 +150,7 @@ cdef cppclass Lanes:        # all lanes of an engine, and what their tasks meet 
     Ring* ready                 # ids of lanes with published tasks, from any thread
     u64 ready_head
     int wake_fd                 # wakes the loop from epoll
-    atomic[u64] heap_bytes      # rows of variable length held now
+    atomic[u64] heap_bytes      # bytes of rows of variable length that are allocated now
     u64 heap_bytes_max
     atomic[u32] logging         # batches are written to `log`: replica.pxd
     Spsc* log
@@ -174,11 +178,11 @@ cdef inline const void* task_row(Lanes* lanes, u64 ticket, Task* task) noexcept 
 cdef inline u8* span_rows(Lanes* lanes, const Span* span, u64 row_bytes) noexcept nogil:
     return <u8*> task_row(lanes, span.ticket, task_of(lanes, span.ticket)) + span.first * row_bytes
 
-# rows of its memory, numbered one after another
+# Return the number of rows in the memory of a lane.
 cdef inline u64 lane_places(const Lane* lane) noexcept nogil:
     return (lane.ring.mask + 1) * (lane.chunk_rows if lane.chunk_rows else 1)
 
-# where its first row lies among them
+# Return the index of a span's first row in the memory of its lane.
 cdef inline u64 span_place(const Lane* lane, const Span* span) noexcept nogil:
     return (span.ticket & lane.ring.mask) * (lane.chunk_rows if lane.chunk_rows else 1) + span.first
 
@@ -186,16 +190,16 @@ cdef inline bint span_is_first_try(Lanes* lanes, const Span* span) noexcept nogi
     cdef Task* task = task_of(lanes, span.ticket)
     return (task.tries if task.slots == NULL else span.tries) <= 1
 
-# the connection that failed the rows at the head
+# Return the connection whose container failed the rows at the head; 0: none.
 cdef inline u32 lane_avoids(const Lane* lane) noexcept nogil:
     return 0 if lane.retry.empty() else lane.retry.front().failed_on
 
 # -- A chunk: one cell of a lane that holds many rows of an array, as one task. It is claimed and
-# published like any cell, batches take spans of it, and its rows end together where possible.
+# published like any cell; batches take spans of it, and its rows end together where possible.
 #
-# Each slot keeps the guarantee of completion.pxd: it ends once, by one compare-and-swap on one
-# byte, whichever thread is first. All else is paid once per chunk instead of once per row: one
-# addition per counter, one reference count, one timer, one latency.
+# Each slot keeps the guarantee of completion.pxd: it ends once, by one compare-and-swap of one
+# byte, whichever thread is first. Everything else is done once per chunk instead of once per row:
+# one addition per counter, one reference count, one timer, one latency.
 #
 # Threads: chunk_claim, chunk_publish and slots_fill: the submitter. Everything else: loop only.
 # Round up to whole cache lines.
@@ -211,17 +215,17 @@ cdef void chunk_publish(Lane* lane, u64 pos) noexcept nogil
 cdef void slots_fill(CompletionState* d, Block* block, u32 first, u32 n, const Value* values,
                      const u8* chosen, Status status) noexcept nogil
 
-# True: rows wait to be sent. Rows that have ended leave here.
+# Return whether rows wait to be sent. Releases rows that have ended.
 cdef bint chunk_waits(Lanes* lanes, Lane* lane, u64 pos) noexcept nogil
 # Return how many rows from `first` on have ended already.
 cdef u32 chunk_ended_from(Task* task, u32 first, u32 end) noexcept nogil
 # End all rows.
 cdef void chunk_close(Lanes* lanes, Lane* lane, u64 pos, Status status, u64 now_us) noexcept nogil
-# End n rows alike; each gets a reference of its own to the value.
+# End n rows with the same status and value; each gets a reference of its own to the value.
 cdef void chunk_end_rows(Lanes* lanes, Lane* lane, Task* task, u32 first, u32 n, Status status,
                          Value* value, u64 now_us) noexcept nogil
-# End all rows of the span as OK, with scalars of `size` bytes. False for a single task: nothing
-# done.
+# End all rows of the span as OK, with scalars of `size` bytes. Return False for a single task,
+# which is not changed.
 cdef bint chunk_end_words(Lanes* lanes, const Span* span, const u8* data, u32 size, u8 tag,
                           u64 now_us) noexcept nogil
 # The same with the rows of a blob, whose references it takes over.
@@ -231,11 +235,11 @@ cdef void chunk_leave(Lanes* lanes, Lane* lane, u64 pos, u32 rows) noexcept nogi
 # The same for all rows of a chunk's span; does nothing for a single task.
 cdef void span_leave(Lanes* lanes, const Span* span) noexcept nogil
 
-# -- Lanes: rows go in on any thread and come out on the loop's.
+# -- Lanes: any thread adds rows, and the loop takes them.
 cdef enum:
-    SHARED_ROW_BYTES_MIN = 512  # smaller rows travel as fast over a socket (docs/design.md)
+    SHARED_ROW_BYTES_MIN = 512  # smaller rows are as fast over a socket (docs/design.md)
 
-# -- the steps that threads race on: lane.hpp, the source that tests/schedules checks
+# -- Functions that run concurrently without a lock (lane.hpp; tests/schedules checks them).
 cdef extern from "scheduling/lane.hpp" namespace "clipper" nogil:
     bint lane_announce(Lane& lane, Cells& ready, u64* ids, u64 id) noexcept
     bint lane_next(Cells& ready, u64* ids, u64* head, u64* id) noexcept
@@ -251,34 +255,35 @@ cdef Lanes* lanes_new(CompletionState* completion, CacheState* cache, u64 now_us
 cdef void lanes_free(Lanes* lanes) noexcept nogil
 cdef Lane* lane_new(Lanes* lanes, u32 model, u64 slo_us, u64 cells, u64 row_bytes, u32 chunk_rows,
                     Tally* tally,
-                    bint shared=*) noexcept nogil      # shared: rows that containers may map, if
-                                                       # that pays and can be had
+                    bint shared=*) noexcept nogil      # shared: containers may map the rows, if
+                                                       # rows are large enough and shared memory is
+                                                       # available
 
-# Submit a row. Return OK or FULL. key NULL: neither cached nor joined.  refused_us: 0; else the row
+# Submit a row. Return OK or FULL. key NULL: neither cached nor joined. refused_us: 0; else the row
 # only joins an equal one, and without an equal one it ends as FULL, with this as the time after
-# which another try may succeed.  cost: where rows differ in it.
+# which another try may succeed. cost: of the row, where rows differ in cost.
 cdef Status lane_submit(Lanes* lanes, Lane* lane, const void* row, u32 nbytes, const Key* key,
                         Block* block, u32 slot,
                         u64 deadline_us, u64 now_us, u64 salt, u64 refused_us,
                         u32 cost) noexcept nogil
 # Note that something was published in the lane.
 cdef void lane_has_news(Lanes* lanes, Lane* lane) noexcept nogil
-# Have a thread look at what was published.
+# Wake the loop, so that it reads what was published.
 cdef void lanes_wake(Lanes* lanes) noexcept nogil
 
 # Return a lane in which something was published, or NULL.
 cdef Lane* lanes_next_ready(Lanes* lanes) noexcept nogil
-# Take in what was published. Return how many rows need an evaluation of their own.
+# Read what was published in a lane. Return how many rows need an evaluation of their own.
 cdef u64 lane_take_in(Lanes* lanes, Lane* lane, u64 now_us) noexcept nogil
 cdef void lanes_expire(Lanes* lanes, u64 now_us) noexcept nogil
 
 # Get the row to send next. Return False if no row waits.
 cdef bint lane_head(Lanes* lanes, Lane* lane, u64* ticket) noexcept nogil
-# Take rows of the head, which are SENT then.
+# Take rows from the head, and mark them SENT.
 cdef void lane_take(Lanes* lanes, Lane* lane, u32 rows_max, Span* span) noexcept nogil
-# Take the row of this ticket, which waits anywhere in the lane; it is SENT then.
+# Take the waiting row of this ticket, anywhere in the lane, and mark it SENT.
 cdef void lane_take_row(Lanes* lanes, Lane* lane, u64 ticket, Span* span) noexcept nogil
-# End rows of the head as DROPPED.
+# End rows at the head as DROPPED.
 cdef void lane_shed(Lanes* lanes, Lane* lane, u32 rows_max, u64 now_us) noexcept nogil
 cdef void lane_close(Lanes* lanes, Lane* lane, Status status, u64 now_us) noexcept nogil  # all end
 
@@ -288,10 +293,10 @@ cdef bint lanes_set_timer(Lanes* lanes, u64 deadline_us, u64 ticket) noexcept no
 cdef bint task_needed(Lanes* lanes, Task* task) noexcept nogil
 # Return the earliest deadline that is still open.
 cdef u64 task_due_us(Task* task) noexcept nogil
-# End all rows of a span alike.
+# End all rows of a span with the same status and value.
 cdef void span_end(Lanes* lanes, const Span* span, Status status, Value* value,
                    u64 now_us) noexcept nogil
-# End row k of the span. After the last row comes span_leave.
+# End row k of the span. Call span_leave after the last row.
 cdef void span_row_end(Lanes* lanes, const Span* span, u32 k, Status status, Value* value,
                        u64 now_us) noexcept nogil
 # Return the key of row k of the span; NULL if it is not cached.

@@ -1,11 +1,10 @@
-# One model as the engine keeps it: the type of its rows, its lanes, its counters, its replicas; and
-# how all of that is given back once no query can reach it any more.
+# One model as the engine sees it: the type of its rows, its lanes, counters and replicas; and how
+# they are freed once no query can use them any more.
 #
-# A model that was dropped is looked at by the loop now and then. When it has no replica, and all
-# cells of its lanes are free, its lanes are freed, and their ids and its own number may be used
-# again. A lane that gets an id of an old one goes on counting positions where that one stopped, so
-# a ticket still names one task, ever; and the state itself is never freed before the engine, so
-# whoever counts there late counts for nobody.
+# The loop checks dropped models from time to time. When one has no replica, and all cells of its
+# lanes are free, its lanes are freed, and their ids and its own number may be used again. A lane
+# that gets an id of an old one continues its positions, so a ticket never identifies two tasks. The
+# state itself is freed with the engine only, so a late update of a counter does no harm.
 #
 # Threads: model_drop: any; models_give_back: the loop; all else: under the GIL.
 from libcpp.vector cimport vector
@@ -26,7 +25,7 @@ ctypedef Gate* GatePointer
 
 cdef cppclass ModelQueue:
     vector[Lane*]* lanes
-    vector[Gate*]* gates        # in the order of the lanes; NULL: lanes of arrays have none
+    vector[Gate*]* gates        # in the order of the lanes; NULL: NULL for lanes of arrays
 
 # Allocate the lists of a zeroed object. False: no memory.
 cdef bint model_queue_init(ModelQueue* d) noexcept nogil
@@ -36,7 +35,7 @@ cdef bint model_queue_add(ModelQueue* d, Lane* lane, Gate* gate) noexcept nogil
 
 # Return the number of rows that wait.
 cdef u64 model_queue_waiting(const ModelQueue* d) noexcept nogil
-# True: lane i was used recently: rows came, wait, or were refused.
+# Return whether lane i was used recently: rows arrived, wait, or were refused.
 cdef bint model_queue_is_active(const ModelQueue* d, size_t i, u64 now_us) noexcept nogil
 # Return the tightest SLO of the active lanes; no batch may make their rows late.
 cdef u64 model_queue_slo_us(const ModelQueue* d, u64 now_us) noexcept nogil
@@ -52,8 +51,8 @@ cdef void model_queue_end_before(ModelQueue* d, Lanes* lanes, u64 before_us, Sta
 # that the rows of a lane came at an even rate.
 cdef u64 model_queue_ahead(ModelQueue* d, Lanes* lanes, const Lane* lane, u64 now_us) noexcept nogil
 
-# -- The replicas of one model: selects the one that gets the next rows, and forecasts how long a
-# row that is submitted now will take.
+# -- The replicas of one model: which one gets the next rows, and how long a row that is submitted
+# now will take.
 #
 # Threads: loop only. The atomics may be read by any thread.
 cdef struct Trial:              # the one row whose forecast is compared with its outcome
@@ -68,7 +67,7 @@ ctypedef Replica* ReplicaPointer
 cdef cppclass ReplicaSet:
     vector[Replica*]* members
     vector[double]* free_us     # scratch of the forecast: time from now until each replica is free
-    u64 round                   # counts the rounds in which rows are handed out
+    u64 round                   # counts the rounds in which rows are distributed
     bint avoiding               # some replicas are ejected, others are not: the ejected ones get
                                 # only probes
     u32 turn                    # index at which the search for a replica starts
@@ -80,7 +79,8 @@ cdef cppclass ReplicaSet:
     u64 rated_us
     double rate                 # recent rate of offered rows, per microsecond
     u64 tight_us                # the tightest recent SLO if rows of much longer SLOs wait, else 0
-    u64 earliest_replica_us     # without a replica: none can connect before; 0: unknown
+    u64 earliest_replica_us     # while no replica is connected: time before which none can connect;
+                                # 0: unknown
     # For snapshots: the forecast wait of a row of the tightest SLO, and that SLO.
     atomic[u64] delay_us
     atomic[u64] slo_us
@@ -96,7 +96,7 @@ cdef void replica_set_free(ReplicaSet* c) noexcept nogil
 
 # True: the replica may get rows at all.
 cdef bint replica_accepts(const Replica* r) noexcept nogil
-# Determine which replicas are ejected. Called before rows are handed out.
+# Determine which replicas are ejected. Called before rows are distributed.
 cdef void replica_set_update_ejections(ReplicaSet* c) noexcept nogil
 # True: another replica may get the rows of `r`.
 cdef bint replica_set_has_other(const ReplicaSet* c, const Replica* r) noexcept nogil
@@ -108,43 +108,43 @@ cdef bint too_late(const Replica* r, u32 n, u64 due_us, u64 now_us) noexcept nog
 # True: another replica can finish it in time.
 cdef bint another_can_finish(ReplicaSet* c, const Replica* r, u64 waiting, u64 due_us,
                              u64 now_us) noexcept nogil
-# Return the index of the replica that is predicted to finish the next batch first. -1: none now;
-# if *again_us is set, call again at that time.
+# Return the index of the replica that is predicted to finish the next batch first; -1 if none can
+# take it now. If *again_us is set, call again at that time.
 cdef i32 replica_set_pick(ReplicaSet* c, u64 waiting, u64 now_us, u64* again_us) noexcept nogil
 
 # Return how many waiting rows the next batch of `r` takes; `tight` of them have the tightest SLO.
 cdef u32 replica_set_batch_rows(const ReplicaSet* c, const Replica* r, u64 waiting,
                                 u64 tight) noexcept nogil
 cdef void replica_set_count_arrivals(ReplicaSet* c, u64 rows, u64 now_us) noexcept nogil
-# Publish what a row submitted to this lane can expect. ahead: rows of all lanes that are due before
-# it; behind: later rows that fill its batch. shown: publish in snapshots too; gate NULL: only
-# there.
+# Publish the forecast for a row that is submitted to this lane. ahead: rows of all lanes that are
+# due before it; behind: later rows that fill its batch. shown: publish in snapshots too; gate NULL:
+# only there.
 cdef void replica_set_forecast(ReplicaSet* c, Lanes* lanes, Lane* lane, Gate* gate, u64 ahead,
                                u64 behind, bint shown, u64 now_us) noexcept nogil
 # Update the margin from the outcome of the row on trial, and the share of rows that was refused.
 cdef void replica_set_learn(ReplicaSet* c, Lanes* lanes, Tally* tally, u64 now_us) noexcept nogil
 
-# -- Batches of rows that differ in what they cost: the cost of a row, and which of the rows that
-# wait make the next batch.
+# -- Batches of rows that differ in cost: the cost of a row, and the choice of the waiting rows for
+# the next batch.
 #
 # The cost of a row is its bytes, its length, or what the caller gave, in whole units, 1 at least. A
-# batch costs the sum of its rows; with `padded`, as many times its dearest row as it has rows,
-# since the model fills all rows up to the longest.
+# batch costs the sum of its rows; with `padded`, the number of its rows times the highest cost,
+# because the model pads all rows to the longest.
 #
 # Threads: row_cost: any; everything else: the loop.
 cdef enum CostKind:
-    COST_BYTES = 1              # of the row, as it travels
-    COST_LENGTH = 2             # its elements; of str and bytes their bytes
-    COST_GIVEN = 3              # by the caller, with each row
+    COST_BYTES = 1              # bytes of the row as it is sent
+    COST_LENGTH = 2             # its number of elements; for str and bytes, of bytes
+    COST_GIVEN = 3              # given by the caller with each row
 
 cdef struct Candidate:          # a row that may go into the batch
     u64 ticket
     u64 due_us
     u32 cost
-    bint must                   # it is due too soon to wait for another batch
+    bint must                   # it is due before the batch after this one could finish
     bint chosen
 
-cdef struct Choice:             # the rows of the batch; their tickets are the chosen candidates'
+cdef struct Choice:             # the rows of the batch: the candidates that are `chosen`
     u32 n
     double cost                 # of the batch, with padding
     double useful               # the sum of its rows' costs
@@ -157,22 +157,22 @@ cdef cppclass CostBatch:        # of one model
     u32 item_bytes
     Choice choice
     vector[Candidate]* rows     # candidates, the one due first at the front
-    vector[u64]* keys           # scratch: what is sorted, with the index of the candidate
-    vector[double]* sums        # scratch: costs of the others, added up
+    vector[u64]* keys           # scratch: sort keys, with the index of the candidate
+    vector[double]* sums        # scratch: running sums of the costs of the others
 
 # NULL: no memory.
 cdef CostBatch* cost_batch_new(u8 kind, bint padded, u32 item_bytes) noexcept nogil
 cdef void cost_batch_free(CostBatch* c) noexcept nogil
 cdef u32 row_cost(const CostBatch* c, u64 nbytes, u32 given) noexcept nogil
-# Collect the first rows that wait, except those that the container of `avoid` has failed. False:
-# there is none.
+# Collect the first waiting rows, except those that the container of `avoid` has failed. Return
+# False if there are none.
 cdef bint cost_batch_collect(CostBatch* c, ModelQueue* queue, Lanes* lanes, u32 avoid,
                              u64 now_us) noexcept nogil
-# Choose a batch of at most so many rows and this cost, with the row that is due first; that row
-# goes alone if it costs more. start_us: when the replica is free.
+# Choose a batch of at most rows_max rows and cost `limit`, with the row that is due first; if that
+# row alone costs more, it is the batch. start_us: when the replica is free.
 cdef void cost_batch_choose(CostBatch* c, const Batcher* b, u32 rows_max, double limit,
                             u64 start_us) noexcept nogil
-# Choose the row that is due first, alone.
+# Choose only the row that is due first.
 cdef void cost_batch_alone(CostBatch* c) noexcept nogil
 
 # -- Models: their lanes, queues and replicas together.
@@ -184,39 +184,42 @@ cdef cppclass ModelState:
     RowSpec spec
     bint cached
     bint finite                 # refuse NaN and infinities
-    u64 row_bytes_end           # rows of fewer bytes are taken in without a further look; 0 where
+    u64 row_bytes_end           # rows with fewer bytes are accepted without further checks; 0 where
                                 # each has a cost
     u64 lane_rows               # capacity of each lane
     Lane* lanes[44]             # by class of SLO; made at first use, by the submitter
     Lane* array_lanes[44]       # the same, for arrays
     Tally tally
-    Gate gates[44]              # by class of SLO: what a row submitted now can expect
-    atomic[u32] shares          # a replica that maps rows has come: new lanes are made to be shared
+    Gate gates[44]              # by class of SLO: forecast for a row submitted now
+    atomic[u32] shares          # a replica that maps rows has connected: the rows of new lanes are
+                                # in shared memory
     vector[u32]* replicas       # loop: conns
     ReplicaSet replica_set      # loop: those replicas themselves, in the same order
     ModelQueue queue            # loop: its lanes that have had rows
     CostBatch* by_cost          # NULL: all rows cost the same
-    u64 hold_until_us           # loop: rows wait until then for company, or for a faster replica;
-                                # 0: none do
-    bint hot                    # loop: on the list of models to look at
+    u64 hold_until_us           # loop: rows wait until this time for more rows, or for a faster
+                                # replica; 0: none wait
+    bint hot                    # loop: on the list of models to handle in this step
     bint waits                  # loop: on the list of models with rows that wait
-    bint unlisted               # snapshots of all models leave it out; it is given back when it is
-                                # dropped
-    u64 next_dropped            # ModelState*, of those that the loop does not know yet
+    bint unlisted               # not in snapshots of all models; freed when it is dropped
+    u64 next_dropped            # ModelState*: next in the list of dropped models that the loop has
+                                # not read
 
 cdef cppclass RetiredModels:         # of an engine: models without queries
-    atomic[u64] dropped         # ModelState*: a list of those that the loop does not know yet
-    vector[void*]* leaving      # loop: those that it has, until they are given back
-    Spsc* unused                # numbers that were given back: from the loop to the next model
-    atomic[u32] unlisted        # models that will come here, and have not been given back
+    atomic[u64] dropped         # ModelState*: list of dropped models that the loop has not read
+    vector[void*]* leaving      # loop: dropped models that it has read, until they are freed
+    Spsc* unused                # model numbers that are free again: from the loop to new models
+    atomic[u32] unlisted        # models that will be freed when they are dropped, and have not been
+                                # freed
 
-# m is all zeros. False: no memory; it can be freed
+# Initialize a model that is all zeros. False: no memory; call model_state_free then too.
 cdef bint model_state_init(ModelState* m) noexcept nogil
-cdef void model_state_clear(ModelState* m) noexcept nogil        # as new, with its number
+cdef void model_state_clear(ModelState* m) noexcept nogil        # reset to a new model with the
+                                                                 # same number
 cdef void model_state_free(ModelState* m) noexcept nogil
-# all zeros; False: no memory
+# Initialize an object that is all zeros. False: no memory.
 cdef bint retired_models_init(RetiredModels* d) noexcept nogil
 cdef void retired_models_free(RetiredModels* d) noexcept nogil
-# nobody submits to it any more, ever
+# Drop a model. No thread may submit to it afterwards.
 cdef void model_drop(RetiredModels* d, ModelState* m) noexcept nogil
 cdef void models_give_back(RetiredModels* d, Lanes* lanes) noexcept nogil

@@ -1,12 +1,12 @@
-# One attached container as the engine sees it: a batcher, at most two batches in flight, and the
-# connection they travel on.
+# One attached container as the engine sees it: its batcher, at most two batches in flight, and its
+# connection.
 #
-# A batch's rows stay in their ring cells until its reply is there, or until nobody waits for them
-# any more; then only their keys are kept, so that a late reply still fills the cache. A container
-# that maps the rows may then find new ones in their place while its model still reads: a late
-# reply about a cell that was claimed again is dropped.
+# A batch's rows stay in their ring cells until its reply arrives, or until no caller waits for them
+# any more; then only their keys are kept, so that a late reply still fills the cache. If the
+# container maps the rows, new rows may then be written to these cells while its model still reads
+# them: a late reply for a cell that was claimed again is dropped.
 #
-# Threads: loop only, but for the Gauge, which anyone may read.
+# Threads: loop only, except the Gauge, which any thread may read.
 from libcpp.vector cimport vector
 from clipper_core.cache.clock_cache cimport Key
 from clipper_core.runtime.machine cimport atomic, u32, u64, u8
@@ -16,17 +16,19 @@ from clipper_core.scheduling.container_connection cimport ContainerConnection
 from clipper_core.scheduling.lane cimport Lanes, Span, Tally
 from clipper_core.wire.codec cimport Header, Limits, Progress
 
-# -- What batches were made of and when they went, for traces of queries: a bounded queue of words
-# from the loop to one reader. Off until a reader turns it on; then a few words a batch and one a
-# row. A batch that finds no room is counted, and nobody waits.
+# -- Log of batches, with their rows and times, for traces of queries: a bounded queue of words from
+# the loop to one reader. It is off until a reader turns it on; then it has a few words per batch
+# and one per row. A batch for which the queue has no space is only counted; the loop never waits.
 #
-# A record: how many words follow it; replica << 32 | rows; sent, begun, ended (us, monotonic); the
-# id of each task's slot, those included that joined a row (a task of an array: of its first slot).
+# A record: number of the words that follow; replica << 32 | rows; sent, begun, ended (us,
+# monotonic); the id of the slot of each task, with those that joined a row (for a task of an array,
+# of its first slot).
 cdef enum:
     LOGGED_TASKS_MAX = 4096     # of one batch
     RECORD_HEAD = 4             # words before the ids, the count excluded
 
-# a power of two; False: no memory. Threads: one at a time
+# Turn the log on. words: a power of two. Return False if there is no memory. Threads: one at a
+# time.
 cdef bint batch_log_open(Lanes* lanes, u64 words) noexcept nogil
 # Log a batch, before its tasks end. Threads: loop only.
 cdef void batch_log_put(Lanes* lanes, const Span* spans, u32 span_count, u32 rows, u32 replica,
@@ -35,12 +37,12 @@ cdef void batch_log_put(Lanes* lanes, const Span* spans, u32 span_count, u32 row
 
 cdef enum:
     IN_FLIGHT_MAX = 2
-    EJECT_US_MIN = 100000       # a replica that failed so often in a row is left alone for this
-                                # long at first,
-    EJECT_US_MAX = 30000000     # twice as long after each probe that fails, and this long at most
+    EJECT_US_MIN = 100000       # time for which a replica that keeps failing gets no rows, at
+                                # first;
+    EJECT_US_MAX = 30000000     # doubled after each probe that fails, up to this
     PROFILE_BUCKETS = 24
 
-cdef struct RowSpec:            # what a model takes and, if known, gives
+cdef struct RowSpec:            # the type of a model's rows and, if known, of its outputs
     u64 uid                     # of the registered version; part of the cache key
     u8 dtype
     bint variable
@@ -53,23 +55,23 @@ cdef struct RowSpec:            # what a model takes and, if known, gives
     u32 output_dims[4]
     u32 output_record           # number of the type of record that an output is; 0: it is none
 
-cdef packed struct Run:         # of a SHARED batch's payload: rows that lie one after another in a
-                                # region (docs/wire.md)
+cdef packed struct Run:         # consecutive rows of a region, as in the payload of a SHARED batch
+                                # (docs/wire.md)
     u32 region                  # id of the lane
     u32 count
     u64 first
 
 cdef struct Batch:
-    u8 header[64]               # on the wire while the frame leaves
+    u8 header[64]               # sent from here, so unchanged until the frame is sent
     u64 id
     u32 n                       # rows
     u32 span_count
     Span* spans
-    Key* keys                   # once overdue and let go; zero where the row is not cached
-    bint shared                 # the container reads the rows where they lie, for as long as it
-                                # likes
+    Key* keys                   # set when the batch is overdue and its rows are released; zero for
+                                # a row that is not cached
+    bint shared                 # the container maps the rows and may read them at any time
     u64 sent_us
-    u64 end_bytes               # of all the connection's bytes, where this frame ends
+    u64 end_bytes               # position in the bytes of the connection where this frame ends
     u64 due_us                  # the latest deadline of its rows
     u64 first_due_us            # the first one
     u64 slo_us                  # the tightest SLO
@@ -84,12 +86,12 @@ cdef cppclass Gauge:            # for snapshots
     atomic[u64] misses
     atomic[u64] in_flight
     atomic[u64] suspect
-    atomic[u64] failures        # batches that its model failed, ever
-    atomic[u64] ejected         # it is left alone, or on probation
-    atomic[u64] ejections       # times that it was
+    atomic[u64] failures        # batches that its model failed, since the start
+    atomic[u64] ejected         # 1 while it is ejected or gets a probe
+    atomic[u64] ejections       # how often it was ejected
     Progress progress           # of a model that learns
-    atomic[u64] taught          # feedback: rows on their way to the container
-    atomic[u64] untaught        # and rows dropped, because too much of it waited
+    atomic[u64] taught          # feedback: rows being sent to the container
+    atomic[u64] untaught        # feedback: rows dropped because too many waited
     atomic[u64] fit_a_ns
     atomic[u64] fit_b_ns
     atomic[u64] profile_us[24]  # mean service time by log2(batch size)
@@ -111,21 +113,21 @@ cdef cppclass Replica:
     u32 conn
     u32 eject_after             # batches failed in a row; 0: it is never ejected
     u32 failed                  # batches failed in a row
-    u32 ejections               # without success between them: each is twice as long as the one
-                                # before
-    u64 ejected_until_us        # 0: it is not ejected. When this has passed, a batch of one row
-                                # goes there as a probe
-    u64 passed                  # the model's pump in which another replica was the better one
+    u32 ejections               # consecutive ejections without a success between: each is twice as
+                                # long as the one before
+    u64 ejected_until_us        # 0: it is not ejected. After this time, a batch of one row is sent
+                                # to it as a probe
+    u64 passed                  # the round in which another replica was preferred
     u8 v1_format
     bint shared                 # it maps rows
     bint sessions               # it gets the session of each row
     vector[Run]* runs           # scratch for a batch of shared rows
-    vector[u32]* regions        # those it has been sent
+    vector[u32]* regions        # regions that were announced to the container
     vector[const void*]* rows   # scratch for rows that must be gathered
     vector[u64]* row_bytes
     vector[u32]* row_bytes32
 
-# predicted time of a batch; 0 while unknown
+# Return the predicted time of a batch; 0 while it is unknown.
 cdef double batch_predict_us(const Replica* r, const Batch* batch) noexcept nogil
 cdef Replica* replica_new(ContainerConnection* connection, Tally* tally, u32 number) noexcept nogil
 cdef void replica_free(Replica* r) noexcept nogil
@@ -143,7 +145,7 @@ cdef void replica_begin(Replica* r, const BatcherConfig* config, const Timing* t
 cdef void replica_send_feedback(Replica* r, const void* feedback, u64 nbytes, u32 rows,
                         u64 now_us) noexcept nogil
 # Take in a frame: a REPLY or FAILURE, which ends the batch's rows, or an ACCURACY. Return BAD_FRAME
-# if the connection must be closed. elsewhere: rows that the model failed may be tried on another
+# if the connection must be closed. elsewhere: rows that the model failed may be retried on another
 # replica.
 cdef Status replica_frame(Replica* r, Lanes* lanes, const RowSpec* spec, Header* header,
                           const u8* payload,
@@ -151,15 +153,17 @@ cdef Status replica_frame(Replica* r, Lanes* lanes, const RowSpec* spec, Header*
 # Take in a reply of protocol 1, n x f64. Return OK, or PENDING while it is incomplete.
 cdef Status replica_bare(Replica* r, Lanes* lanes, const RowSpec* spec, u64 slo_us,
                          u64 now_us) noexcept nogil
-# Release the rows of overdue batches. Equal rows that joined them later go to another replica,
-# once. Return True if the connection must be closed, because its rows have not even been sent.
+# Release the rows of overdue batches. Equal rows that joined them later are sent to another
+# replica, once. Return True if the connection must be closed, because its rows have not even been
+# sent.
 cdef bint replica_overdue(Replica* r, Lanes* lanes, u64 now_us) noexcept nogil
 cdef bint replica_late(const Replica* r) noexcept nogil            # its oldest batch is overdue
-# Put rows with time left back to the front of their lanes, once: the container has ended.
+# Handle the end of the container: put its rows that have time left back to the front of their
+# lanes, once.
 cdef void replica_lost(Replica* r, Lanes* lanes, u64 now_us) noexcept nogil
 
-# -- Writes a batch to its container's connection: rows are sent from their cells, gathered,
-# compressed, or, where the container maps them, only referred to.
+# -- Writing a batch to its container's connection: rows are sent from their cells, gathered,
+# compressed, or, if the container maps them, only referred to.
 #
 # Threads: loop only.
 # Queue the frame of a batch and take the batch over. NO_MEMORY, TOO_LARGE: nothing was queued, and

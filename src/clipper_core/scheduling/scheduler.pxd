@@ -3,7 +3,7 @@
 # engine_step and passes the bytes that it has received.
 #
 # Threads: loop only. Commands and events pass between Python and the loop through queues. Rows are
-# submitted by `model` and meet the scheduler in the lanes.
+# submitted by `model` to the lanes, from which the scheduler reads them.
 from libcpp.vector cimport vector
 from clipper_core.cache.clock_cache cimport CacheState
 from clipper_core.results.completion cimport CompletionState
@@ -72,8 +72,8 @@ cdef struct PendingEvent:
 cdef struct ConnectionState:
     ContainerConnection* connection
     Replica* replica            # NULL until attached; changed under `replica_lock`
-    # Allocated when the connection was opened, so that these events cannot be lost for want of
-    # memory. NULL: sent.
+    # Allocated when the connection was opened, so that sending these events needs no memory. NULL:
+    # sent.
     PendingEvent* attached
     PendingEvent* gone
     u32 model
@@ -121,7 +121,7 @@ cdef cppclass EngineState:
     atomic[u64] events_lost
     u64 housekeeping_us         # time of the next housekeeping
     u64 frames_bad
-    atomic[u32] refusing        # Status.CLOSED: nothing new is accepted; tasks in flight go on
+    atomic[u32] refusing        # Status.CLOSED: nothing new is accepted; tasks in flight continue
     bint manual                 # time comes from step only
     atomic[u64] now_us          # the last time passed to step
     mutex replica_lock          # guards `replica` for readers on other threads
@@ -133,11 +133,11 @@ cdef bint engine_command(EngineState* e, const Command* command) noexcept nogil
 # -- for the IO loop. Threads: loop only
 # The connection that has waited longest for its replica, of those that are not closing. NULL: none.
 cdef ConnectionState* engine_longest_waiting(EngineState* e) noexcept nogil
-# Return the number of a new connection. 0: no room.
+# Return the number of a new connection. 0: connections_max was reached.
 cdef u32 engine_open(EngineState* e, int fd, u64 now_us) noexcept nogil
-# NULL: the connection is gone.
+# Return NULL if the connection was released.
 cdef ConnectionState* engine_slot(EngineState* e, u32 conn) noexcept nogil
-# NULL: the connection is gone.
+# Return NULL if the connection was released.
 cdef ContainerConnection* engine_connection(EngineState* e, u32 conn) noexcept nogil
 # Process n bytes received into the connection's buffer. False: close it.
 cdef bint engine_received(EngineState* e, u32 conn, u64 n, u64 now_us) noexcept nogil
@@ -148,5 +148,5 @@ cdef bint engine_receive_copy(EngineState* e, u32 conn, const u8* data, u64 n,
 cdef void engine_lost(EngineState* e, u32 conn, u32 status, u64 now_us) noexcept nogil
 # Run one step. Return the latest time of the next.
 cdef u64 engine_step(EngineState* e, u64 now_us) noexcept nogil
-# True: nothing new came from other threads.
+# Return True if other threads have sent nothing new.
 cdef bint engine_idle(EngineState* e) noexcept nogil

@@ -1,6 +1,6 @@
-# A row into its lane, by whoever has its bytes: the last step of submitting, without Python.
+# The last step of submitting a query: puts the bytes of a row into its lane. Needs no Python.
 #
-# Threads: any; lane_prepare under the GIL, which is what makes a lane once.
+# Threads: any; lane_prepare under the GIL, so that a lane is made only once.
 from libcpp.vector cimport vector
 from clipper_core.cache.clock_cache cimport CacheState, Projection
 from clipper_core.results.completion cimport Block
@@ -12,18 +12,19 @@ from clipper_core.scheduling.model_state cimport ModelState
 from clipper_core.scheduling.scheduler cimport EngineState
 from clipper_core.wire.prediction cimport Value
 
-# -- An array on its way in: every row is hashed and looked up, hits end at once, misses are packed
-# into chunks of the model's lane for arrays. No Python object a row, no lock a row; it needs no
-# GIL.
+# -- Submitting an array: every row is hashed and looked up, hits end at once, misses are packed
+# into chunks of the model's lane for arrays. It makes no Python object and takes no lock per row,
+# and needs no GIL.
 #
-# Bounded: a run ends when the lane has no room for the next row (intake.at), and its caller
-# decides then: wait and run on, or give the rest up. Nothing claimed is ever left unpublished, so
-# nobody behind it in the lane waits.
+# intake_run ends when the lane has no space for the next row (intake.at). Its caller then either
+# waits and calls it again, or ends the remaining rows. A claimed cell is always published, so rows
+# behind it in the lane never wait for it.
 #
-# Threads: an intake is one thread's; any number of them may feed one lane.
-cdef struct TensorColumn:       # a named tensor of an array's rows, which have it at `offset`
+# Threads: an intake belongs to one thread; several intakes may use one lane at a time.
+cdef struct TensorColumn:       # a named tensor of the rows of an array, which is at `offset` in a
+                                # record
     const u8* data
-    i64 stride                  # bytes from row to row of the array
+    i64 stride                  # distance between rows of the array, in bytes
     u64 bytes, padding, offset  # of a row; padding is zeros
 
 cdef struct Intake:
@@ -31,42 +32,44 @@ cdef struct Intake:
     Lane* lane
     Tally* tally
     CacheState* cache           # NULL: this model's predictions are not cached
-    atomic[u32]* refusing       # the engine takes nothing in any more
+    atomic[u32]* refusing       # not 0: the engine accepts nothing any more
     u64 uid, salt
-    const Projection* near      # near rows share entries, under a uid of their own; NULL: only
-                                # equal ones do
+    const Projection* near      # near rows share cache entries, under a uid of their own; NULL:
+                                # only equal rows do
     u64 near_uid
-    const u64* marks            # of each row's key; NULL: they are as they are
+    const u64* marks            # mark of each row's key; NULL: keys without marks
     const u8* rows
-    const TensorColumn* columns  # that rows are made of; NULL: they are `rows`
+    const TensorColumn* columns  # the columns that rows are made of; NULL: the rows are in `rows`
     u32 column_count
-    u8* scratch                 # room for look_rows_of() such rows, where they are hashed
+    u8* scratch                 # space for look_rows_of() rows made of columns, where they are
+                                # hashed
     u64 row_bytes
     Block* block
     u32 slot                    # of row 0
     u32 n
-    u32 at                      # rows before it are hits, or in a chunk, or ended
+    u32 at                      # index of the next row: those before it are hits, in a chunk, or
+                                # ended
     u64 now_us, deadline_us
-    bint patient                # it waits for room; on a clock of a test's nobody would make any
-                                # meanwhile
+    bint patient                # it waits for space; False with a test's clock, where no thread
+                                # would make space meanwhile
 
 cdef u32 chunk_rows_of(u64 row_bytes) noexcept nogil                # rows of one cell
 cdef u32 look_rows_of(u64 row_bytes) noexcept nogil                 # rows made of columns at a time
-# cells of a lane of at most so many bytes
+# cells of a lane that has at most bytes_max bytes
 cdef u64 chunk_cells_of(u64 row_bytes, u64 bytes_max) noexcept nogil
-# until all are in, the lane is full, or rows_max rows
+# Submit rows until all are submitted, the lane is full, or rows_max rows were handled.
 cdef void intake_run(Intake* intake, u32 rows_max) noexcept nogil
-# the rest: what the cache has is a hit still
+# End the remaining rows with a status; those in the cache still end as hits.
 cdef void intake_end(Intake* intake, Status status) noexcept nogil
 
-# -- with the GIL, which they give away for large arrays and while they wait. What Ctrl-C raises
-# ends the rest as CANCELLED.
-# in turn, until all is in or refused
+# -- Functions that are called with the GIL, and release it for large arrays and while they wait. If
+# Ctrl-C raises, the remaining rows end as CANCELLED.
+# Submit several arrays in turn, until all rows are submitted or refused.
 cdef int intakes_feed(vector[Intake]& intakes, u64 until_us) except -1
 cdef int intakes_end(vector[Intake]& intakes, Status status) noexcept
 cdef int wait_for_room(Lanes* lanes, Lane* lane, atomic[u32]* refusing, u64 until_us) except -1
 
-# Return the first number of bytes that no row may have.
+# Return the smallest number of bytes that is too large for a row.
 cdef u64 row_bytes_end(const EngineState* e) noexcept nogil
 # Prepare the lane of that SLO's class.
 cdef void lane_prepare(EngineState* e, ModelState* m, u64 slo_us) noexcept nogil

@@ -1,13 +1,12 @@
-# Wire frames <-> structs (docs/wire.md). Bytes in, frames out; no sockets, no Python object, no
+# Conversion between wire frames and structs (docs/wire.md). No sockets, no Python objects, no
 # allocation.
 #
-# Threads: any (pure functions). Every length is checked by subtraction against what is there, and
-# against a named limit, before anything is read or reserved.
+# Threads: any (pure functions). Every length is compared with the remaining bytes (by subtraction),
+# and with a named limit, before anything is read or allocated.
 from clipper_core.runtime.machine cimport atomic, u16, u32, u64, u8
 from clipper_core.runtime.status cimport Status
 
-# -- Version 1 batches, the design document's seven types byte for byte (docs/wire.md). Bytes in,
-# rows out.
+# -- Version 1 batches, the design document's seven types byte for byte (docs/wire.md).
 #
 # Threads: any (pure functions). No Python object, no allocation.
 cpdef enum:
@@ -28,8 +27,8 @@ cdef u64 v1_bound(int format, u32 n, u64 data_bytes) noexcept nogil
 # Strings are an LZ4 block of literals only.
 cdef u64 v1_encode(int format, u32 n, const void** rows, const u32* row_bytes, u8* out,
                    u64 out_bytes) noexcept nogil
-# Compress a message of strings of v1_encode, whose block is written anew (lz4.pxd). Return the
-# number of bytes, at most v1_bound.
+# Compress the strings of a message that v1_encode has written (lz4.pxd). Return the number of
+# bytes, at most v1_bound.
 cdef u64 v1_compress(const u8* message, u64 nbytes, u32 search, u8* out) noexcept nogil
 # Return the format of a type; 0 when v1 has no such type.
 cdef int v1_format(int dtype, bint variable) noexcept nogil
@@ -37,7 +36,7 @@ cdef int v1_format(int dtype, bint variable) noexcept nogil
 # -- CRC-32 of bytes, zlib's polynomial.
 #
 # Threads: any (a pure function).
-# start with 0, or go on from an earlier one
+# crc: 0, or the CRC of the preceding bytes.
 cdef u32 crc32(u32 crc, const u8* bytes, u64 n) noexcept nogil
 
 # -- Frames of version 2, described above.
@@ -47,12 +46,12 @@ cpdef enum:
     DIMS_MAX = 4
     REGION_BYTES = 24           # payload of REGION
     RUN_BYTES = 16              # of each run in the payload of a SHARED batch
-    ACCURACY_BYTES = 24         # payload of ACCURACY; 8 less without the figure
+    ACCURACY_BYTES = 24         # payload of ACCURACY; 8 less if the model reports no accuracy
     QUALIFIERS_MAX = 1024       # bytes beside one row
-    EMPTY_LISTS_MAX = 4096      # of a row of a REPLY: dimensions before the first 0, multiplied
+    EMPTY_LISTS_MAX = 4096      # of a row of a REPLY: product of the dimensions before the first 0
 
 cpdef enum Kind:
-    HELLO = 1                   # container -> server: who I am (msgpack map)
+    HELLO = 1                   # container -> server: its model and abilities (msgpack map)
     WELCOME = 2                 # server -> container: accepted (msgpack map)
     REFUSE = 3         # server -> container: refused, with the reason (UTF-8 text); then closed
     PREDICT = 4                 # server -> container: a batch of rows
@@ -63,20 +62,20 @@ cpdef enum Kind:
     GOODBYE = 8                 # both ways, empty: no more batches; then closed
     REGION = 9         # server -> container, with a descriptor: memory whose rows SHARED batches
                        # will name
-    FEEDBACK = 10      # server -> container: inputs and what would have been right (codec.pxd)
-    ACCURACY = 11      # container -> server: rows it was corrected on, and how right it finds
-                       # itself
+    FEEDBACK = 10      # server -> container: inputs and their right outputs
+    ACCURACY = 11      # container -> server: rows that it has learned from, and the accuracy that
+                       # it reports
 
 cpdef enum Flag:
     VARIABLE = 1                # rows differ in length: u32 lengths (in elements) precede the data
     CONFIDENCE = 2              # f32 per row follows the data
-    ROW_STATUS = 4     # u8 per row follows: 0 fine, 1 this row failed; then error text as UTF-8 to
-                       # the end
+    ROW_STATUS = 4     # u8 per row follows: 0 ok, 1 failed; then error text as UTF-8 to the end
     COMPRESSED = 8     # PREDICT of STR only: the data is one LZ4 block, preceded by its length as
                        # u64
     CHECKED = 16                # payload_crc holds the CRC-32 of the payload
     SHARED = 32        # PREDICT only: the payload is runs of rows in regions, 16 bytes each
-    SESSIONS = 64               # PREDICT only: u64 per row follows the data: whose query it is
+    SESSIONS = 64               # PREDICT only: u64 per row follows the data: the session of its
+                                # query
     QUALIFIERS = 128   # REPLY only: u32 lengths, then the qualifiers of each row (msgpack,
                        # opaque here)
 
@@ -97,7 +96,7 @@ cdef struct Limits:
     u32 rows_max
     u64 output_bytes_max        # of one row of a REPLY
 
-cdef struct Rows:             # a payload opened: pointers into it, all checked to lie inside
+cdef struct Rows:             # an opened payload: pointers into it, which were checked to be inside
     u32 n
     u64 row_bytes               # fixed rows: bytes of one; variable rows: 0
     const u8* data              # of all rows; COMPRESSED: the LZ4 block of them
@@ -117,11 +116,11 @@ cdef void header_encode(const Header* header, u8* out) noexcept nogil
 # Return OK; PENDING when n < 64; BAD_FRAME; or TOO_LARGE. `out` is written only when OK.
 cdef Status header_decode(const u8* bytes, u64 n, const Limits* limits, Header* out) noexcept nogil
 # Open the payload of a PREDICT or REPLY, which has header.payload_bytes bytes, 8-byte aligned.
-# Return OK, BAD_FRAME or TOO_LARGE. The header is checked again, as it may come from elsewhere, but
-# payload_crc is not: the receiver of the bytes has checked it.
+# Return OK, BAD_FRAME or TOO_LARGE. The header is checked again, because it may come from another
+# source; payload_crc is not, because the receiver of the bytes has checked it.
 cdef Status rows_open(const Header* header, const u8* payload, const Limits* limits,
                       Rows* out) noexcept nogil
-# Return the number of bytes of all rows; of COMPRESSED rows, once they are opened.
+# Return the number of bytes of all rows; for COMPRESSED rows, after decompression.
 cdef u64 rows_data_bytes(const Header* header, const Rows* rows) noexcept nogil
 
 # -- variable rows: u32 lengths, then the data, each padded with zeros to 8
@@ -140,12 +139,13 @@ cdef u64 compressed_encode(u32 n, const u8* payload, u64 data_bytes, u32 search,
 #
 # Threads: any (pure functions); accuracy_read: loop only.
 #
-# A FEEDBACK's payload is two whole frames, one behind the other: a PREDICT of the inputs, with
-# SESSIONS, and a REPLY of as many labels. So every type of input and output that travels is a type
-# of feedback, and nobody writes another codec for it.
-cdef cppclass Progress:         # as a container last reported it; any thread may read it
+# The payload of a FEEDBACK is two complete frames: a PREDICT of the inputs, with SESSIONS, and a
+# REPLY of as many labels. So feedback supports all types of inputs and outputs without a codec of
+# its own.
+cdef cppclass Progress:         # progress of a model that learns, as its container last reported
+                                # it; any thread may read it
     atomic[u64] learned         # rows that correct() took
-    atomic[u64] failed          # rows on which it raised, or that waited too long for it
+    atomic[u64] failed          # rows on which it raised, or that were dropped
     atomic[u64] accuracy        # 1 + billionths; 0: the model reports none
 
 # Read an ACCURACY payload. Return BAD_FRAME if the accuracy is no number from 0 to 1.

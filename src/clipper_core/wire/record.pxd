@@ -2,9 +2,9 @@
 #
 # A layout is compiled once from a schema: element types, shapes, and the length of the head. It
 # packs a dict of values into a record in one pass, opens a record as arrays without a copy, and
-# says without the GIL where a tensor is, also in records that differ in length.
+# finds, without the GIL, where a tensor is in a record.
 #
-# Threads: any; a layout is never changed once made.
+# Threads: any; a layout is immutable.
 from clipper_core.runtime.machine cimport i64, u32, u64, u8
 
 cdef enum:
@@ -15,23 +15,23 @@ cdef struct RecordPart:         # a tensor
     u8 rank
     u32 item_bytes
     int typenum                 # numpy's; -1: strings or bytes
-    i64 dims[8]                 # negative: it differs from record to record
+    i64 dims[8]                 # negative: the size differs between records
 
 cdef struct RecordShape:
     RecordPart* parts
     u32 count
     u64 head_bytes              # the sizes at the front of a record, padded; 0: all are fixed
 
-cdef struct RecordPlace:        # of a tensor in a record
+cdef struct RecordPlace:        # where a tensor is in a record
     u64 at                      # its first byte
     u64 nbytes
     u64 items                   # numbers, or strings
     i64 dims[8]
 
-cdef struct Taken:              # a tensor of a row that is packed
+cdef struct Taken:              # a tensor of a row that is being packed
     const void* data
     u64 nbytes
-    u64 word                    # a number that is no array; data points here
+    u64 word                    # value of a scalar; `data` points to it
     i64 dims[8]
 
 # Set where a tensor is. False: the record is cut short or damaged.
@@ -42,11 +42,11 @@ cdef class RecordLayout:
     cdef RecordShape shape
     cdef readonly tuple names
     cdef tuple types                # numpy's; None: strings or bytes
-    cdef bint finite                # pack() leaves NaN and infinities to the general way
+    cdef bint finite                # pack() leaves NaN and infinities to the slower path in Python
     cdef bint simple                # no tensor is an array of strings
 
-    # arrays are views of `base`, an object whose bytes are `record`; None: the general way reads
-    # the record, or says what is wrong with it
+    # Open a record. Arrays are views of `base`, an object whose bytes are `record`. Return None if
+    # the slower path in Python has to read the record, or to explain what is wrong.
     cdef object open(self, object base, const u8* record, u64 nbytes)
     cdef void _write(self, const Taken* taken, u8* to) noexcept
     cdef object _opened(self, u32 k, object base, const u8* data, const RecordPlace* place)
