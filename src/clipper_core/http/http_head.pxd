@@ -1,15 +1,15 @@
-# Heads of HTTP/1.1 messages, read strictly. The one parser of the project: `head_read` reads plain
-# POST requests for the compiled server, which hands every other request, with its connection, to
-# frontend/http/connection.py; that, and the load generator, use the functions of http_head.pyi. All
-# share the scan of a line, so that nothing is read in two ways.
+# A strict parser of heads of HTTP/1.1 messages, the only one of the project. `head_read` reads
+# plain POST requests for the compiled server, which passes every other request, with its
+# connection, to frontend/http/connection.py. That module and the load generator use the functions
+# of http_head.pyi. All share the scan of a line, so they cannot read the same head differently.
 #
 # Threads: any (pure functions).
 from clipper_core.runtime.machine cimport u32, u64, u8
 
 cdef enum:
-    HEAD_OTHER = -1             # somebody else's: no POST, no HTTP/1.1, or a header that means more
-                                # than is known here
-    HEAD_UNFINISHED = 0         # so far it is plain
+    HEAD_OTHER = -1             # not plain: no POST, no HTTP/1.1, or a header that this parser does
+                                # not support
+    HEAD_UNFINISHED = 0         # plain so far, but incomplete
     HEAD_PLAIN = 1
 
 cdef struct Head:               # its pointers are into the text

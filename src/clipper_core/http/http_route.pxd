@@ -1,13 +1,13 @@
-# Requests that are answered without Python, by their exact path: a table of routes. The body is
-# read into a row, the row is submitted, and its prediction is written as the same answer that
-# serving/processor and frontend/http/applications give.
+# A table of routes, by exact path, of requests that are answered without Python. The body is read
+# into a row, the row is submitted, and the prediction is written as the same response that
+# serving/processor and frontend/http/applications make.
 #
-# A route is one application (or model) as it is now: one model, whose answer nobody else looks at.
-# Whatever else a query may come to (a refusal, a default, an output that is not plain) is no
-# business of this: its future is Python's.
+# A route is an application with one model (or a model), as it is now. If a query has another result
+# than a plain prediction (a refusal, a default, an output that is not plain), Python handles its
+# future and writes the response.
 #
-# Threads: a Query is one thread's. Tables and routes never change; HotTable and HotRoute are made
-# and dropped under the GIL, and `users` counts those that still need their memory.
+# Threads: a Query belongs to one thread. Tables and routes are immutable; HotTable and HotRoute are
+# created and freed under the GIL, and `users` counts the users that still need their memory.
 from clipper_core.engine.engine cimport Engine
 from clipper_core.engine.model cimport Model
 from clipper_core.http.http_head cimport Head
@@ -20,36 +20,36 @@ from clipper_core.scheduling.model_state cimport ModelState
 from clipper_core.scheduling.scheduler cimport EngineState
 from clipper_core.wire.prediction cimport Value
 
-# -- The Open Inference Protocol's infer, of one row: its request, as JSON or with the row as bytes
-# behind it, and its answer.
+# -- Infer requests of the Open Inference Protocol with one row: the request, as JSON or as JSON
+# followed by the bytes of the row, and the response.
 #
-# Threads: any (pure functions). As with heads, what is not plain is not read: tensors of many rows,
+# Threads: any (pure functions). Requests that are not plain are not read: tensors of several rows,
 # nested data, other members.
 #
-# Read a request: the row to `row`, the request's own id as JSON to `tag`. Return False if it is not
-# plain. json_bytes: of the JSON, if the row follows it; else NO_LENGTH.
+# Read a request: write the row to `row`, and the request's own id, as JSON, to `tag`. Return False
+# if it is not plain. json_bytes: length of the JSON, if the row follows it; else NO_LENGTH.
 cdef bint infer_read(const Wanted* wanted, bint finite, const u8* body, u64 n, u64 json_bytes,
                      Bytes* row, Bytes* tag,
                      bint* binary) noexcept nogil
-# Write the output tensor and the end of the response: `"outputs":[...]}`, and the bytes behind it.
-# Return False if it is not plain. large: takes the elements, or the bytes, and what follows them;
-# NULL: everything is written to `out`.
+# Write the output tensor and the end of the response: `"outputs":[...]}`, and the bytes that follow
+# it. Return False if it is not plain. large: takes the elements, or the bytes, and what follows
+# them; NULL: everything is written to `out`.
 cdef bint infer_write(Bytes* out, const Value* value, bint binary, u64* json_bytes,
                       LargeBody* large) noexcept nogil
 
-# -- The answers that were written without Python (http_route), kept for a while so that feedback
-# can name them by their id.
+# -- Recent answers that were written without Python, to which feedback can refer by their id.
 #
-# A table of one entry per id, addressed by the low bits of the id: an answer replaces the one that
-# was given a full table ago. Outputs that are blobs are shared with the cache and counted; beyond
-# `bytes_max` the oldest go first.
+# A table of one entry per id, addressed by the low bits of the id: an answer replaces the one whose
+# id is smaller by the size of the table. Outputs that are blobs are shared with the cache and
+# counted; above `bytes_max` the oldest are removed.
 #
 # Threads: any. A spin lock guards the table; it is held for a few dozen instructions.
 cdef struct Entry:
     u64 number                  # of the answer; 0: free
     u64 given_us                # when it was given, monotonic
     Value value                 # holds a reference
-    u32 owner                   # who may send feedback: a number that the caller chose
+    u32 owner                   # the application whose feedback may refer to it: a number that the
+                                # caller chooses
 
 cdef cppclass RecentState:
     atomic[u32] lock
@@ -73,8 +73,8 @@ cdef enum Form:                 # of a request and its answer
 
 cdef enum QueryOutcome:         # of query_submit
     OTHER = 0                   # the body is not plain: nothing was submitted
-    VALUE = 1                   # an answer, at once: a cache hit; `value` is held
-    ENDED = 2                   # refused, or ended already: its slot says how
+    VALUE = 1                   # answered at once, by a cache hit; `value` holds a reference
+    ENDED = 2                   # refused, or ended already: the status is in its slot
     OPEN = 3                    # its slot is pending
 
 cdef cppclass RouteState:
@@ -86,10 +86,10 @@ cdef cppclass RouteState:
     ModelState* model
     u64 slo_us
     double confidence_min
-    Bytes node                  # before the number in an id: `4bde13fa-`
+    Bytes node                  # prefix of an id, before the number: `4bde13fa-`
     Bytes models                # as JSON: `["svm:1"]`
-    Bytes head                  # of a V2 answer, as JSON up to the id: `{"model_name":"svm","id":`
-    atomic[u64]* queries        # the application's tally
+    Bytes head                  # start of a V2 response, up to the id: `{"model_name":"svm","id":`
+    atomic[u64]* queries        # counters of the application: queries
     atomic[u64]* answered
     atomic[u64]* decided
     atomic[u64]* used
@@ -97,15 +97,15 @@ cdef cppclass RouteState:
     Histogram* took
     atomic[u64]* ok             # of HTTP
     Histogram* requests
-    RecentState* recent         # where answers are kept for feedback; NULL: nowhere
-    u32 owner                   # there
+    RecentState* recent         # where answers are stored for feedback; NULL: they are not
+    u32 owner                   # the owner of its answers there
     void* object                # the HotRoute
 
 cdef cppclass Query:
     RouteState* route
     Block* block                # NULL: it was answered at once
     u32 slot
-    bint binary                 # V2: the output goes back as bytes
+    bint binary                 # V2: the output is returned as bytes
     Value value
     u64 number                  # its id
     u64 began_us
@@ -120,29 +120,30 @@ cdef struct Place:
     RouteState* route           # NULL: free
 
 cdef cppclass TableState:
-    atomic[u32] users           # workers that look at it
+    atomic[u32] users           # workers that read it
     u64 mask
     Place* places
 
-# NULL: none
+# Return the route of a path; NULL if there is none.
 cdef RouteState* route_at(const TableState* table, const u8* path, u64 n) noexcept nogil
-# its route and began_us are set
+# Submit a query whose route and began_us are set.
 cdef QueryOutcome query_submit(Query* q, const Head* head, const u8* body,
                                Bytes* row) noexcept nogil
 # Append the response to `out` and count it. Return False if Python must write it; then nothing was
-# written or counted. made: an id for X-Request-Id, where neither the request nor the answer has
-# one.  body: scratch space.  rest: what is left to be written of a large response; else unchanged.
+# written or counted. made: an id for X-Request-Id, if neither the request nor the answer has one.
+# body: scratch space. rest: set to the unwritten rest of a large response; else unchanged.
 cdef bint query_answer(Query* q, const Value* value, u32 latency_us, const char* date,
                        const Bytes* made, bint close,
                        Bytes* body, Bytes* out, LargeBody** rest) noexcept nogil
-cdef void query_drop(Query* q) noexcept nogil          # what it holds of results
+cdef void query_drop(Query* q) noexcept nogil          # release the results that it holds
 cdef CompletionState* query_home(const Query* q) noexcept nogil
 
 cdef class HotRoute:
     cdef RouteState* state
     cdef Model model
     cdef tuple counters
-    cdef readonly object subject           # whose question it is: for what Python answers
+    cdef readonly object subject           # the application or model, for responses that Python
+                                           # writes
 
     cdef int _set_rows(self) except -1
 

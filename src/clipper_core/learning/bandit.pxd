@@ -1,6 +1,7 @@
 # The arithmetic of the selection policies that learn: which model to query, and the update by a
-# loss. One row of doubles a model, whose columns are the rule's; time is the number of observations
-# so far. Pure: no clock, no memory, no chance but the uniform number that the caller brings.
+# loss. Each model has a row of doubles, whose columns depend on the rule; time is the number of
+# observations so far. Pure: no clock, no allocation, no randomness except the uniform number that
+# the caller passes.
 #
 # Threads: any; the rows belong to the caller.
 cimport numpy as cnp
@@ -32,25 +33,25 @@ cdef enum:
 cdef struct RuleState:
     u32 kind
     u32 columns
-    double eta                  # step, discount rate or width, as the rule defines it
-    double share                # fixed share, or share of chance
+    double eta                  # step, discount rate or width, depending on the rule
+    double share                # fixed share, or share of random choices
     double floor                # least probability of a model
-    double discount             # of what was known, an observation
+    double discount             # factor of what was learned, per observation
 
 # Return a number in (0, 1), from a stream that the query's uniform number starts.
 cdef double _random(u64* state) noexcept nogil
 # Return the expected loss of a model, by its row of MEMORIES.
 cdef double memory_mean(const double* row) noexcept nogil
-# Return the model to query. p[k] is set to the probability of each model; to that of the chosen one
-# alone where the others' are not known.
+# Return the model to query. p[k] is set to the probability of each model; only to that of the
+# chosen one where the others are unknown.
 cdef u32 rule_choose(const RuleState* rule, const double* rows, u32 k, double seen, double uniform,
                      double* p) noexcept nogil
-# Learn the losses of one observation. losses[k]: NaN where unknown.  chosen: the only model that
-# was queried, k if all were.  p: its probability then.
+# Learn the losses of one observation. losses[k]: NaN where unknown. chosen: the only model that was
+# queried, k if all were. p: its probability at that time.
 cdef void rule_learn(const RuleState* rule, double* rows, u32 k, double seen, const double* losses,
                      u32 chosen, double p,
                      double weight) noexcept nogil
-# Compute the weights of the models' votes, which add up to 1.
+# Compute the weights of the models' votes; their sum is 1.
 cdef void rule_weights(const RuleState* rule, const double* rows, u32 k, double classes,
                        double* weights) noexcept nogil
 # Learn one label by stacking. votes[k]: codes of labels, 0 where no prediction arrived.
@@ -70,4 +71,4 @@ cdef cnp.ndarray doubles_copied(cnp.ndarray array)
 cdef class Rule:
     cdef RuleState state
     cdef cnp.ndarray checked(self, cnp.ndarray rows)
-    cdef cnp.ndarray copied(self, cnp.ndarray rows)     # checked, and the caller's own
+    cdef cnp.ndarray copied(self, cnp.ndarray rows)     # as `checked`, but always a copy

@@ -1,5 +1,5 @@
-# How much each model is for each label of a query, by the class probabilities that models report
-# beside their answers: qualifiers whose names are `p:` and the text of the label.
+# Reads the class probabilities that models report beside their answers: qualifiers whose names are
+# `p:` and the text of the label. They are the evidence of each model for each label of a query.
 #
 # Threads: any, with the GIL.
 from cpython.object cimport PyObject
@@ -8,23 +8,25 @@ from clipper_core.learning.bandit cimport MODELS_MAX
 from clipper_core.runtime.machine cimport i64, u32, u8
 
 cdef enum:
-    LABELS_READ = 255           # labels of a query, at most; there is room for the right one
-    EVIDENCE_READ = 4096        # labels, with the right one, times models, at most
+    LABELS_READ = 255           # largest number of labels of a query; there is space for the right
+                                # one besides
+    EVIDENCE_READ = 4096        # largest number of labels, with the right one, times models
 
 cdef struct Label:
-    i64 number                  # its value; of a text its length in bytes
+    i64 number                  # its value; for a text, its length in bytes
     const char* text            # of bytes, or of a str in UTF-8: borrowed; NULL: a number
 
-cdef struct ClassEvidence:      # of the labels of one query: those of votes, in the order of the
-                                # models, then those that are only named
+cdef struct ClassEvidence:      # the labels of one query: those of votes, in the order of the
+                                # models, then those that only class probabilities name
     double[EVIDENCE_READ] of    # [labels, k]: 0 to 1
     Label[LABELS_READ + 1] label
     u8[LABELS_READ + 1] cells   # hashes, 0 to 63
-    u32[MODELS_MAX] codes       # of the models' votes: the number of the label, from 1; 0 without
+    u32[MODELS_MAX] codes       # of the models' votes: the number of the label, from 1; 0 if there
+                                # is no vote
     u32 labels
     u32 k
 
-# Return the hash of a label of this type, 0 to 63, which is that of Python's label_bit().
+# Return the hash of a label of this type, 0 to 63, which is equal to that of Python's label_bit().
 cdef u32 label_hash(object label, object kind) except? 64
 # Return whether there is a class probability among the qualifiers.
 cdef bint reports_classes(object qualifiers) except -1

@@ -1,9 +1,9 @@
 # The update of a state by an observation: the loss of each model whose prediction arrived, the
 # calibration (the confidence that the answer would have had, and whether it would have been right),
-# and one step of the rule. An array of observations takes the same steps, in its order, so the
-# states are equal, bit for bit.
+# and one step of the rule. An array of observations is learned one by one in the same way, so the
+# resulting states are equal, bit for bit.
 #
-# For votes on labels, and for losses of numbers. Other observations are learned in Python
+# It learns votes on labels, and losses of numbers. Other observations are learned in Python
 # (python/clipper/selection/learning_policy.py), which tests also compare with this module.
 #
 # Threads: any; the state belongs to the caller.
@@ -23,37 +23,39 @@ cdef struct Learner:              # a state while it learns
     u32 columns                 # of a model's row
     RowShape shape              # of a mixture
     u32 bins
-    double fade                 # of a bin's counts, an observation in it
+    double fade                 # factor of a bin's counts, per observation in it
     double seen                 # weight of the observations
-    u64 labels                  # one bit a label seen
-    double coverage             # of the prediction sets; 0: there are none
+    u64 labels                  # one bit per label seen
+    double coverage             # coverage of the prediction sets; 0: there are none
     double threshold            # of their labels
     double step                 # of the threshold
-    double doubt                # observations in a bin that outweigh the raw confidence
-    bint moved                  # the threshold, by the last observation
-    bint calibrated             # the next observation is counted already
+    double doubt                # number of observations in a bin above which they outweigh the raw
+                                # confidence
+    bint moved                  # whether the last observation changed the threshold
+    bint calibrated             # whether the calibration has the next observation already
 
 cdef struct Observation:               # an observation
-    const i64* values           # [k]: the labels the models gave, as numbers that are equal when
-                                # they are
+    const i64* values           # [k]: the models' labels, as numbers that are equal if the labels
+                                # are
     const u8* cells             # [k]: hashes of the labels, 0 to 63; only a mixture's are read
     const u8* arrived           # [k]
     const double* confidence    # [k]: the models' own, NaN where they gave none
     i64 label                   # the right one
-    u64 bit                     # of it, in `labels`
-    u32 chosen                  # the only model that was queried; k when all were
+    u64 bit                     # bit of this label in `labels`
+    u32 chosen                  # the only model that was queried; k if all were
     double p                    # its probability then
     double weight
     const double* context       # [features]: of the query; of linear models and a mixture
     u32 features
-    bint known                  # whether the right label is among those that sets may have
+    bint known                  # whether sets may contain the right label
     const ClassEvidence* named  # the labels, if models report class probabilities and the rule
                                 # reads them; else NULL
-    u32 right                   # number of the right one among these, from 1; 0 if there is none
+    u32 right                   # number of the right label among these, from 1; 0 if it is not
+                                # among them
 
 # Learn an observation. Return False, and change nothing, if no prediction arrived.
 cdef bint feedback_update_learn(Learner* learner, const Observation* observation) noexcept nogil
-# Learn only the calibration, by the rows as they are. feedback_update_learn() then does the rest.
+# Learn only the calibration, with the current rows. feedback_update_learn() then does the rest.
 cdef void feedback_update_calibrate(Learner* learner, const Observation* observation) noexcept nogil
 # Return the confidence before calibration; -1 if no prediction arrived. winner: set to a model that
 # gave the answer, or to k plus the index of a label that is only named.
@@ -74,7 +76,8 @@ cdef extern from "Python.h":
     Py_ssize_t Py_REFCNT(object value)
 
 cdef inline PyObject* kept(object value, list computed) except NULL:
-    # an attribute that was just read, borrowed of its object; of the list if it was computed
+    # Return a borrowed reference to an attribute that was just read. If the attribute was computed,
+    # the list keeps it alive.
     if Py_REFCNT(value) == 1:
         computed.append(value)
     return <PyObject*> value
@@ -104,7 +107,7 @@ cdef class FeedbackUpdate:
     cdef bint read(self, Votes* votes, u32 k, PyObject** outputs, PyObject** confidence,
                    PyObject** qualifiers, const u8* right, u32 chosen, double p, tuple features,
                    object label, double weight) except -1
-    # Open a state. Return None if it is of other models, or not finite.
+    # Open a state. Return None if it is of other models or not finite.
     cdef OpenState open(self, object state, tuple models)
     cdef cnp.ndarray _bins(self, cnp.ndarray sure)
     cdef Learner _pupil(self, cnp.ndarray rows, cnp.ndarray sure, double seen, u64 labels) except *
@@ -115,7 +118,8 @@ cdef class FeedbackUpdate:
     cdef cnp.ndarray _with_features(self, cnp.ndarray rows, u32 features)
     cdef u32 _hashes(self, Votes* votes, u32 k, PyObject** outputs, object kind) except? 0
 
-cdef class OpenState:           # a state while it learns several observations: arrays of its own
+cdef class OpenState:           # a state while it learns several observations, with arrays of its
+                                # own
     cdef FeedbackUpdate update
     cdef object state, thresholds   # of the prediction sets
     cdef tuple known
@@ -124,8 +128,9 @@ cdef class OpenState:           # a state while it learns several observations: 
     cdef bint changed
 
     cdef int start(self, FeedbackUpdate update, cnp.ndarray rows, cnp.ndarray sure, double seen,
-                   u64 labels, object thresholds) except -1     # 0: they are not finite
-    cdef int use(self, cnp.ndarray rows) except -1  # rows of another shape
+                   u64 labels, object thresholds) except -1     # returns 0 if the arrays are not
+                                                                # finite
+    cdef int use(self, cnp.ndarray rows) except -1  # replace the rows by rows of another shape
     cdef int learn(self, Votes* votes) except -1
-    cdef object made(self, tuple models, object differences=*)  # a state of these arrays
-    cdef object closed(self)                        # the state as it is now
+    cdef object made(self, tuple models, object differences=*)  # make a state of these arrays
+    cdef object closed(self)                        # return the current state

@@ -1,31 +1,32 @@
 # Feedback about labels, read from the objects of queries: records of the journal, accuracy, and the
 # steps of a label, or a list of them, from the answer it is about to the learned state. Unlike the
-# rest of this package it holds the states' lock for that.
+# rest of this package, it takes the lock of the states.
 #
 # Threads: any, with the GIL.
 from clipper_core.learning.bandit cimport Rule
 from clipper_core.runtime.machine cimport i64, u64, u8
 
 # -- The answer of a policy that queries all models and votes on labels, from the objects of a
-# query: read, weighed and calibrated in one call.
+# query: predictions are read, weighted and calibrated in one call.
 #
 # Threads: any; the state belongs to the caller.
 cdef class LabelVotes:
     cdef Rule rule
-    cdef double doubt           # observations in a bin from which on they outweigh the confidence
+    cdef double doubt           # number of observations in a bin above which they outweigh the
+                                # confidence
 
 # -- Answers that feedback may still come for, by id, oldest first.
 #
-# Threads: any, with the GIL. No step gives it up between a check and the change that follows from
-# it, so the table needs no lock, and an answer is claimed once.
+# Threads: any, with the GIL. No function releases the GIL between a check and the change that
+# depends on it. So the table needs no lock, and an answer is claimed once.
 cdef class Joined:
     cdef readonly object learner, plan, arrived, answer
     cdef readonly str user
     cdef readonly tuple late            # (model, future) of observers
     cdef readonly double until_s
     cdef public bint has_feedback
-    cdef public bint is_written         # to the store, or about to be
-    cdef public bint is_claimed         # there, by this server
+    cdef public bint is_written         # it is in the store, or is about to be written
+    cdef public bint is_claimed         # this server has claimed it in the store
     cdef readonly i64 nbytes
 
 cdef class JoinTable:
@@ -36,7 +37,7 @@ cdef class JoinTable:
     cdef double window_s
     cdef readonly i64 nbytes
 
-    cdef Joined find(self, object id)   # None if it is not here
+    cdef Joined find(self, object id)   # None if it is not in the table
     cdef double now_s(self) except -1
 
 # -- The end of the journal's last segment: the file's pages in memory, to which records are copied
@@ -44,8 +45,9 @@ cdef class JoinTable:
 # the length and the bytes), and the bytes (python/clipper/store/journal.py, which opens segments,
 # makes room and reads).
 #
-# Threads: any, with the GIL, which no append releases: so appends need no lock. Who changes the
-# file otherwise sets `room` to 0 first; then no append succeeds until there is room again.
+# Threads: any, with the GIL. An append does not release it, so appends need no lock. Code that
+# changes the file in another way first sets `room` to 0; then no append succeeds until there is
+# room again.
 cdef enum:
     HEAD_BYTES = 8              # of a record, before its bytes
 
@@ -55,10 +57,10 @@ cdef class JournalEnd:
     cdef public u64 at          # where the next record goes
     cdef public u64 room        # an append ends at this offset at most
     cdef public u64 next        # number of the next record
-    cdef bint keeps             # False: records are numbered only
+    cdef bint keeps             # False: records are only counted, not stored
 
-    # Append `count` records that have their heads. Return the number of the last; 0 when there is
-    # no room.
+    # Append `count` records with their heads. Return the number of the last one; 0 if there is no
+    # room.
     cdef u64 put(self, const u8* framed, u64 nbytes, u64 count) noexcept
 
 cdef void head_of(u8* at, const u8* record, u64 nbytes) noexcept nogil     # writes HEAD_BYTES

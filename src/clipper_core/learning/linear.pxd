@@ -1,11 +1,11 @@
 # Linear models of the selection policies: how good each model is for queries of given features
 # (LinUCB, LinTS), and how to blend the numbers that several models predict (ridge regression).
-# Pure: no clock, no memory, no chance but the caller's uniform.
+# Pure: no clock, no allocation, no randomness except the caller's uniform number.
 #
-# A contextual row is one model's: the Cholesky factor L of (ridge I + sum of x x'), lower triangle
-# by rows, then the sum of reward x. A blend is one matrix of k + 1 rows, the k models and the
-# label: mean, count, then the sums of products of what lies around the means. Both hold sufficient
-# statistics only: what two servers learned apart is added up.
+# A contextual row belongs to one model: the Cholesky factor L of (ridge I + sum of x x'), lower
+# triangle by rows, then the sum of reward x. A blend is one matrix of k + 1 rows, the k models and
+# the label: mean, count, then the sums of products of deviations from the means. Both have only
+# sufficient statistics, so what two servers have learned separately can be added.
 #
 # Threads: any; the rows belong to the caller.
 cimport numpy as cnp
@@ -18,20 +18,21 @@ cdef enum:
     TRIANGLE_MAX = 2080         # of so many
 
 cdef struct ContextRule:
-    double width                # of the confidence bound, or of the draw, in standard deviations
-    double discount             # of what was known, an observation
+    double width                # of the confidence bound, or of the sample, in standard deviations
+    double discount             # factor of what was learned, per observation
     double ridge
-    bint sampled                # LinTS: a draw instead of the upper bound
+    bint sampled                # LinTS: a sample instead of the upper bound
 
 cdef u32 context_columns(u32 d) noexcept nogil
-# Return the d of rows with so many columns; 0 if there is none.
+# Return d for rows with this number of columns; 0 if no d fits.
 cdef u32 context_size(cnp.npy_intp columns) noexcept nogil
-# Return rows that have the constant only, with d features added that nothing is known of.
+# Return a copy of rows that have the constant only, with d features added, of which nothing is
+# learned.
 cdef cnp.ndarray context_widened(cnp.ndarray rows, u32 d, double ridge)
 # Return the model to query.
 cdef u32 context_choose(const ContextRule* rule, const double* rows, u32 k, u32 d, const double* x,
                         double uniform) noexcept nogil
-# Learn a reward into one model's row. reward: NaN, only to apply the discount.  turn: the number of
+# Learn a reward: update one model's row. reward: NaN only applies the discount. turn: the number of
 # the observation.
 cdef void context_learn(const ContextRule* rule, double* row, u32 d, const double* x, double reward,
                         double weight,
@@ -41,8 +42,8 @@ cdef void context_learn(const ContextRule* rule, double* row, u32 d, const doubl
 # arrived, is replaced.
 cdef void blend_learn(double* rows, u32 k, double ridge, double discount, double* z, u64 n,
                       double weight) noexcept nogil
-# Compute the weights w[k + 1], the last one of which is the constant. Return the standard deviation
-# of the errors that they leave.
+# Compute the weights w[k + 1]; the last one is the constant. Return the standard deviation of the
+# remaining errors.
 cdef double blend_weights(const double* rows, u32 k, double ridge, double* w) noexcept nogil
 # Replace NaN by the outputs that are expected, given those that arrived.
 cdef void blend_fill(const double* rows, u32 k, double ridge, double* z, u64 n) noexcept nogil

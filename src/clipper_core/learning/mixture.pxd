@@ -1,10 +1,10 @@
 # A mixture of eight ways to weigh the votes of several models, learned online.
 #
-# State: f64[k + 1, FIXED + 6 * buckets + 2 * features], one row for each of the k models and one
-# for what they share. The columns are in mixture.pyx. `buckets` is a power of two from 8 to 64; a
-# label belongs to the bucket that the low bits of its hash name. `features` is the length of the
-# queries' context, 0 until the first feedback with one. From the first feedback with class
-# probabilities on, rows have 2 + 2 * buckets more columns.
+# State: f64[k + 1, FIXED + 6 * buckets + 2 * features], one row for each of the k models, and one
+# row that they share. The columns are in mixture.pyx. `buckets` is a power of two from 8 to 64; the
+# low bits of a label's hash are its bucket. `features` is the length of the queries' context, 0
+# until the first feedback with one. From the first feedback with class probabilities on, rows have
+# 2 + 2 * buckets more columns.
 #
 # Threads: any; the rows belong to the caller.
 cimport numpy as cnp
@@ -39,14 +39,14 @@ cdef struct Ballot:
     const double* context       # [features]: of the query; it counts if the rows have as many
     u32 features
     const double* evidence      # [labels, k]: how much each model is for each label, 0 to 1, by the
-                                # label's code less 1; NULL: 1 for the label that it votes for
+                                # label's code minus 1; NULL: 1 for the label that it votes for
     const u8* label_cells       # [labels]: hashes of the labels
     u32 labels                  # at most VOTERS_MAX
     u32 right                   # code of the label that comes first among those without a vote
 
 cdef struct Tally:
     u32 labels                  # different labels that were voted for
-    u32 named                   # with those that have evidence only, which come after them
+    u32 named                   # the same, with the labels after them that have evidence only
     u32[VOTERS_MAX] of          # by model, the index of its label
     u32[VOTERS_MAX] first       # by label with a vote, its first voter
     u32[VOTERS_MAX] code        # by label
@@ -70,5 +70,5 @@ cdef void mixture_tally(const double* rows, RowShape shape, const Ballot* ballot
 # right one, 0 if not.  tally: the result of mixture_tally() for the rows before.
 cdef void mixture_learn(double* rows, RowShape shape, const Ballot* ballot, u32 label, u8 cell,
                         double right, double weight, Tally* tally) noexcept nogil
-# Compute the weights of the models' votes, which add up to 1.
+# Compute the weights of the models' votes; their sum is 1.
 cdef void mixture_weights(const double* rows, RowShape shape, u32 k, double* weights) noexcept nogil

@@ -1,6 +1,6 @@
-# Changes of a shard, as a follower receives them.
+# The side of a follower that receives the changes of a shard.
 #
-# Threads: one at a time, but to acknowledge: any.
+# Threads: one at a time; only acknowledging may be done by any thread.
 from clipper_core.params.shard_state cimport ShardHead, mutex
 from clipper_core.params.shard_loop cimport ShardLoop
 from clipper_core.runtime.byte_buffer cimport Bytes
@@ -14,7 +14,7 @@ cdef class ChangeReceiver:
     cdef ShardLoop copy
     cdef u64 frame_bytes_max
     cdef Spin spin
-    cdef mutex guard            # of what is sent
+    cdef mutex guard            # guards sending
 
     cdef bint send_position(self, u64 position, u8 flags) noexcept nogil
     cdef int comes(self, int wait_ms) noexcept nogil

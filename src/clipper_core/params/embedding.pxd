@@ -1,5 +1,5 @@
-# An embedding table as Python has it: arrays in, arrays out. Its rules are in
-# embedding_rows.pxd.
+# An embedding table as Python sees it, with numpy arrays as arguments and results.
+# embedding_rows.pxd describes it.
 from clipper_core.params.embedding_rows cimport Rows
 from clipper_core.params.optimizer cimport Initializer, Optimizer
 from clipper_core.runtime.machine cimport atomic, u64

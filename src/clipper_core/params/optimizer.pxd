@@ -1,5 +1,5 @@
-# The arithmetic of the optimizers: how a gradient changes a row of weights and the state that lies
-# beside it.
+# The arithmetic of the optimizers: how a gradient changes a row of weights and the optimizer's
+# state that follows it.
 #
 # Threads: any; the memory belongs to the caller.
 from clipper_core.runtime.machine cimport i64, u32, u64
@@ -7,8 +7,8 @@ from clipper_core.runtime.machine cimport i64, u32, u64
 cdef extern from "params/optimizer.hpp" namespace "clipper" nogil:
     cdef cppclass Rule:
         u32 kind
-        u32 slots               # floats of state a weight
-        u32 row_slots           # floats of state a row, behind these
+        u32 slots               # floats of state per weight
+        u32 row_slots           # floats of state per row, after these
         float rate
         float momentum
         float beta1
@@ -18,11 +18,11 @@ cdef extern from "params/optimizer.hpp" namespace "clipper" nogil:
         float l1
         float l2
         float beta
-        float start             # what the first slot begins at
+        float start             # initial value of the first slot
         float clip_value
         float clip_norm
 
-    cdef cppclass Stride:       # what one step is multiplied by
+    cdef cppclass Stride:       # factors of one step
         float rate
         float first
         float second

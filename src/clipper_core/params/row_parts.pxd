@@ -1,4 +1,4 @@
-# What a worker does with ids and rows before it sends them, and after they came: each id once, and
-# rows by shard.
+# Functions of a worker for ids and rows: distinct ids, and the distribution of ids and rows over
+# shards.
 #
 # Threads: any; the arrays belong to the caller.

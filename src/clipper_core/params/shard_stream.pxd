@@ -1,4 +1,4 @@
-# Changes, sent to followers as they come; and pushes, sent before they are applied, so that each
+# Sends changes to followers as they are made, or pushes before they are applied, so that each
 # follower applies them itself.
 #
 # Threads: the loop's.
@@ -6,22 +6,24 @@ from clipper_core.params.shard_state cimport ShardConnection, ShardHead, ShardLo
 from clipper_core.runtime.machine cimport u32, u64, u8
 
 cdef enum:
-    UNSENT_MAX = 4194304        # bytes; then the follower is waited for
+    UNSENT_MAX = 4194304        # bytes sent to a follower and not acknowledged; above that, pushes
+                                # wait for it
 
-# from now on the connection is sent the changes that follower `stream`, from 1, does not have
+# Start to send the changes that follower `stream` (from 1) does not have over this connection.
 cdef void stream_begin(ShardLoopState* s, ShardConnection* c, u32 stream,
                        bint replays) noexcept nogil
-# put what has changed into the connection of follower `number`. NULL: nothing was put
+# Append the changes to the output of follower `number`. Return its connection; NULL if nothing was
+# appended.
 cdef ShardConnection* stream_changes(ShardLoopState* s, u32 number) noexcept nogil
-# the follower has all up to a position
+# Handle RECEIVED: the follower has all changes up to a position.
 cdef void stream_received(ShardLoopState* s, ShardConnection* c, const ShardHead* h) noexcept nogil
-# the connection is closed
+# Note that the connection is closed.
 cdef void stream_closed(ShardLoopState* s, ShardConnection* c) noexcept nogil
 
-# whether the push in `works` changes a copy as it changes the shard: nothing depends on what a copy
-# does not have. nbytes: of its ids and gradients
+# Return whether a follower that applies the push in `works` gets the same rows as the shard,
+# because the result depends only on what the copy has. nbytes: of its ids and gradients
 cdef bint replay_is_exact(ShardLoopState* s, u64 nbytes) noexcept nogil
-# send it to followers that have all changes up to `begin`; they have those up to the log's end then
-# version: of the model, with it. parts: of the push, from `data` to `end`
+# Send the push to followers that have all changes up to `begin`; afterwards they have those up to
+# the log's end. version: of the model, with the push. Its parts are from `data` to `end`.
 cdef void replay_send(ShardLoopState* s, const ShardHead* h, u64 begin, u64 version,
                       const u8* data, const u8* end) noexcept nogil
