@@ -1,26 +1,29 @@
-// The steps of the prediction cache that threads race on, as templates over Atomics.
+// Operations of the prediction cache that run concurrently without a lock, as templates over
+// Atomics.
 //
-// A bucket is a sequence lock over five ways. It is right without a stand-alone fence (which the
-// race detector cannot follow) because the data words themselves carry the order:
+// A bucket is a sequence lock over five ways. It needs no stand-alone fence (which the race
+// detector does not understand), because the accesses of the data words are ordered:
 //
-// writer   sequence: s -> s+1 by compare-exchange (acquire); data words: store release; sequence:
-// store s+2, release
-// reader   sequence: load acquire, even; data words: load acquire; sequence: load again, equal to
-// the first
+//     writer   sequence: s -> s+1 by compare-exchange (acquire)
+//              data words: store release
+//              sequence: store s+2, release
+//     reader   sequence: load acquire, even
+//              data words: load acquire
+//              sequence: load again, equal to the first
 //
 // If a reader's load of a data word sees a writer's store, the two synchronise (release, acquire);
-// that writer made the sequence odd before its store; so the reader's second look at the sequence,
-// which comes after its load, sees that odd number or a later one, and differs from its first look
-// unless the writer had finished before the first look already. If it sees no such store, it read
-// what the last finished writer left, which its first look acquired. So equal and even means: words
-// of one moment. A torn read is thrown away, never undefined, because every word is an atomic. On
-// x86-64 all these loads and stores are plain moves. Source: Boehm, "Can seqlocks get along with
-// programming language memory models?", MSPC 2012.
+// that writer made the sequence odd before its store; so the reader's second load of the sequence,
+// which comes after its load, returns that odd number or a later one, and differs from the first
+// one unless the writer had finished before it. If it sees no such store, it read what the last
+// finished writer wrote, which the first load acquired. So if both are equal and even, all words
+// are of one version. A torn read is discarded, and is not undefined behaviour, because every word
+// is an atomic. On x86-64 all these loads and stores are plain moves. Source: Boehm, "Can seqlocks
+// get along with programming language memory models?", MSPC 2012.
 //
-// A miss needs no second look: a key never changes its way while it is resident, so a key resident
-// throughout is always seen. A holder of the lock who changed nothing puts back the sequence it
-// found, and disturbs no reader. The sequence wraps after 2^31 writes: a reader would have to sleep
-// through exactly that many writes to one bucket between two loads.
+// A miss needs no second load: a key never changes its way while it is resident, so a key that is
+// resident throughout is always found. If the holder of the lock has changed nothing, it restores
+// the old sequence, and readers need not retry. The sequence wraps after 2^31 writes: a reader
+// would have to sleep through exactly that many writes to one bucket between two loads.
 //
 // Reference bits are set by a plain store, only where clear: two threads at once may lose a bit,
 // which costs a little hit ratio and never a wrong answer.
@@ -52,8 +55,8 @@ template <class Atomics>
 struct alignas(128) Bucket {  // a miss reads the first of its two cache lines only
     template <class T> using atomic = typename Atomics::template atomic<T>;
     atomic<uint32_t> sequence;
-    atomic<uint8_t> referenced;  // a bit a way
-    uint8_t hand;                // under the lock: the way that is looked at next
+    atomic<uint8_t> referenced;  // one bit per way
+    uint8_t hand;                // under the lock: the next way that eviction considers
     uint8_t spare[2];
     // lo ends within the first line: bucket_match_by
     atomic<uint64_t> lo[kWays], hi[kWays], word[kWays];
@@ -65,8 +68,8 @@ struct Found {
     uint8_t tag;
 };
 
-// A bit for each way whose lo is this; compares and shifts only, since a mispredicted way costs
-// more than the whole rest.
+// Return a bit for each way with this lo. It uses compares and shifts only, because a mispredicted
+// branch costs more than everything else.
 template <class Atomics>
 inline unsigned bucket_match(const Bucket<Atomics>& b, uint64_t lo) {
     unsigned ways = 0;
@@ -76,12 +79,12 @@ inline unsigned bucket_match(const Bucket<Atomics>& b, uint64_t lo) {
     return ways;
 }
 
-// The same, as this machine does it fastest. On x86-64 an aligned vector load reads each aligned
+// The same, in the fastest way of this machine. On x86-64 an aligned vector load reads each aligned
 // word in it whole and in order, as the loads above do; but C++ has no name for that, and a plain
 // vector load beside another thread's store would be a race. So the load is assembly, opaque to the
-// compiler, with a barrier to its reordering. It also needs no function of its own with a target
-// attribute, which could not be inlined. The race detector sees through none of it: under it, and
-// for the checker's Atomics, the loads above.
+// compiler, with a barrier to its reordering. It also needs no separate function with a target
+// attribute, which could not be inlined. The race detector cannot see these loads, so it, and the
+// checker of schedules, use the loads above.
 template <class Atomics>
 inline unsigned bucket_match_by(Variant, const Bucket<Atomics>& b, uint64_t lo) {
     return bucket_match(b, lo);
@@ -90,7 +93,7 @@ inline unsigned bucket_match_by(Variant, const Bucket<Atomics>& b, uint64_t lo) 
 #if CLIPPER_VECTORS
 #ifdef __AVX512F__
 #define CLIPPER_CLOBBERS "memory", "xmm4", "xmm5", "xmm6", "xmm16", "k1"
-#else  // the compiler knows nothing of zmm16 and k1, and keeps nothing there
+#else  // the compiler does not use zmm16 and k1
 #define CLIPPER_CLOBBERS "memory", "xmm4", "xmm5", "xmm6"
 #endif
 template <>
@@ -129,8 +132,8 @@ inline void bucket_touch(Bucket<Atomics>& b, int way) {
     if (!(bits & bit)) b.referenced.store(uint8_t(bits | bit), std::memory_order_relaxed);
 }
 
-// Without the lock. Tag 0: not here. A word that is a pointer may dangle already: look again under
-// the lock.
+// Look up without the lock. Tag 0: not found. A word that is a pointer may be dangling already:
+// look it up again under the lock.
 template <class Atomics>
 inline Found bucket_find(Bucket<Atomics>& b, uint64_t lo, uint64_t hi, Variant variant = kPlain) {
     for (int tries = 0; tries < kLookupTries; ++tries) {
@@ -160,7 +163,7 @@ template <class Atomics>
 inline uint32_t bucket_lock(Bucket<Atomics>& b) {
     uint32_t sequence;
     for (unsigned spins = 1; !bucket_try_lock(b, &sequence); ++spins) {
-        if (spins % 64) pause(); else sched_yield();  // the holder may have lost its core
+        if (spins % 64) pause(); else sched_yield();  // the holder may have been preempted
     }
     return sequence;
 }
@@ -183,7 +186,7 @@ inline Found bucket_peek(const Bucket<Atomics>& b, int way) {
 }
 
 template <class Atomics>
-// of a resident key; -1: not here
+// way of a key; -1: not found
 inline int bucket_way(const Bucket<Atomics>& b, uint64_t lo, uint64_t hi) {
     unsigned ways = bucket_match(b, lo);
     if (!ways) return -1;
@@ -210,15 +213,15 @@ inline Found bucket_find_held(Bucket<Atomics>& b, uint64_t lo, uint64_t hi, Hold
     return found;
 }
 
-// Who leaves a full bucket: the hand turns until it meets a way whose reference bit is clear,
-// clearing those it passes. A newcomer takes that way with its bit clear: set, it would cost some
-// two points of hit ratio.
-//   kClock  the hand moves on: each entry has a whole turn to be used again.
-//   kSieve  the hand stays on the new entry, which leaves first unless it is used: an entry that is
-// seen once passes through, and one that is used twice stays. Of SIEVE (Zhang et al., NSDI 2024)
-// this keeps lazy promotion and quick demotion. Its queue from oldest to newest, kept within five
-// ways, lost 1 to 3 points. Against CLOCK: 1 to 9 points more hits on a static skew, 3 to 5 fewer
-// when popularity drifts fast.
+// The victim in a full bucket: the hand moves until it finds a way whose reference bit is clear,
+// and clears the bits that it passes. A new entry starts with its bit clear; starting with it set
+// costs some two points of hit ratio.
+//   kClock  the hand moves on, so that each entry has a whole turn to be used again.
+//   kSieve  the hand stays on the new entry, which is evicted first unless it is used: an entry
+//           that is used once is soon evicted, one that is used twice stays. This keeps lazy
+//           promotion and quick demotion of SIEVE (Zhang et al., NSDI 2024). Its queue from oldest
+//           to newest, within the five ways, lost 1 to 3 points. Compared with CLOCK: 1 to 9 points
+//           more hits with a static skew, 3 to 5 fewer when popularity drifts fast.
 enum Policy : uint8_t { kClock, kSieve };
 
 template <class Atomics>
@@ -231,8 +234,8 @@ inline int bucket_victim(Bucket<Atomics>& b, Policy policy) {
     return hand;
 }
 
-// Where a fill goes: over the same lo (so that a lo is in a bucket once), else an empty way, else
-// the victim's.
+// The way of a fill: the one with the same lo (so that a lo is in a bucket once), else an empty
+// one, else the victim.
 template <class Atomics>
 inline int bucket_choose(Bucket<Atomics>& b, uint64_t lo, Policy policy) {
     unsigned ways = bucket_match(b, lo);
@@ -251,7 +254,7 @@ inline void bucket_write(Bucket<Atomics>& b, int way, uint64_t lo, uint64_t hi, 
     b.word[way].store(word, std::memory_order_release);
 }
 
-// The reference bit of a way, cleared: true if it was set (its second chance is spent).
+// Clear the reference bit of a way. True: it was set.
 template <class Atomics>
 inline bool bucket_spend(Bucket<Atomics>& b, int way) {
     uint8_t bits = b.referenced.load(std::memory_order_relaxed), bit = uint8_t(1u << way);
@@ -259,7 +262,7 @@ inline bool bucket_spend(Bucket<Atomics>& b, int way) {
     return bits & bit;
 }
 
-// The whole fill, under the lock; answers what was there before. `evicted`: it belonged to another
+// Fill a way, under the lock. Return its previous content. evicted: whether it belonged to another
 // key.
 template <class Atomics>
 inline Found bucket_fill(Bucket<Atomics>& b, uint64_t lo, uint64_t hi, Found value, bool* evicted,
@@ -310,15 +313,15 @@ inline int first_bit(uint64_t word) { return __builtin_ctzll(word); }
 // -- memory
 // -------------------------------------------------------------------------------------------------
 
-// Write to the bucket and change nothing: its page is there afterwards. No lock is needed, and none
-// is disturbed.
+// Write to the bucket without changing it, so that its page is allocated. No lock is needed.
 template <class Atomics>
 inline void bucket_touch(Bucket<Atomics>& b) {
     uint32_t sequence = b.sequence.load(std::memory_order_relaxed);
     b.sequence.compare_exchange_strong(sequence, sequence, std::memory_order_relaxed);
 }
 
-// What every fill writes, on a line of its own: the words beside it are read by every lookup.
+// Words that every fill writes, in a cache line of their own, because the words before are read by
+// every lookup.
 struct alignas(kLine) CacheMeters {
     std::atomic<uint64_t> blob_bytes, entries, evictions, blob_hand;
 };
@@ -328,9 +331,9 @@ inline void fetch_lines(const void* bucket) {
     __builtin_prefetch(static_cast<const char*>(bucket) + kLine);
 }
 
-// Zeroed pages that cost nothing until they are touched; NULL when memory is out. Huge pages save
-// half of a far lookup; only a stretch that starts at a multiple of one can be made of them, which
-// kernels before 6.7 leave to chance.
+// Allocate zeroed pages, which use no memory until they are written; NULL: no memory. Huge pages
+// halve the time of a lookup that misses the CPU's caches. They need an aligned start, which
+// kernels before 6.7 do not ensure.
 constexpr std::size_t kHugePage = std::size_t(2) << 20;
 inline std::size_t whole_pages(std::size_t bytes) {
     return (bytes + 0xffff) & ~std::size_t(0xffff);

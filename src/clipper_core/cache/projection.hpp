@@ -7,8 +7,8 @@
 // and all of k cells with that to the power of k.
 //
 // Eight projections are summed side by side, one element of the row at a time: the sums of equal
-// rows are then equal to the last bit, whatever the compiler makes of it. Two sets of sums hide the
-// latency of an addition.
+// rows are then equal to the last bit, however the compiler vectorizes the loop. Two sets of sums
+// hide the latency of an addition.
 #pragma once
 
 #include <cmath>
@@ -19,8 +19,8 @@ namespace clipper {
 
 constexpr unsigned kSide = 8;                 // projections summed side by side
 constexpr unsigned kCellsMax = 32;
-constexpr float kCellEnd = 4194304.0f;        // 2^22: beyond, a float has no room for the place
-                                              // within a cell
+constexpr float kCellEnd = 4194304.0f;        // 2^22: above that, a float cannot represent the
+                                              // position within a cell
 
 struct Projection {
     float* planes;                            // [count / 8][n + 1][8]: a_i / width; last b_i
@@ -68,7 +68,7 @@ inline void project(const Projection& p, const T* row, float* sums) {
     }
 }
 
-// False: the row holds NaN or infinities, or lies too far out for the width; it has no cells.
+// False: the row has NaN or infinities, or is too large for the width; it has no cells.
 inline bool projection_cells(const Projection& p, const void* row, std::int32_t* cells) {
     float sums[kCellsMax];
     if (p.wide) project(p, static_cast<const double*>(row), sums);

@@ -1,4 +1,4 @@
-// The softmax of several components at once: each has scores of its own for the same labels.
+// Computes the softmax of several components at once; each has its own scores for the same labels.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ inline void exp_lanes(Lanes& x) {
     x = (1.0 + 2.0 * r / (c - r)) * reinterpret_cast<Lanes>(power);
 }
 
-// Make probabilities of p[labels][kLanes], scores by component. rest[kLanes]: becomes the
+// Replace the scores p[labels][kLanes], by component, by probabilities. rest[kLanes]: set to the
 // probability of each of the `others` other labels, whose scores are 0.
 inline void softmax_lanes(double* p, unsigned labels, double others, double* rest) {
     for (unsigned half = 0; half < kLanes; half += kHalf) {

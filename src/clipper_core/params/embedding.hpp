@@ -1,4 +1,4 @@
-// Fetching a row ahead of time, and converting its floats to the requested type.
+// Functions to prefetch a row, and to convert its floats to the requested type.
 #pragma once
 
 #include <cmath>
@@ -13,14 +13,15 @@
 
 namespace clipper {
 
-// Each step is a few moves, where memcpy of so little would be a call.
+// Each step is a few moves; a memcpy of so few bytes would be a call.
 inline void copy_row(float* __restrict to, const float* __restrict from, std::uint32_t n) {
     for (; n >= 16; n -= 16, to += 16, from += 16) __builtin_memcpy(to, from, 64);
     for (; n >= 4; n -= 4, to += 4, from += 4) __builtin_memcpy(to, from, 16);
     for (; n; --n) *to++ = *from++;
 }
 
-// Lines that a row begins with; of one that has more, the core itself sees that it goes on.
+// Prefetch the first cache lines of a row; for longer rows, the processor's own prefetcher
+// continues.
 inline void fetch_row(const float* row, std::size_t bytes, bool to_write) {
     const char* at = reinterpret_cast<const char*>(row);
     const char* end = at + (bytes < 1024 ? bytes : 1024);

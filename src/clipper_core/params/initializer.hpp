@@ -1,10 +1,10 @@
-// What a row is before anybody trained it: a pure function of a key (of the table), the row's id,
-// and the place in the row.
+// The initial value of a row: a pure function of a key (of the table), the row's id, and the index
+// in the row.
 //
 // So a row need not be stored before its first update, and is the same on any shard, in any order
-// of arrival, after any restart. An element is drawn by a counter, not by a stream: two rounds of a
-// 32-bit finalizer over its place, with half of the row's key before each, in lanes that the
-// compiler makes vectors of (64 floats in some 20 ns).
+// of arrival, and after any restart. An element is generated from a counter, not from a stream: two
+// rounds of a 32-bit finalizer over its place, with half of the row's key before each, in lanes
+// that the compiler makes vectors of (64 floats in some 20 ns).
 //
 // Sources: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", on drawing by
 // counter; the finalizer, Wellons' `lowbias32`; the inverse of the normal distribution, Giles 2010,

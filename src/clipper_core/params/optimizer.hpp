@@ -1,13 +1,13 @@
 // The arithmetic of the optimizers, one row (or one dense variable) at a time.
 //
-// A row lies in memory as w[n], then its slots, n floats each: what an update reads and writes is
-// one run of cache lines. Each kernel is a plain loop that the compiler turns into vectors; -O2 of
+// In memory, a row is w[n], then its slots, n floats each, so an update reads and writes
+// consecutive cache lines. Each kernel is a plain loop that the compiler turns into vectors; -O2 of
 // GCC 12 would not, hence the pragma; nor a root that may set errno, hence -fno-math-errno in
 // setup.py, which no pragma can say; std::sqrt, compiled without the pragma, would be a call for
-// each element, hence builtins. No fast-math: a NaN is looked for before a row is touched, and what
-// a kernel computes must not depend on how its loop was cut, nor on the machine. What overflows
-// stays at the largest float: a weight or a state that is infinite would be a NaN at the next step,
-// and could be neither replicated nor restored.
+// each element, hence builtins. No fast-math: gradients are checked for NaN before a row is
+// changed, and the result must not depend on how the compiler splits the loop, nor on the machine.
+// A value that overflows stays at the largest float: an infinite weight or state would become NaN
+// at the next step, and could be neither replicated nor restored.
 //
 // Sources: momentum and Nesterov as Sutskever et al. 2013 in the form of PyTorch; Adagrad, Duchi et
 // al. 2011; Adam, Kingma and Ba 2015; AMSGrad, Reddi et al. 2018; FTRL-Proximal, McMahan et al.
@@ -38,15 +38,15 @@ enum OptimizerKind : std::uint32_t {
 
 struct Rule {
     std::uint32_t kind;
-    std::uint32_t slots;          // floats of state a weight
-    std::uint32_t row_slots;      // floats of state a row, behind these
+    std::uint32_t slots;          // floats of state per weight
+    std::uint32_t row_slots;      // floats of state per row, after these
     float rate;
     float momentum;               // momentum, nesterov
     float beta1, beta2;           // adam, amsgrad, adamw, lion; beta2 is alpha of rmsprop
     float eps;                    // adagrad, adam, amsgrad, adamw, rmsprop
     float decay;                  // adamw, lion: of the weights, times the rate
     float l1, l2, beta;           // ftrl; l2 is weight decay of the others
-    float start;                  // what the first slot begins at: adagrad, ftrl
+    float start;                  // initial value of the first slot: adagrad, ftrl
     float clip_value, clip_norm;  // of a gradient's elements, and of the gradient of a row;
                                   // infinite for none
 };
@@ -56,7 +56,7 @@ inline std::uint64_t state_floats(const Rule& r, std::uint64_t n) {
     return r.slots * n + r.row_slots;
 }
 
-struct Stride {  // what one step of a rule is multiplied by
+struct Stride {  // factors of one step of a rule
     float rate;
     float first, second;  // adam: 1 / (1 - beta1^t), 1 / sqrt(1 - beta2^t)
     float gradient;       // clipping by norm
@@ -65,14 +65,14 @@ struct Stride {  // what one step of a rule is multiplied by
 #pragma GCC push_options
 #pragma GCC optimize("O3,no-trapping-math,fp-contract=off")
 
-// Not templates: GCC 12 forgets the pragma where it instantiates them. Each is unrolled into the
+// Not templates: GCC 12 ignores the pragma where it instantiates them. Each is unrolled into the
 // two calls of step_by, so that each bool is tested once.
 #define CLIPPER_KERNEL inline __attribute__((always_inline))
 
 using Floats = float* __restrict;
 using Gradient = const float* __restrict;
 
-// -- what a gradient is before it is applied
+// -- preparing a gradient
 // ---------------------------------------------------------------------------
 
 inline bool all_finite(const float* values, std::uint64_t n) {
@@ -94,8 +94,8 @@ CLIPPER_KERNEL float within(float g, float bound) {
     return g > bound ? bound : g;
 }
 
-// within(x, FLT_MAX): its bits are those before infinity's. Compared as numbers, GCC 12 turns each
-// bound into branches, and these into four comparisons and three blends.
+// As within(x, FLT_MAX), by comparing bits. If numbers are compared, GCC 12 turns each bound into
+// branches, and these into four comparisons and three blends.
 CLIPPER_KERNEL float finite(float x) {
     std::uint32_t bits;
     __builtin_memcpy(&bits, &x, sizeof bits);
@@ -240,7 +240,7 @@ CLIPPER_KERNEL void step_by(bool clips, const Rule& r, const Stride& s, float* w
     }
 }
 
-// w[n] and its slots, each `apart` floats after the one before, by the gradient g[n].
+// Update w[n] and its slots, each `apart` floats after the one before, by the gradient g[n].
 inline void optimizer_step(const Rule& r, const Stride& step, float* w, float* slots,
                            std::uint64_t apart, const float* g, std::uint64_t n) {
     if (!(r.clip_value < INFINITY) && !(r.clip_norm < INFINITY))

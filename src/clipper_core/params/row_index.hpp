@@ -1,16 +1,17 @@
-// A bucket of the index of an embedding table: one cache line, which holds five ids, the rows they
-// have, and the lock of every row whose id belongs here.
+// A bucket of the index of an embedding table: one cache line with five ids, their row numbers, and
+// the lock of every row whose id belongs to the bucket.
 //
-// One line a probe, with the ids in it, beats tags that lead to ids elsewhere: a lookup in a table
-// larger than the caches costs one miss and the row's own. The lock costs no line of its own
-// either, since whoever looks up must read this one.
+// One cache line per probe, with the ids in it, is faster than tags that refer to ids elsewhere: a
+// lookup in a table larger than the caches costs one miss, and one for the row. The lock needs no
+// further line, because a lookup reads this one anyway.
 //
-// `index_look` reads ids while others may write them: a race, and a harmless one, since it only
-// says what to fetch ahead and where to look first; whoever uses a row finds it again under the
-// lock. The race detector is annotated accordingly.
+// `index_look` reads ids while other threads may write them. This race is harmless: the result only
+// determines what to prefetch and where to search first. A row is used only after it was found
+// under the lock. The race detector is annotated accordingly.
 //
-// What is done for each row of a pull or a push lies here, not in embedding_rows.pyx: a call
-// through a pointer, as one module makes to another, costs as much as what it calls.
+// Functions that are called for each row of a pull or a push are here and not in
+// embedding_rows.pyx, because calls between modules go through a pointer, which costs as much as
+// the function itself.
 #pragma once
 
 #include <algorithm>
@@ -34,8 +35,8 @@
 namespace clipper {
 
 constexpr int kSlots = 5;
-constexpr int kSpare = 24;  // buckets after the last one of a part, and at most so many after its
-                            // own does an id lie
+constexpr int kSpare = 24;  // spare buckets after the last one of a part; an id is at most this
+                            // many buckets after its own
 constexpr std::uint32_t kNoRow = 0xffffffffu;
 
 struct alignas(64) Bucket {
@@ -48,7 +49,7 @@ static_assert(sizeof(Bucket) == 64, "a bucket is one cache line");
 inline void bucket_lock(Bucket* b) {
     for (unsigned spins = 0; !b->lock.take(); ++spins) {
         if (spins < 64) pause();
-        else sched_yield();  // its holder may have been put off the core
+        else sched_yield();  // the holder may have been preempted
     }
 }
 
@@ -86,7 +87,7 @@ inline void bucket_remove(Bucket* b, int slot) {
     const std::uint32_t last = b->lock.count() - 1;
     b->ids[slot] = b->ids[last];
     b->rows[slot] = b->rows[last];
-    b->lock.more(~0u);  // one less; there was one, so the other bits stay
+    b->lock.more(~0u);  // subtracts one; there was one, so the other bits do not change
 }
 
 inline std::uint64_t high_product(std::uint64_t a, std::uint64_t b) {
@@ -103,10 +104,10 @@ inline std::uint64_t least_with(std::uint64_t product, std::uint64_t n) {
 
 struct Part {
     Bucket* buckets;
-    std::uint64_t n;                  // of them; spare ones for what the last had no room for come
-                                      // after
+    std::uint64_t n;                  // number of them; spare ones follow, for ids that do not fit
+                                      // into the last
     std::atomic<std::uint64_t> used;  // ids
-    std::uint32_t depth;              // leading bits that their hashes share
+    std::uint32_t depth;              // number of leading bits that their hashes share
 };
 
 struct Index {
@@ -130,7 +131,7 @@ inline Bucket* index_bucket(const Index* index, std::uint64_t hash) {
     return part_home(index_part(index, hash), hash);
 }
 
-struct HeldRow {  // an id whose home is locked, until bucket_unlock(home)
+struct HeldRow {  // an id whose bucket is locked until bucket_unlock(home)
     Bucket* home;
     std::uint32_t row;  // kNoRow: it has none
 };
@@ -157,19 +158,19 @@ inline HeldRow index_hold(const Index* index, std::uint64_t hash, std::int64_t i
     return HeldRow{home, row_in(home, id)};
 }
 
-// -- ahead of time
+// -- prefetching
 // -------------------------------------------------------------------------------------------------
 
-struct Seen {  // where an id seems to lie; good for as long as no part moves
+struct Seen {  // where an id was found without the lock; valid until a part moves
     Bucket* home;
     Bucket* bucket;
     std::uint32_t slot;
-    std::uint32_t row;  // kNoRow: it seems to have none
+    std::uint32_t row;  // kNoRow: none was found
 };
 
 inline void fetch_to_write(const void* at) {
 #if defined(__x86_64__)
-    // which -mprfchw would say; no machine minds it
+    // prefetchw; ignored by processors without it
     asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(at)));
 #else
     __builtin_prefetch(at, 1);
@@ -197,8 +198,8 @@ inline bool still_there(const Seen* seen, std::int64_t id) {  // its bucket is l
            b->rows[seen->slot] == seen->row;
 }
 
-// index_hold of an id that was looked for. That it is where it seemed to be is guessed, not
-// awaited, by a core that predicts.
+// As index_hold, for an id that index_look has searched. The processor speculates that the id is
+// still there, so it need not wait for the check.
 inline std::uint32_t hold_seen(const Seen* seen, std::int64_t id) {
     bucket_lock(seen->home);
     if (seen->row != kNoRow) {
@@ -214,12 +215,12 @@ inline std::uint32_t hold_seen(const Seen* seen, std::int64_t id) {
     return row_in(seen->home, id);
 }
 
-// -- memory that is large: huge pages where the system has them, given back at once
+// -- large memory: huge pages where available, released to the system at once
 // ------------------------------------
 
 constexpr std::size_t kHuge = 2u << 20;
 
-inline void* row_pages_new(std::size_t bytes) {  // zeroed; NULL: not to be had
+inline void* row_pages_new(std::size_t bytes) {  // zeroed; NULL: no memory
     const std::size_t slack = bytes >= kHuge ? kHuge : 0;
     void* at = mmap(nullptr, bytes + slack, PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -240,8 +241,8 @@ inline void row_pages_free(void* at, std::size_t bytes) {
     if (at) munmap(at, bytes);
 }
 
-inline void row_pages_touch(void* at, std::size_t bytes) {  // so that nobody waits for the first use of
-                                                        // each
+inline void row_pages_touch(void* at, std::size_t bytes) {  // allocate the pages, so that their
+                                                            // first use causes no page fault
 #ifdef MADV_POPULATE_WRITE
     if (madvise(at, bytes, MADV_POPULATE_WRITE) == 0) return;
 #endif

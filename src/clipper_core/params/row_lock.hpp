@@ -1,11 +1,11 @@
-// Who may touch a row: the lock of its bucket, and the gate of its table.
+// Access to rows: the lock of a bucket of rows, and the gate of a table.
 //
-// The word of a bucket of rows: a lock, and what only its holder changes: how many ids are in the
-// bucket, and whether one had to go on to the next. One word, so that who takes the lock has read
-// the rest.
+// The word of a bucket of rows has a lock bit, the number of ids in the bucket, and whether an id
+// had to be stored in the next bucket. Only the holder of the lock changes the last two. It is one
+// word, so that taking the lock also reads the rest.
 //
-// The holder stores the word while others may or the lock's bit into it: they set what is set, so
-// nothing is lost.
+// The holder stores the word while other threads may set the lock bit by an atomic or. The bit is
+// set already, so nothing is lost.
 #pragma once
 
 #include <cstdint>
@@ -35,10 +35,10 @@ struct RowLock {
     }
 };
 
-// The gate: how many threads are inside; one bit for who waits to be alone there, to move a part of
-// the index; and one for a thread that came when nobody was inside. Nobody follows it before it
-// says so, so it needs no locks: they would cost a third of what a pull takes. It looks often
-// whether somebody waits, then goes on with locks.
+// The word of the gate has the number of threads inside, a bit for a thread that waits to be alone
+// (to move a part of the index), and a bit for a thread that entered when no other was inside. No
+// other thread enters until that one permits it, so it needs no locks, which would cost a third of
+// the time of a pull. It checks often whether a thread waits, and then continues with locks.
 template <class Atomics = StdAtomics>
 struct RowGate {
     static constexpr std::uint32_t kAlone = 0x80000000u, kSole = 0x40000000u, kInside = kSole - 1;
@@ -49,11 +49,12 @@ struct RowGate {
         return word.compare_exchange_strong(nobody, kSole | 1u, std::memory_order_acquire);
     }
     bool others() const { return (word.load(std::memory_order_relaxed) & kInside) > 1u; }
-    void share() { word.fetch_sub(kSole, std::memory_order_release); }  // by the sole one
+    void share() { word.fetch_sub(kSole, std::memory_order_release); }  // called by the thread that
+                                                                        // is alone
     void leave(bool sole) { word.fetch_sub(sole ? kSole | 1u : 1u, std::memory_order_release); }
 
-    bool enter() {  // then wait until it is shared().  False: wait while it is closed(), and come
-                    // again
+    bool enter() {  // true: wait until it is shared(). false: wait while it is closed(), and call
+                    // it again
         if (!(word.fetch_add(1u, std::memory_order_relaxed) & kAlone)) return true;
         word.fetch_sub(1u, std::memory_order_relaxed);
         return false;
@@ -61,7 +62,7 @@ struct RowGate {
     bool shared() const { return !(word.load(std::memory_order_acquire) & kSole); }
     bool closed() const { return word.load(std::memory_order_relaxed) & kAlone; }
 
-    // from outside.  False: another one did
+    // called from outside. false: another thread has closed it
     bool close() { return !(word.fetch_or(kAlone, std::memory_order_relaxed) & kAlone); }
     bool alone() const { return word.load(std::memory_order_acquire) == kAlone; }
     void open() { word.fetch_sub(kAlone, std::memory_order_release); }

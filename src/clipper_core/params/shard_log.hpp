@@ -1,15 +1,17 @@
-// What a shard has changed since its last message to each follower, and which pushes it has seen.
+// The log of a shard: the changes since its last message to each follower, and the pushes that it
+// has seen.
 //
 // A follower copies whole rows, so the log keeps only the ids of rows that changed; the rows are
-// read when they are sent. A row may then be written twice, and order is kept because one thread
-// sends. So the log is a list of ids, and each follower has a position in it. If a push waits for a
-// follower that polls all the time, it is safe before it is answered; a follower that polls from
-// time to time is a period behind. The same log does both. Source: the parameter server's design
-// document, "Embedding Replica" (updated key sets), with a place for each follower instead of a set
-// for each: a set that is cleared when one of them has read it loses what the others have not.
+// read when they are sent. A row may therefore be sent twice. The order is kept because one thread
+// sends. So the log is a list of ids, and each follower has a position in it. The same log serves
+// followers that poll continuously, for which a push waits before it is answered, and followers
+// that poll periodically, which are up to a period behind. Source: the parameter server's design
+// document, "Embedding Replica" (updated key sets), with a position for each follower instead of
+// one set of keys: a set that is cleared when one follower has read it would lose what the others
+// have not read.
 //
-// A repetition of a push is recognized by (worker, sequence): of each worker the highest sequence
-// and a window of 1024 below it.
+// A repetition of a push is recognized by (worker, sequence): for each worker, the log has the
+// highest sequence and a window of 1024 below it.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +40,7 @@ struct Sequences {  // of one worker
     }
     void mark(std::uint64_t n) {
         if (n > high) {
-            // a peer chooses n: at most a window is cleared
+            // a peer chooses n, so at most one window is cleared
             std::uint64_t skipped = n - high < kWindow ? n - high : kWindow;
             for (std::uint64_t i = 0; i < skipped; ++i)
                 seen[(n - i) % kWindow / 64] &= ~(1ull << ((n - i) % 64));
@@ -50,7 +52,7 @@ struct Sequences {  // of one worker
 
 static_assert(sizeof(Sequences) == 144, "snapshots hold it");
 
-struct Change {  // one push: which rows of which table, and whose
+struct Change {  // one push: its rows in one table, and its worker
     std::uint32_t table, n;
     std::uint64_t worker, sequence;
 };
@@ -58,20 +60,20 @@ struct Change {  // one push: which rows of which table, and whose
 struct Held {  // an answer that waits for followers
     std::uint64_t position;
     std::uint32_t conn, generation;
-    std::uint64_t words[10];  // its head, and what it counts
+    std::uint64_t words[10];  // its head and its counts
 };
 
 struct Follower {
     bool on = false, waited = false, lost = false;
-    std::uint64_t taken = 0, acknowledged = 0;  // positions: so many changes
+    std::uint64_t taken = 0, acknowledged = 0;  // positions: numbers of changes
     bool streams = false;    // its connection is sent changes as they come
-    bool ends = false;       // that is to end
-    bool replays = false;    // it is sent pushes, and applies them
+    bool ends = false;       // the stream is to end
+    bool replays = false;    // it gets pushes, and applies them
     bool apart = false;      // it reads on a thread of its own, which `wake_fd` wakes
     std::uint32_t conn = 0;  // the connection
-    std::uint32_t messages = 0;  // received there
+    std::uint32_t messages = 0;  // received on this connection
     std::uint64_t clock = 0;     // of its last message; sent back with the next changes
-    bool wants_reply = false;    // at once, even if nothing has changed
+    bool wants_reply = false;    // it wants a message at once, even if nothing has changed
 };
 
 struct ShardLog {
@@ -85,7 +87,7 @@ struct ShardLog {
     std::deque<Held> held;
     std::unordered_map<std::uint64_t, Sequences> workers;
     std::uint64_t clock = 0;
-    int fd = -1;                 // written when somebody waits for followers
+    int fd = -1;                 // written when an answer waits for followers
     int wake_fd = -1;            // written at the next change if `asleep`: see ShardLoop.sleep_at
     bool asleep = false;
 
@@ -94,7 +96,7 @@ struct ShardLog {
         for (auto& one : followers) if (one.on && one.waited) return true;
         return false;
     }
-    bool polled() const {  // a follower that is waited for polls, and is not sent changes
+    bool polled() const {  // a follower that pushes wait for polls instead of having a stream
         for (auto& one : followers) if (one.on && one.waited && !one.streams && !one.apart)
             return true;
         return false;
@@ -123,7 +125,7 @@ struct ShardLog {
         auto at = workers.find(worker);
         return at == workers.end() ? nullptr : &at->second;
     }
-    // false: there is no memory, and its repetition will look new
+    // false: there is no memory, and a repetition would not be recognized
     bool mark(std::uint64_t worker, std::uint64_t sequence) {
         if (sequence == 0) return true;
         auto one = window(worker);
@@ -145,8 +147,8 @@ struct ShardLog {
             if (at->second.touched < oldest->second.touched) oldest = at;
         if (oldest != workers.end()) workers.erase(oldest);
     }
-    // What has changed is noted in any case: without memory for it every follower begins anew.
-    // False: `mark` had none.
+    // Append a change. Without memory for it, every follower has to copy everything again. False:
+    // there was no memory to mark the sequence.
     bool append(std::uint32_t table, const std::int64_t* each, std::uint32_t n,
                 std::uint64_t worker, std::uint64_t sequence) {
         bool marked = mark(worker, sequence);
@@ -155,7 +157,7 @@ struct ShardLog {
             eventfd_signal(wake_fd);
         }
         if (!listened()) {
-            ++first;             // nobody will read it
+            ++first;             // no follower needs it any more
             return marked;
         }
         try {
@@ -174,8 +176,8 @@ struct ShardLog {
         ids.clear();
         ++first;
     }
-    // The changes that `one` does not have, which are then its: ids by table, (worker, sequence)
-    // pairs. False: no memory, nothing changed.
+    // Collect the changes that `one` does not have, and advance its position: ids by table, and
+    // (worker, sequence) pairs. False: no memory, and nothing changed.
     bool gather(Follower& one, std::vector<std::vector<std::int64_t>>& by_table,
                 std::vector<std::uint64_t>& pushes, std::uint64_t most) {
         std::uint64_t taken = one.taken;
@@ -203,7 +205,7 @@ struct ShardLog {
         trim();
         return true;
     }
-    void lose_last() {           // the follower that is farthest behind must begin anew
+    void lose_last() {           // the follower that is farthest behind must copy everything again
         Follower* last = nullptr;
         for (auto& one : followers)
             if (one.on && !one.lost && (last == nullptr || one.taken < last->taken)) last = &one;
@@ -226,7 +228,7 @@ struct ShardLog {
         for (auto& one : followers) if (one.on && !one.lost && one.taken < least) least = one.taken;
         drop_until(least);
     }
-    std::uint64_t sure() const {  // what every follower that is waited for has
+    std::uint64_t sure() const {  // position that every follower that pushes wait for has reached
         std::uint64_t least = position();
         for (auto& one : followers)
             if (one.on && one.waited && one.acknowledged < least) least = one.acknowledged;

@@ -1,18 +1,18 @@
-// Memory that a worker on the same host shares with a shard, so that rows it pulls are written
-// where it reads them.
+// Memory that a worker on the same host shares with a shard, into which the shard writes the rows
+// that the worker pulls.
 //
 // The worker makes a memory file, seals its size and sends its descriptor over the unix socket; the
-// shard maps it to write, closes the descriptor, and unmaps it with the connection. Why the
-// worker's memory and not the shard's: who reads decides when a place is free again, so a row lives
-// for as long as its reader has it, with no message to say so; and a worker that is careless with
-// the memory harms no other worker. The other way round (a lane's rows, docs/design.md) needs the
-// reader's answer before a row is used again. Price: each connection has its own memory, counted in
-// the shard's (`shared_bytes_max`).
+// shard maps it to write, closes the descriptor, and unmaps it with the connection. It is the
+// worker's memory and not the shard's, because then the reader decides, without a message, when a
+// place may be used again, and a worker that writes to the memory harms no other worker. The other
+// way round (a lane's rows, docs/design.md), a row can be used again only after the reader's
+// answer. The cost: each connection has its own memory, which counts toward the shard's limit
+// (`shared_bytes_max`).
 //
 // A shard must not die of what a worker sent. Memory that could shrink under a writer kills it
-// (SIGBUS), so the size must be sealed; memory of huge pages does when the host has run out of
-// them, so only files of ordinary pages are taken; and each place is compared with the mapping
-// before a byte is written. Source: memfd_create(2), fcntl(2) "File Sealing".
+// (SIGBUS), so the size must be sealed; so does memory of huge pages when the host has none left,
+// so only files of ordinary pages are accepted. Each offset is compared with the size of the
+// mapping before a byte is written. Source: memfd_create(2), fcntl(2) "File Sealing".
 #pragma once
 
 #include <cerrno>
@@ -41,14 +41,14 @@ enum RegionFault {
 struct Region {
     std::uint8_t* memory = nullptr;
     std::uint64_t bytes = 0;
-    int descriptor = -1;  // that came and is not mapped yet
+    int descriptor = -1;  // received and not mapped yet
 
     Region() = default;
     Region(const Region&) = delete;
     Region& operator=(const Region&) = delete;
     ~Region() { drop(); }
 
-    void take(int fd) {  // it came: in place of one that was never to be mapped
+    void take(int fd) {  // a descriptor was received: it replaces one that was not mapped
         if (descriptor >= 0) close(descriptor);
         descriptor = fd;
     }
@@ -61,8 +61,8 @@ struct Region {
         unmap();
         take(-1);
     }
-    RegionFault map(std::uint64_t most) {  // the descriptor that came, instead of what was mapped;
-                                           // used up either way
+    RegionFault map(std::uint64_t most) {  // map the received descriptor in place of the current
+                                           // mapping; it is closed in any case
         int fd = descriptor;
         descriptor = -1;
         unmap();
@@ -71,7 +71,7 @@ struct Region {
         close(fd);
         return found;
     }
-    // nullptr: not all of it lies inside, or not at a line's start
+    // nullptr: not completely inside, or not at the start of a cache line
     std::uint8_t* at(std::uint64_t offset, std::uint64_t n) const {
         if (offset % 64 || offset > bytes || n > bytes - offset) return nullptr;
         return memory == nullptr ? nullptr : memory + offset;
@@ -97,14 +97,14 @@ private:
     }
 };
 
-inline bool is_local(int fd) {  // may descriptors come over it?
+inline bool is_local(int fd) {  // whether descriptors can be sent over it
     int domain = 0;
     socklen_t size = sizeof domain;
     return getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &size) == 0 && domain == AF_UNIX;
 }
 
-// A connection over TCP between two ends of one host needs no congestion control. Some of it would
-// do harm: BBR spreads an answer of two segments over 20 us.
+// A connection over TCP between two ends of one host needs no congestion control. BBR would spread
+// an answer of two segments over 20 us.
 inline void calm_loopback(int fd) {
     sockaddr_storage here{}, there{};
     socklen_t one = sizeof here, other = sizeof there;
@@ -119,11 +119,11 @@ inline void calm_loopback(int fd) {
     const bool v4 = here.ss_family == AF_INET && h4->sin_addr.s_addr == t4->sin_addr.s_addr;
     const bool v6 = here.ss_family == AF_INET6 &&
                     std::memcmp(&h6->sin6_addr, &t6->sin6_addr, sizeof h6->sin6_addr) == 0;
-    if (v4 || v6) setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);  // which every kernel has
+    if (v4 || v6) setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);  // every kernel has it
 }
 
-// recv(), and a descriptor that came with the bytes: the last, if there were more. The region has
-// it then.
+// As recv(), but also receives a descriptor (the last one, if there are several) and gives it to
+// the region.
 inline ssize_t receive_with(int fd, void* to, std::size_t n, Region& region) {
     iovec bytes{to, n};
     alignas(cmsghdr) char control[CMSG_SPACE(4 * sizeof(int))];

@@ -17,7 +17,8 @@ enum ShardKind {
     SHARD_PULL_TABLES = 7,  // rows of several tables
     SHARD_PUSH_STEP = 8,    // one step of a model: rows of several tables, and dense variables
     SHARD_PULL_DENSE = 9,   // dense variables that have changed
-    SHARD_CHANGES = 10,     // to a follower: what has changed; flag STREAM_ENDS: no more will come
+    SHARD_CHANGES = 10,     // to a follower: rows that have changed; flag STREAM_ENDS: the stream
+                            // ends
     SHARD_RECEIVED = 11,    // from a follower: it has all changes up to a position
     SHARD_REPLAY = 12       // to a follower: a push, to be applied as the shard applies it
 };
@@ -30,11 +31,11 @@ enum ShardRefusal {
     TOO_STALE = 104,
     TOO_OLD = 105,
     NOT_SHARED = 107,
-    WORKER_IN_USE = 108,  // another live connection has this worker number, and another incarnation
+    WORKER_IN_USE = 108,  // another open connection has this worker number and another incarnation
     OVER_QUOTA = 111,     // nothing was applied
-    READS_ONLY = 110,     // the connection may pull, and not push
-    STATE_LOST = 109,     // the shard came back without what it had, and waits for `begin_anew`
-    MOVED = 112           // another set has this one's rows: `whereabouts` has its addresses
+    READS_ONLY = 110,     // the connection may pull, but not push
+    STATE_LOST = 109,     // the shard restarted without its data, and waits for `begin_anew`
+    MOVED = 112           // another set has the rows now: `whereabouts` has its addresses
 };
 
 struct ShardHead {
@@ -54,7 +55,7 @@ struct ShardPart {
 };
 constexpr std::uint32_t kDenseBit = 1u << 31;
 
-// One table, or one dense variable, among changes.
+// One table, or one dense variable, of CHANGES.
 struct ChangedPart {
     std::uint32_t table, n;
     std::uint64_t steps;  // of the table
@@ -64,7 +65,7 @@ struct ChangedPart {
 struct ReplayPart {
     std::uint32_t table, n;
     std::uint64_t steps;        // of the table or the variable, with this one
-    float rate, first, second;  // what the optimizer's step is multiplied by
+    float rate, first, second;  // factors of the optimizer's step
     std::uint32_t stamp;        // of the rows
 };
 static_assert(sizeof(ReplayPart) == 32, "as the document has it");

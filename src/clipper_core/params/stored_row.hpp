@@ -1,13 +1,13 @@
 // Weights of a row as a table stores them: f32, or f16, bf16 or i8 to save memory.
 //
-// What is stored is a value that f32 has exactly, so a row that is copied as f32 is stored with the
-// same bits where it is written. The weights of an i8 row are multiples of one power of two, the
-// least by which the largest is within 127: while it stays the same, a weight without a gradient
-// does not change.
+// Stored values can be represented exactly in f32, so a row that is copied as f32 is stored with
+// the same bits. The weights of an i8 row are multiples of one power of two, the least by which the
+// largest is within 127: as long as this power does not change, a weight without a gradient does
+// not change either.
 //
-// An update is rounded at random, up with the probability that makes the mean right: to nearest,
-// steps below half of the last bit would never be taken. What is drawn depends on the row, the step
-// and the place alone, so who repeats an update gets the same bits.
+// An update is rounded up or down at random, with the probability that makes the mean exact. With
+// rounding to nearest, steps below half of the last bit would have no effect. The random numbers
+// depend only on the row, the step and the index, so a repeated update has the same bits.
 //
 // Sources: Gupta et al. 2015, "Deep Learning with Limited Numerical Precision", section 3, on
 // stochastic rounding; the exponent for a row, block floating point, Wilkinson 1963.
@@ -23,7 +23,7 @@ namespace clipper {
 
 enum StoredAs : std::uint32_t { STORED_F32, STORED_F16, STORED_BF16, STORED_I8 };
 
-// Of n weights: the state lies behind them. Of i8, what they are multiplied by comes first.
+// Size of n weights, which the state follows. For i8, their factor comes first.
 inline std::uint32_t stored_bytes(std::uint32_t as, std::uint32_t n) {
     if (as == STORED_F32) return 4 * n;
     return as == STORED_I8 ? 4 + ((n + 3) & ~3u) : (2 * n + 3) & ~3u;
@@ -31,7 +31,7 @@ inline std::uint32_t stored_bytes(std::uint32_t as, std::uint32_t n) {
 
 struct Rounding {
     bool nearest;
-    std::uint32_t seed;  // of what is drawn
+    std::uint32_t seed;  // of the random numbers
 };
 
 inline Rounding to_nearest() { return {true, 0}; }
@@ -61,13 +61,13 @@ CLIPPER_INLINE std::uint32_t drawn_bits(const Rounding& by, std::uint32_t place)
     return mix32(place * 0x9e3779b9u + by.seed);
 }
 
-// The whole number below x or above it; |x| < 2^23. What is drawn has 24 bits.
+// Return the whole number below or above x; |x| < 2^23. The random number has 24 bits.
 CLIPPER_INLINE std::int32_t whole_near(float x, std::uint32_t draw) {
     const std::int32_t cut = std::int32_t(x), below = cut - (x < float(cut));
     return below + (float(std::int32_t(draw >> 8)) * 0x1p-24f < x - float(below));
 }
 
-// -- of f16 and bf16: what is too large stays at the largest
+// -- f16 and bf16: values that are too large become the largest number
 // -------------------------------------------------------------------------------------------------
 
 CLIPPER_INLINE std::uint16_t f16_near(float x, std::uint32_t draw) {
@@ -174,7 +174,7 @@ inline void stored_get(std::uint32_t as, const void* from, std::uint32_t n, floa
     }
 }
 
-// The weights of i8 as they are. Returns what they are multiplied by.
+// Read the stored weights of i8. Return their factor.
 inline float stored_i8(const void* from, std::uint32_t n, std::int8_t* out) {
     float scale;
     std::memcpy(&scale, from, 4);

@@ -1,19 +1,19 @@
-// The steps on result slots, their blocks and the mailboxes that threads race on, as templates over
-// the atomics of what they are given, so that a schedule-exploring checker runs this very source
-// (tests/schedules).
+// Operations on result slots, blocks and mailboxes that run concurrently without a lock, as
+// templates over the atomics of their arguments, so that the checker of schedules (tests/schedules)
+// can run the same source.
 //
-// Never to miss each other, each side writes, then reads what the other wrote, all of it
-// sequentially consistent:
+// To miss no event, each side writes, then reads what the other side wrote, all of it sequentially
+// consistent:
 //
-// a blocked thread    waiters + 1, reads epoch, reads the slot; sleeps only if epoch is still what
-// it read
-//   whoever ends        the slot, epoch + 1, reads waiters
-//   who waits for it    its bit into boxes, reads the slot
-//   who ends            the slot, reads boxes
-//   a mailbox's reader  armed, reads the ring and overflow; sleeps on its eventfd
-//   its writer          the ring or overflow, takes armed; writes the eventfd if it was set
+//   thread                         writes                 then reads
+//   a thread that blocks           waiters + 1            epoch, slot; sleeps if epoch is the same
+//   a thread that ends a slot      slot, epoch + 1        waiters
+//   a thread that watches a slot   its bit in boxes       slot
+//   a thread that ends a slot      slot                   boxes
+//   the reader of a mailbox        armed                  ring, overflow; sleeps on its eventfd
+//   a writer of a mailbox          ring or overflow       armed; signals the eventfd if it was set
 //
-// Whichever comes first in the single order, the other sees it.
+// The side that comes second in the single order sees the other's write.
 #pragma once
 #include "runtime/machine.hpp"
 
@@ -37,11 +37,12 @@ inline void claims_unlock(Word& lock) {
 // -- blocks
 
 template <class Block>
-inline void block_hold(Block& block, std::uint32_t refs) {  // of a block that nobody else has yet
+inline void block_hold(Block& block, std::uint32_t refs) {  // of a block that no other thread has
+                                                            // yet
     block.refs.store(refs, std::memory_order_relaxed);
 }
-// True for exactly one caller, the last: it retires the block, and sees whatever the others wrote
-// there.
+// True for exactly one caller, the last, which then recycles the block and sees everything that the
+// others wrote there.
 template <class Block>
 inline bool block_release(Block& block, std::uint32_t refs) {
     return block.refs.fetch_sub(refs, std::memory_order_acq_rel) == refs;
@@ -49,8 +50,8 @@ inline bool block_release(Block& block, std::uint32_t refs) {
 
 // -- ending a slot
 
-// By the loop, which alone writes values. False: cancelled before; nobody reads the value. `boxes`:
-// the mailboxes to notify.
+// Called by the loop, which alone writes values. False: the slot was cancelled before, and the
+// value is not read. boxes: set to the mailboxes to notify.
 template <class Block, class Value>
 inline bool slot_try_end(Block& block, std::uint32_t slot, std::uint8_t status, const Value& value,
                          std::uint32_t latency_us,
@@ -66,13 +67,13 @@ inline bool slot_try_end(Block& block, std::uint32_t slot, std::uint8_t status, 
     *boxes = block.boxes[slot].load(std::memory_order_seq_cst);
     return true;
 }
-// By whoever holds the future.
+// Called by a thread that has the future.
 template <class Block>
 inline bool slot_try_cancel(Block& block, std::uint32_t slot, std::uint8_t cancelled) {
     std::uint8_t pending = kSlotPending;
     return block.state[slot].compare_exchange_strong(pending, cancelled, std::memory_order_seq_cst);
 }
-// At submit, before anyone can wait.
+// Called at submit, before any thread can wait.
 template <class Block, class Value>
 inline void slot_answer(Block& block, std::uint32_t slot, std::uint8_t status, const Value& value) {
     block.word[slot] = value.word;
@@ -80,14 +81,14 @@ inline void slot_answer(Block& block, std::uint32_t slot, std::uint8_t status, c
     block.state[slot].store(status, std::memory_order_release);
 }
 
-// -- looking at slots
+// -- reading slots
 
 template <class Block>
 inline std::uint8_t slot_state(const Block& block, std::uint32_t slot) {
     return block.state[slot].load(std::memory_order_acquire);
 }
-// The first of a future's slots that is pending, from 0; count: none is. Several threads may look
-// at once: each stores into `cursor` only what it has seen to be done itself.
+// Return the index of the first pending slot of a future; `count` if none is. Several threads may
+// call it at once: each stores into `cursor` only what it has found to be done itself.
 template <class Block, class Word>
 inline std::uint32_t slots_first_open(Block& block, Word& cursor, std::uint32_t first,
                                       std::uint32_t count) {
@@ -106,19 +107,19 @@ inline void waiter_enters(Completion& d) {
     d.waiters.fetch_add(1, std::memory_order_seq_cst);
 }
 template <class Completion>
-inline std::uint32_t waiter_epoch(Completion& d) {  // before it looks at what it waits for
+inline std::uint32_t waiter_epoch(Completion& d) {  // read before checking the slot
     return d.epoch.load(std::memory_order_seq_cst);
 }
 template <class Completion>
-inline std::uint32_t waiter_dead(Completion& d) {  // after waiter_epoch, which carries it
+inline std::uint32_t waiter_dead(Completion& d) {  // read after waiter_epoch, which orders it
     return d.dead.load(std::memory_order_relaxed);
 }
 template <class Completion>
 inline void waiter_leaves(Completion& d) {
     d.waiters.fetch_sub(1, std::memory_order_relaxed);
 }
-// After something ended: how many may sleep and are to be woken; who leads (loop_owner.hpp) is
-// counted, but awake.
+// Return, after a slot ended, how many waiters may sleep and have to be woken. The owner of the
+// loop (loop_owner.hpp) is counted, but is awake.
 template <class Completion>
 inline std::uint32_t epoch_ends(Completion& d) {
     d.epoch.fetch_add(1, std::memory_order_seq_cst);
@@ -129,7 +130,7 @@ inline std::uint32_t waiters_now(Completion& d) {
     return d.waiters.load(std::memory_order_seq_cst);
 }
 template <class Completion>
-// and then everybody is woken
+// the caller then wakes all waiters
 inline void completion_mark_dead(Completion& d, std::uint32_t status) {
     d.dead.store(status, std::memory_order_relaxed);
     // order: acq_rel would do, whoever sleeps is woken, not only those who are counted
@@ -138,29 +139,28 @@ inline void completion_mark_dead(Completion& d, std::uint32_t status) {
 
 // -- mailboxes
 
-// Watches a slot, so that the mailbox gets its id when it ends; false: it has ended already.
+// Watch a slot, so that the mailbox gets its id when it ends. False: it has ended already.
 template <class Block>
 inline bool slot_watch(Block& block, std::uint32_t slot, std::uint32_t box) {
     block.boxes[slot].fetch_or(std::uint32_t(1) << box, std::memory_order_seq_cst);
     return block.state[slot].load(std::memory_order_seq_cst) == kSlotPending;
 }
 template <class Block>
-// the mailboxes to notify, for one who cancelled it
+// the mailboxes to notify, for a thread that has cancelled the slot
 inline std::uint32_t slot_boxes(const Block& block, std::uint32_t slot) {
     return block.boxes[slot].load(std::memory_order_seq_cst);
 }
 template <class Mailbox>
-inline void mailbox_overflow(Mailbox& box) {  // a notice that has no place in the ring: look at
-                                              // everything
+inline void mailbox_overflow(Mailbox& box) {  // the ring is full: the reader has to scan all slots
     box.overflow.store(1, std::memory_order_seq_cst);
 }
 template <class Mailbox, class Ids>
-// the loop only: the ring has one producer
+// called by the loop only: the ring has one producer
 inline void mailbox_put(Mailbox& box, Ids& ids, std::uint64_t slot_id) {
     if (!ids.push(slot_id)) mailbox_overflow(box);
 }
-// The same where several loops write one mailbox: the ring is for one of them at a time, and who
-// finds another there does not wait.
+// As mailbox_put, where several loops write to one mailbox: one of them may write to the ring at a
+// time; another one sets the overflow flag and does not wait.
 template <class Mailbox, class Ids>
 inline void mailbox_put_beside(Mailbox& box, Ids& ids, std::uint64_t slot_id) {
     if (box.writing.exchange(1, std::memory_order_acquire) == 0) {
@@ -171,12 +171,12 @@ inline void mailbox_put_beside(Mailbox& box, Ids& ids, std::uint64_t slot_id) {
     }
 }
 template <class Mailbox>
-inline bool mailbox_to_wake(Mailbox& box) {  // after the notices of a batch: true if its reader
-                                             // sleeps
+inline bool mailbox_to_wake(Mailbox& box) {  // called after the notifications of a batch: true if
+                                             // the reader sleeps
     return box.armed.exchange(0, std::memory_order_seq_cst);
 }
 template <class Mailbox, class Ids>
-// Arms the mailbox, so that its reader is woken; true if something arrived in the meantime.
+// Arm the mailbox, so that its reader is woken. True: something arrived in the meantime.
 inline bool mailbox_arm(Mailbox& box, const Ids& ids) {
     box.armed.store(1, std::memory_order_seq_cst);
     return ids.tail_moved() || box.overflow.load(std::memory_order_seq_cst);

@@ -1,5 +1,5 @@
-// Memory on paths that a peer can make grow: allocated without exceptions, so that the caller can
-// answer "no memory".
+// Allocation without exceptions, for memory whose size a peer determines, so that the caller can
+// return "no memory".
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace clipper {
 
-template <class T> T* make() noexcept {  // nullptr: there is no memory
+template <class T> T* make() noexcept {  // nullptr: no memory
     try {
         return new T();
     } catch (const std::bad_alloc&) {
@@ -27,8 +27,8 @@ template <class T> bool try_push(std::deque<T>& items, const T& one) noexcept {
     }
 }
 
-// Makes room for `n` items, so that push_back up to there cannot fail. False: there is no memory,
-// and nothing has changed.
+// Reserve space for `n` items, so that push_back up to n items cannot fail. False: no memory, and
+// nothing has changed.
 template <class T> bool make_room(std::vector<T>& items, std::size_t n) noexcept {
     if (items.capacity() >= n) return true;
     try {

@@ -1,9 +1,8 @@
-// Bytes that grow at the end and are used up from the front; a queue between threads; a table of
-// numbers to pointers.
+// Bytes: a buffer that grows at the end and is consumed from the front. Post: a message queue
+// between threads. Lookup: a hash table from numbers to pointers.
 //
-// Memory that runs out is not an exception here: nothing below throws. What could not be put is
-// lost, `lost` says so (or the function returns false), and its owner answers 503 or closes the
-// connection.
+// Nothing here throws when memory runs out. Bytes that could not be put are missing, and `lost` is
+// set (or the function returns false); the owner then answers 503 or closes the connection.
 #pragma once
 
 #include <cstring>
@@ -28,7 +27,7 @@ struct Bytes {
 
     std::uint64_t size() const { return end - begin; }
     const std::uint8_t* at() const { return data + begin; }
-    std::uint8_t* reserve(std::uint64_t n) {  // room for n more bytes; nullptr: there is none
+    std::uint8_t* reserve(std::uint64_t n) {  // space for n more bytes; nullptr: no memory
         if (room - end >= n) return data + end;
         if (begin) {
             std::memmove(data, data + begin, end - begin);
@@ -76,14 +75,14 @@ struct Bytes {
         begin = end = 0;
         lost = false;
     }
-    void take(Bytes& other) {  // all that the other holds, instead of what was here
+    void take(Bytes& other) {  // replace the content by that of `other`, which is empty afterwards
         std::free(data);
         data = other.data, begin = other.begin, end = other.end, room = other.room,
         lost = other.lost;
         other.data = nullptr;
         other.begin = other.end = other.room = 0;
     }
-    void shrink(std::uint64_t most) {  // give back what a large message took
+    void shrink(std::uint64_t most) {  // release memory above `most` bytes after a large message
         if (room <= most || begin != end) return;
         std::free(data);
         data = nullptr;
@@ -91,15 +90,15 @@ struct Bytes {
     }
 };
 
-// From any thread to one, which sleeps on a descriptor: written when the first comes into an empty
-// post.
+// A queue of messages from any thread to one, which sleeps on a descriptor. The descriptor is
+// written when a message is put into an empty queue.
 struct Post {
     std::mutex guard;
     std::vector<void*> waiting;
     int fd = -1;
     bool closed = false;
 
-    bool put(void* item) {  // false: nobody takes any more, or there is no memory
+    bool put(void* item) {  // false: the queue is closed, or there is no memory
         bool first;
         {
             std::lock_guard<std::mutex> lock(guard);
@@ -115,8 +114,8 @@ struct Post {
         std::lock_guard<std::mutex> lock(guard);
         into.swap(waiting);
     }
-    bool append_to(std::vector<void*>& into) {  // false: there is no memory, and what waits still
-                                                // waits
+    bool append_to(std::vector<void*>& into) {  // false: there is no memory, and the messages stay
+                                                // in the queue
         std::lock_guard<std::mutex> lock(guard);
         if (!make_room(into, into.size() + waiting.size())) return false;
         eventfd_drain(fd);
@@ -124,7 +123,7 @@ struct Post {
         waiting.clear();
         return true;
     }
-    void close() {  // what waits can still be taken
+    void close() {  // messages in the queue can still be taken
         std::lock_guard<std::mutex> lock(guard);
         closed = true;
     }
@@ -132,9 +131,9 @@ struct Post {
 
 struct Lookup {
     std::unordered_map<std::uint64_t, void*> found;
-    std::vector<std::uint64_t> listed;  // has room for all keys
+    std::vector<std::uint64_t> listed;  // reserved for all keys
 
-    bool put(std::uint64_t key, void* item) {  // false: there is no memory, and nothing has changed
+    bool put(std::uint64_t key, void* item) {  // false: no memory, and nothing has changed
         if (!make_room(listed, found.size() + 1)) return false;
         try {
             found[key] = item;
@@ -143,7 +142,7 @@ struct Lookup {
             return false;
         }
     }
-    void* take(std::uint64_t key) {  // nullptr: it is not there
+    void* take(std::uint64_t key) {  // nullptr: there is no such key
         auto at = found.find(key);
         if (at == found.end()) return nullptr;
         void* item = at->second;

@@ -1,5 +1,5 @@
-// What Cython cannot say: alignment, atomics by policy, invariants that abort, and the five kernel
-// calls the loop needs.
+// Functions that Cython does not have: aligned memory, atomics by policy, invariants that abort,
+// and the system calls of the loop.
 #pragma once
 
 #include <atomic>
@@ -28,8 +28,8 @@ namespace clipper {
 
 constexpr std::size_t kLine = 64;  // bytes of a cache line on every machine we build for
 
-// The interpreter compiles extensions with -DNDEBUG, so assert() is gone in release; an invariant
-// of the core is not optional.
+// The interpreter compiles extensions with -DNDEBUG, so assert() has no effect in release builds;
+// invariants of the core are always checked.
 [[noreturn]] inline void check_failed(const char* what, const char* file, int line) {
     std::fprintf(stderr, "clipper_core: broken invariant: %s (%s:%d)\n", what, file, line);
     std::abort();
@@ -40,8 +40,8 @@ inline void check(bool ok, const char* what) {
     if (__builtin_expect(!ok, 0)) check_failed(what, "clipper_core", 0);
 }
 
-// Lock-free structures are templates over this policy, so that a schedule-exploring checker can run
-// the very same source.
+// Lock-free structures are templates over this policy, so that the checker of schedules can run the
+// same source.
 struct StdAtomics {
     template <class T> using atomic = std::atomic<T>;
 };
@@ -60,8 +60,8 @@ inline std::uint64_t monotonic_us() {
     return std::uint64_t(t.tv_sec) * 1000000u + std::uint64_t(t.tv_nsec) / 1000u;
 }
 
-// An owner of one object on the heap, aligned as the type requires: a Python object's own memory is
-// aligned to 16 only.
+// Owns one object on the heap, aligned as its type requires, because the memory of a Python object
+// is aligned to 16 only.
 inline void* aligned_new(std::size_t bytes) {
     void* p = nullptr;
     if (posix_memalign(&p, kLine, bytes ? bytes : 1) != 0) return nullptr;
@@ -104,10 +104,10 @@ inline int epoll_wait_us(int fd, epoll_event* events, int n, std::uint64_t timeo
     return epoll_wait(fd, events, n, ms > 1000000u ? 1000000 : int(ms));
 }
 
-// Memory that other processes can map to read: an anonymous file without a name. It is sealed once
-// it is mapped here, so that it neither shrinks under a reader (who would die of SIGBUS) nor can be
-// written by anyone else. nullptr when the kernel cannot do all of that, or when memfds would take
-// more than half of the descriptors that connections need too.
+// Allocate memory that other processes can map to read: an anonymous file. It is sealed after it is
+// mapped here, so it can neither shrink (which would kill a reader by SIGBUS) nor be written by
+// another process. nullptr: the kernel does not support this, or memfds would use more than half of
+// the descriptors, which connections need too.
 inline void* shared_new(std::size_t bytes, int* fd) {
 #if defined(MFD_ALLOW_SEALING) && defined(F_ADD_SEALS)
     constexpr unsigned kNoExecSeal = 0x0008u;       // MFD_NOEXEC_SEAL, Linux 6.3
@@ -137,14 +137,14 @@ inline void* shared_new(std::size_t bytes, int* fd) {
 #endif
 }
 
-// Can descriptors travel over this socket?
+// Return whether descriptors can be sent over this socket.
 inline bool passes_descriptors(int fd) {
     int domain = 0;
     socklen_t n = sizeof domain;
     return getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &n) == 0 && domain == AF_UNIX;
 }
 
-// sendmsg; a descriptor `passed` (-1: none) travels with the first byte.
+// Call sendmsg; the descriptor `passed` (-1: none) is sent with the first byte.
 inline ssize_t send_iovecs(int fd, iovec* pieces, std::size_t n, int passed) {
     alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
     msghdr message{};
@@ -163,7 +163,8 @@ inline ssize_t send_iovecs(int fd, iovec* pieces, std::size_t n, int passed) {
     return sendmsg(fd, &message, MSG_NOSIGNAL);
 }
 
-// Sleeping threads wake 50 us late by default; one call makes it 1 ns for the calling thread.
+// Set the timer slack of the calling thread to 1 ns; by default, sleeping threads wake up to 50 us
+// late.
 inline void timer_slack_min() { prctl(PR_SET_TIMERSLACK, 1UL, 0, 0, 0); }
 
 }  // namespace clipper

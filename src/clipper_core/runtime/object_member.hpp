@@ -1,5 +1,6 @@
-// Attributes of Python objects that are plain members of their type, as those of msgspec structs and
-// of classes with __slots__: read from where they lie, after the type was looked at once.
+// Fast reads of attributes that are members of their type (those of msgspec structs and of classes
+// with __slots__): they are read directly from the object, at an offset that is looked up once per
+// type.
 #pragma once
 
 #include <Python.h>
@@ -13,7 +14,7 @@ struct ObjectMember {
     Py_ssize_t offset = 0;
 };
 
-// Any attribute, by its name; remembers where a plain member lies.
+// Read an attribute by its name, and remember the offset if it is a member.
 inline PyObject* find_member(ObjectMember* member, PyObject* object) {
     PyTypeObject* type = Py_TYPE(object);
     PyObject* found = nullptr;
@@ -34,7 +35,7 @@ inline PyObject* find_member(ObjectMember* member, PyObject* object) {
     return PyObject_GetAttrString(object, member->name);
 }
 
-// A new reference; nullptr, with an exception, if there is none.
+// Return a new reference; nullptr, with an exception, if there is no such attribute.
 inline PyObject* read_member(ObjectMember* member, PyObject* object) {
     if (Py_TYPE(object) == member->type) {
         char* place = reinterpret_cast<char*>(object) + member->offset;

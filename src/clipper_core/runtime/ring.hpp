@@ -1,14 +1,14 @@
-// The few atomic steps of the two rings, over an Atomics policy so that a schedule-exploring
-// checker can run this very source.
+// The atomic operations of the two rings, as templates over an Atomics policy, so that the checker
+// of schedules (tests/schedules) can run the same source.
 //
 // Cells: many producers, one consumer, by ticket (Vyukov's bounded queue, producer half). A cell's
 // turn, counted from the start of its lap (base = pos with the low bits cleared), marks its owner:
 //     base          free, for the producer that claims position pos
 //     base + 1      published: row and side cell may be read by the consumer
 //     base + size   released: free again, one lap later
-// A fresh ring is all zeros, so its memory need not be touched. Cells are released one by one and
-// in any order: a row that is still on its way to a container holds back nobody until the ring has
-// come round to it. A full ring is an answer, never a wait.
+// A new ring is all zeros, so its memory need not be written. Cells are released one by one and in
+// any order: a row in flight blocks a producer only when the ring has come round to its cell. A
+// claim in a full ring fails; it never waits.
 #pragma once
 #include "runtime/machine.hpp"
 
@@ -21,7 +21,7 @@ struct Cells {
     alignas(kLine) Turn* turns;
     std::uint64_t size;
 
-    // positions begin with `first`
+    // `first` is the first position
     void init(Turn* zeros, std::uint64_t n, std::uint64_t first = 0) {
         turns = zeros;
         size = n;
@@ -48,29 +48,30 @@ struct Cells {
             }
         }
     }
-    bool full() const {  // a hint
+    bool full() const {  // may be outdated when it returns
         std::uint64_t t = tail.load(std::memory_order_relaxed);
         // order: relaxed would do, claim() looks again
         return turn(t).load(std::memory_order_acquire) < base(t);
     }
-    // Sequentially consistent: the producer reads next whether the consumer sleeps (store, then
-    // load; so does the consumer).
+    // Sequentially consistent, because the producer next reads whether the consumer sleeps (a
+    // store, then a load, as the consumer does).
     void publish(std::uint64_t pos) { turn(pos).store(base(pos) + 1, std::memory_order_seq_cst); }
     bool published(std::uint64_t pos) const {
         return turn(pos).load(std::memory_order_seq_cst) == base(pos) + 1;
     }
-    bool idle() const {  // all that were claimed are released: the consumer's own doing; while
-                         // nobody claims
+    bool idle() const {  // all claimed cells are released; called by the consumer, while no thread
+                         // claims
         std::uint64_t t = tail.load(std::memory_order_relaxed);
         for (std::uint64_t pos = t; pos < t + size; ++pos) {
             if (turn(pos).load(std::memory_order_relaxed) != base(pos)) return false;
         }
         return true;
     }
-    // Has nobody claimed the cell since `pos` did? Then what was written there then is there still,
-    // released or not. Asked after somebody else's reads of the row, it vouches for them: a claim
-    // is a locked instruction and comes before the row's bytes, so whoever saw new bytes is seen to
-    // be later than the new tail. Machines without such an order get no for an answer.
+    // Return whether the cell has not been claimed again since position `pos`; then it still has
+    // the row that was written for `pos`, whether released or not. If it returns true after another
+    // thread has read the row, that thread has read the original row: a claim is a locked
+    // instruction that precedes the writes of the new row, so new bytes can only be seen after the
+    // new tail. Machines without this order of stores return false.
     bool untouched(std::uint64_t pos) const {
 #if defined(__x86_64__)
         // order: relaxed would do here, it is the claim's locked instruction and the machine's
@@ -85,8 +86,8 @@ struct Cells {
     }
 };
 
-// One producer, one consumer, words of 64 bits. Each side keeps a cached copy of the other's index
-// on its own line.
+// One producer, one consumer, words of 64 bits. Each side caches the index of the other one in its
+// own cache line.
 template <class Atomics = StdAtomics>
 struct Spsc {
     using Index = typename Atomics::template atomic<std::uint64_t>;
@@ -115,7 +116,7 @@ struct Spsc {
         tail.store(t + 1, std::memory_order_seq_cst);
         return true;
     }
-    std::uint64_t room() {  // the writer: words that fit
+    std::uint64_t room() {  // called by the writer: number of words that fit
         head_seen = head.load(std::memory_order_acquire);
         return size - (tail.load(std::memory_order_relaxed) - head_seen);
     }

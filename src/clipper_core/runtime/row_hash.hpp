@@ -1,4 +1,4 @@
-// The hash of rows: 128 bits over model, salt and bytes, seeded at random per process.
+// The hash of rows: 128 bits over model, salt and bytes, with a random seed per process.
 //
 // Two 64-bit multiply-and-fold hashes with independent secrets over the same loads. A fold keeps 64
 // of a product's 128 bits, so one of them collides for a pair of rows with probability about 2^-63
@@ -7,16 +7,16 @@
 // lanes a half, 64 bytes a turn: eight multiplications in flight hide their latency. After Wang
 // Yi's wyhash and Nicolas De Carli's rapidhash.
 //
-// Long rows, on machines with carry-less multiplication of whole lines: a kilobyte is first
-// condensed to 32 bytes, and the above runs over what is left of the row. Condensing xors the
-// products of (word ^ secret) pairs, sixteen bytes a product, so two different kilobytes meet with
-// probability 2^-64 over the secret (Lemire and Kaser, "Faster 64-bit universal hashing using
-// carry-less multiplications", 2016); done twice, the second time with the secret moved on by a
-// line, 2^-128 (the Toeplitz construction of UMAC, Black et al. 1999). A last part of a kilobyte is
-// filled with zeros, which the row's length in the key makes unambiguous.
+// Long rows, on machines with carry-less multiplication of whole lines: each kilobyte is first
+// condensed to 32 bytes, and the result is hashed as above. Condensing xors the products of (word ^
+// secret) pairs, sixteen bytes a product, so two different kilobytes collide with probability 2^-64
+// over the secret (Lemire and Kaser, "Faster 64-bit universal hashing using carry-less
+// multiplications", 2016); done twice, the second time with the secret moved on by a line, 2^-128
+// (the Toeplitz construction of UMAC, Black et al. 1999). The last, partial kilobyte is padded with
+// zeros; the key includes the length of the row, so this is unambiguous.
 //
-// Keys never leave the process, so byte order does not matter, nor that two machines make different
-// ones.
+// Keys never leave the process, so byte order does not matter, and machines may compute different
+// keys.
 #pragma once
 
 #include <cstdint>
@@ -35,8 +35,8 @@ using std::uint32_t;
 using std::uint64_t;
 using std::uint8_t;
 
-// What this machine has. kAvx512 is taken from Ice Lake and Zen 4 on: earlier ones lower their
-// clock for 64-byte words.
+// The best variant for this machine. kAvx512 is used from Ice Lake and Zen 4 on; earlier processors
+// lower their clock for 64-byte vectors.
 enum Variant : uint8_t { kPlain, kAvx2, kAvx512 };
 
 inline Variant variant_best() {
@@ -150,7 +150,7 @@ __attribute__((target("avx512f,avx512bw,vpclmulqdq"))) inline __m512i line_produ
 }
 
 template <int Half>
-// masked, or GCC 12 warns of its own header
+// masked, because GCC 12 warns about its own header otherwise
 __attribute__((target("avx512f"))) inline __m256i half_line(__m512i line) {
     return _mm512_maskz_extracti64x4_epi64(255, line, Half);
 }
@@ -186,7 +186,8 @@ __attribute__((target("avx512f,avx512bw,vpclmulqdq"))) inline uint64_t hash_cond
     return made;
 }
 
-// As hash_long. Rows of more than 128 kB go through in parts: the digest of one leads the next.
+// As hash_long. Rows of more than 128 kB are hashed in parts; each part starts with the digest of
+// the part before.
 inline Key hash_condensed(const HashSecret& secret, const uint8_t* p, uint64_t n) {
     constexpr uint64_t kPart = (kDigestBytes - 32) * 2 * kCondensed;
     alignas(64) uint8_t digest[kDigestBytes];
