@@ -84,7 +84,7 @@ def test_the_core_learns_and_answers_as_the_policy_does(
         learned += core_learns(native, before, seen)
         assert fast.rows.shape == slow.rows.shape
         assert np.isfinite(fast.rows).all()
-        assert fast.rows == pytest.approx(slow.rows, rel=1e-12, abs=1e-12), t
+        assert np.allclose(fast.rows, slow.rows, rtol=1e-12, atol=1e-12), t
         assert np.array_equal(fast.sure, slow.sure), t
         assert (fast.labels, fast.seen, fast.tracked.known) == (
             slow.labels,
@@ -128,7 +128,7 @@ def test_more_labels_than_the_core_reads_are_learned_by_the_policy(name: str, ea
         seen = Observation(Plan(MODELS), arrived, Truth([t % 5, 77_777][t % 2]))
         assert core_learns(native, fast, seen) == (each == 60)
         fast, slow = observe(policy, fast, seen, native), policy.observe(slow, seen)
-        assert fast.rows == pytest.approx(slow.rows, rel=1e-12, abs=1e-12)
+        assert np.allclose(fast.rows, slow.rows, rtol=1e-12, atol=1e-12)
         answers = [policy.combine(fast, one, ()) for one in (arrived, NotADict(arrived))]
         assert answers[0].output == answers[1].output
         assert answers[0].confidence == pytest.approx(answers[1].confidence, abs=1e-12)
@@ -222,7 +222,7 @@ def test_attributes_of_predictions_may_be_computed(name: str) -> None:
         assert answers[0].confidence == pytest.approx(answers[1].confidence, abs=1e-12)
         slow = policy.observe(fast, seen)
         fast = observe(policy, fast, seen, native)
-        assert fast.rows == pytest.approx(slow.rows, rel=1e-12, abs=1e-12)
+        assert np.allclose(fast.rows, slow.rows, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("arrived_as", [dict, NotADict])
