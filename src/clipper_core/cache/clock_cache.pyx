@@ -1,29 +1,28 @@
 """The prediction cache.
 
-Why set-associative. A CLOCK over the whole table keeps one hand and therefore one lock, or a scheme
-to do without; here a hand turns within a bucket of five ways, so a fill touches two cache lines and
-knows nothing of the rest, and a lookup reads the same two with no store beyond a reference bit. The
-price: up to 1.5 points of hit ratio; and a full bucket evicts while others have room, so capacity
-is buckets x ways and no promise to a key. Given up: shards with a map each (64 ns a hit on two
-threads, against 17); 64-bit keys (with 10^6 entries one query in 2 x 10^13 gets a stranger's
-answer: at a million queries a second, once or twice a year). The steps that threads race on, and
-why they are right: clock_cache.hpp.
+Why set-associative. A CLOCK over the whole table has one hand, and therefore one lock or a scheme
+to avoid it. Here each bucket of five ways has a hand, so a fill accesses two cache lines only, and
+a lookup reads the same two and stores at most a reference bit. The cost: up to 1.5 points of hit
+ratio; and a full bucket evicts while others have space, so a capacity of buckets x ways does not
+guarantee that as many keys fit. Given up: shards with a map each (64 ns a hit on two threads,
+against 17); 64-bit keys (with 10^6 entries one query in 2 x 10^13 gets the answer of another row:
+at a million queries a second, once or twice a year). clock_cache.hpp has the operations that run
+concurrently, and explains why they are correct.
 
-Who leaves. CLOCK, or SIEVE where configured: 1 to 9 points more hits on a static skew, up to 5
-fewer when popularity drifts. They differ in whether the hand moves on after an eviction, and in
-nothing else.
+Eviction. CLOCK, or SIEVE where configured: 1 to 9 points more hits on a static skew, up to 5 fewer
+when popularity drifts. They differ only in whether the hand moves on after an eviction.
 
 Memory. A power of two of buckets within three quarters of bytes_max, the rest for blobs. A blob's
 bytes are reserved before it enters and given back after it has left, so the bound holds at every
-moment. When a blob finds no room, a second hand turns over the buckets that hold blobs (a bit map
-names them) and takes those not referenced since its last turn; its work for one fill is bounded,
-and a blob that still finds no room is not cached.
+moment. When there is no space for a blob, a second hand moves over the buckets that hold blobs (a
+bit map names them) and evicts those not referenced since its last turn. Its work for one fill is
+bounded; a blob for which there is still no space is not cached.
 
-Pages of the table that nobody has written to do not exist yet, and the first write to one waits for
-the system: 10 us, or some ms for a huge page. So a server writes to all of them (`cache_touch`), on
-a thread of its own, as soon as it has a model whose predictions are cached.
+Pages of the table that were never written are not allocated yet, and the first write to one waits
+for the system: 10 us, or some ms for a huge page. So a server writes to all of them
+(`cache_touch`), on a thread of its own, as soon as it has a model whose predictions are cached.
 
-A lookup never waits: when it meets one writer after another it answers "miss". A blob is handed out
+A lookup never waits: if it finds one writer after another, it returns a miss. A blob is returned
 under its bucket's lock, because between reading the pointer and counting the reference an eviction
 could free it.
 
@@ -181,7 +180,7 @@ cdef u64 cache_touch(CacheState* cache, u64 start) noexcept nogil:
     return end if end < buckets else 0
 
 
-# -- looking up
+# -- lookup
 # --------------------------------------------------------------------------------------------------
 
 cdef void cache_prefetch(const CacheState* cache, const Key* key) noexcept nogil:
@@ -260,8 +259,8 @@ cdef void _forget(CacheState* cache, const Key* key) noexcept nogil:
 
 
 cdef bint _reserve(CacheState* cache, u64 cost) noexcept nogil:
-    """Make room for a blob. Return False if there is none. Two threads may share a turn of the
-    hand: both see fewer blobs, which does no harm."""
+    """Make space for a blob. Return False if there is none. Two threads may move the hand at once:
+    both see fewer blobs, which does no harm."""
     cdef u64 used = cache.meters.blob_bytes.load(relaxed)
     cdef u64 position, bits
     cdef int visits = 0, words = 0
@@ -343,7 +342,7 @@ cdef u64 cache_evictions(const CacheState* cache) noexcept nogil:
     return (<CacheState*> cache).meters.evictions.load(relaxed)
 
 
-# -- the Python door
+# -- the Python interface
 # --------------------------------------------------------------------------------------------------
 
 cdef dict _VARIANTS = {"avx512": AVX512, "avx2": AVX2, "plain": PLAIN}

@@ -1,5 +1,5 @@
-"""The engine's owner: construction, control from Python, and the doors for a simulator. What it
-decides is in `scheduler`."""
+"""Creates an engine, passes commands of Python to it, and has functions for simulators. The
+decisions are in `scheduler`."""
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdlib cimport free, malloc
@@ -61,8 +61,8 @@ cdef dict _searches = {"auto": (LITERALS, QUICK), "none": (LITERALS, LITERALS),
 
 
 cdef int _make_room(EngineState* e, u64 connections, u64 models) except -1:
-    """Reserve address space for all that connections and models can put into the loop's vectors,
-    which then need no memory to grow."""
+    """Reserve address space for all connections and models in the loop's vectors, so that they can
+    grow without an allocation."""
     e.free_slots.reserve(connections)
     e.writers.reserve(connections)
     e.closing.reserve(connections)
@@ -73,20 +73,19 @@ cdef int _make_room(EngineState* e, u64 connections, u64 models) except -1:
     return 0
 
 
-@cython.no_gc_clear                  # what __dealloc__ ends needs `completion`
+@cython.no_gc_clear                  # __dealloc__ needs `completion`
 cdef class Engine:
     """The engine: queues, cache and connections of models. Threads: any, except step, receive,
     outgoing, lost, which belong to the loop (or to a simulator in its place).
 
     `limits` names every bound: cache_bytes_max, tasks_max, queue_bytes_max (rows of variable
-    length), frame_bytes_max, row_bytes_max (of one input), rows_max (of a batch),
-    output_bytes_max, connections_max, models_max; and heartbeat_ms, hello_ms. A replica whose model
-    fails `eject_after` batches in a row is left alone for a while (0: never). `cache_policy` is
-    clock or sieve. `compression` of the strings sent: "auto" (between hosts, quickly), "none", or
-    "full" (everywhere, as small as it gets). With `manual_clock` the time is the argument of
-    step (microseconds). `number`: among the engines of one
-    server, see `meet`. Raises BAD_INPUT: no such policy, compression or number. Source:
-    docs/architecture.md, "Flow".
+    length), frame_bytes_max, row_bytes_max (of one input), rows_max (of a batch), output_bytes_max,
+    connections_max, models_max; and heartbeat_ms, hello_ms. A replica whose model fails
+    `eject_after` batches in a row gets no rows for a while (0: never). `cache_policy` is clock or
+    sieve. `compression` of the strings sent: "auto" (between hosts, quickly), "none", or "full"
+    (everywhere, as small as possible). With `manual_clock` the time is the argument of step
+    (microseconds). `number`: among the engines of one server, see `meet`. Raises BAD_INPUT: no such
+    policy, compression or number. Source: docs/architecture.md, "Flow".
     """
 
     def __cinit__(self, *, u64 cache_bytes_max=256 << 20, str cache_policy="clock",
@@ -159,7 +158,7 @@ cdef class Engine:
         if e == NULL:
             return
         if e.lanes != NULL:
-            _finish(e)              # a future may outlive its engine, but not wait for it
+            _finish(e)              # a future may outlive its engine, but must not wait for it
         self._free_connections()
         for i in range(e.model_count.load(relaxed)):
             model_state_free(e.models[i])
@@ -211,8 +210,8 @@ cdef class Engine:
         return 0
 
     cdef ModelState* new_model(self) except NULL:
-        """A model's state, with a number: that of one that was given back, or the next. The loop
-        sees it with the first row or replica that names it."""
+        """Return the state of a new model. Its number is that of a freed model, or the next one.
+        The loop sees it with the first row or replica that refers to it."""
         cdef EngineState* e = self.state
         cdef ModelState* model
         cdef u64 index
@@ -258,7 +257,7 @@ cdef class Engine:
         other.completion.state.peers[ours] = self.completion.state
         self.completion.state.has_peers = other.completion.state.has_peers = True
 
-    # -- control: commands and events of Python's control thread
+    # -- commands and events, for the control thread
 
     def attach(self, u32 conn, u32 model, bytes welcome, *, u32 number=0, u8 protocol=2,
                bint checked=False,
@@ -271,11 +270,11 @@ cdef class Engine:
 
         shared: it can map rows; they are shared with it if its connection passes descriptors.
         sessions: it gets the salt of each row as its session; nothing is shared with it then.
-        quiet: neither side sends heartbeats or minds silence: that its process lives is known
-        otherwise. heartbeat_ms: of this connection; 0: the engine's. timings: (rows, microseconds)
-        of batches that the container ran before it was ready, at most 32, the smallest first; with
-        their cost as a third number where rows differ in cost. cost_max: of a batch of rows that
-        differ in cost; 0: no bound.
+        quiet: neither side sends heartbeats or checks for silence, because the end of its process
+        is detected in another way. heartbeat_ms: of this connection; 0: the engine's. timings:
+        (rows, microseconds) of batches that the container ran before it was ready, at most 32, the
+        smallest first; with their cost as a third number where rows differ in cost. cost_max: of a
+        batch of rows that differ in cost; 0: no bound.
         """
         cdef Command command
         cdef u32 i
@@ -307,14 +306,15 @@ cdef class Engine:
         self._with_data(&command, welcome)
 
     def refuse(self, u32 conn, str reason):
-        """Turn connection `conn` away with a reason its container prints."""
+        """Reject connection `conn` with a reason, which its container prints."""
         self._order(REFUSE_CONNECTION, conn, reason.encode())
 
     def move_connection(self, u32 conn, Engine other, bytes hello):
         """Move connection `conn`, of which only a HELLO has arrived (`hello`: its frame), to the
         engine `other`, as if it had connected there.
 
-        `other` must outlive this engine's loop. What has sent more by then is closed."""
+        `other` must outlive this engine's loop. A connection that has sent more by then is closed.
+        """
         cdef Command command
         memset(&command, 0, sizeof(Command))
         command.kind = MOVE_CONNECTION
@@ -328,8 +328,8 @@ cdef class Engine:
 
     def send_feedback(self, u32 conn, bytes feedback, u32 rows):
         """Send a container the payload of a FEEDBACK frame (correction.encode_feedback) of so many
-        rows, when nothing else is to be sent to it. Dropped, and counted, while too much of it
-        waits."""
+        rows, when nothing else is to be sent to it. It is dropped, and counted, while too much
+        feedback waits."""
         cdef Command command
         memset(&command, 0, sizeof(Command))
         command.kind = SEND_FEEDBACK
@@ -341,9 +341,10 @@ cdef class Engine:
         self._order(CLOSE_CONNECTION, conn, b"")
 
     def set_earliest_replica(self, u32 model, u64 when_us):
-        """Set, while `model` has no replica, the time before which none will come, `when_us` (of
-        `now_us()`). Queries due earlier, waiting ones too, end at once with NO_REPLICA. 0: the time
-        is not known, and they wait. It holds until a replica comes."""
+        """Set the time `when_us` (of `now_us()`) before which no replica of `model` can connect,
+        while there is none. Queries due earlier, including waiting ones, end at once with
+        NO_REPLICA. 0: the time is unknown, and queries wait. It is valid until a replica connects.
+        """
         cdef Command command
         if model >= self.state.model_count.load(acquire):
             raise_for(UNKNOWN, f"no model with index {model}")
@@ -388,10 +389,12 @@ cdef class Engine:
             free(item)
         return events
 
-    # -- time and bytes: for a simulator or a test; the IO loop uses the same from below
+    # -- time and bytes: for a simulator or a test; the IO loop calls the same functions without
+    # Python
 
     def step(self, u64 now_us):
-        """Decide everything that is due. Return when to step again at the latest (us)."""
+        """Run a step: decide everything that is due. Return the latest time of the next step (us).
+        """
         return engine_step(self.state, now_us)
 
     def open(self, u64 now_us, *, bint remote=False, bint passes=False):
@@ -404,7 +407,8 @@ cdef class Engine:
         return conn
 
     def receive(self, u32 conn, bytes data, u64 now_us):
-        """Take in bytes from connection `conn`. Return False if they are no frames: close it."""
+        """Process bytes received from connection `conn`. Return False if they are no frames; then
+        close it."""
         return engine_receive_copy(self.state, conn, <const u8*> (<const char*> data), len(data),
                                    now_us)
 
@@ -443,10 +447,10 @@ cdef class Engine:
         time allows."""
         engine_lost(self.state, conn, REPLICA_LOST, now_us)
 
-    # -- the end
+    # -- closing
 
     def refuse_new(self):
-        """End every new query at once with CLOSED, from now on; those in flight go on."""
+        """End every new query at once with CLOSED, from now on; those in flight continue."""
         self.state.refusing.store(CLOSED, seq_cst)
 
     def finish(self):
@@ -458,7 +462,7 @@ cdef class Engine:
         _end_tasks(self.state)
 
     def kill(self, int status):
-        """End the copy of a forked process: its threads live in the parent."""
+        """Disable the engine in a forked child, where its threads do not exist."""
         self.completion.kill(status)
 
     def touch_cache(self, u64 start=0):
@@ -479,12 +483,12 @@ cdef class Engine:
         """The engine's time: the monotonic clock, or the last argument of step."""
         return self.state.now_us.load(relaxed) if self.state.manual else monotonic_us()
 
-    # -- looking in
+    # -- snapshots
 
     def snapshot(self):
-        """Return the counters and gauges of now, as plain dicts: `cache`, `models` (in order,
+        """Return the current counters and gauges, as plain dicts: `cache`, `models` (in order,
         without those unlisted), `issued`, `answered`, `lanes` (queues that exist), `unlisted`
-        (models that no list shows, until they are given back)."""
+        (models that are not listed and not freed)."""
         cdef EngineState* e = self.state
         return {
             "issued": self.completion.issued,
@@ -501,10 +505,10 @@ cdef class Engine:
 
     def model_counts(self, u32 model):
         """Return the counts of one model, listed or not: rows `submitted`, of these `answered` in
-        whatever way and `in_flight` (some `queued`); `hits`, `joined`, `evaluated`, `batches`,
-        `refused` (at submission, by status name), `replicas`, `delay_us` (what a row submitted now
-        would wait, as forecast). Counters are read one by one, so they may disagree by what happens
-        meanwhile."""
+        any way and `in_flight` (some `queued`); `hits`, `joined`, `evaluated`, `batches`, `refused`
+        (at submission, by status name), `replicas`, `delay_us` (forecast wait of a row that is
+        submitted now). Counters are read one by one, so they may be inconsistent by concurrent
+        events."""
         if model >= self.state.model_count.load(acquire):
             raise_for(UNKNOWN, f"no model with index {model}")
         return _model_counts(self.state.models[model])
@@ -664,8 +668,8 @@ cdef object _model_snapshot(ModelState* model):
 
 @cython.final
 cdef class BatchLog:
-    """The batches of an engine from now on; `keep` words of them are remembered, as many wait to be
-    read. Threads: one at a time.
+    """The log of an engine's batches from now on. It remembers `keep` words, and as many may wait
+    to be read. Threads: one at a time.
 
     Each engine has one at most. Raises BAD_INPUT for a second one, or a `keep` that is no power of
     two from 64 to 2^26.
@@ -673,7 +677,7 @@ cdef class BatchLog:
 
     cdef Engine engine              # kept alive
     cdef Lanes* lanes
-    cdef u64* kept                  # what was read: a ring of words
+    cdef u64* kept                  # the words that were read
     cdef u64 kept_size
     cdef u64 kept_head
     cdef u64 kept_tail
@@ -695,14 +699,14 @@ cdef class BatchLog:
 
     @property
     def lost(self):
-        """Batches since the start that had no room in the log, because it was read too seldom."""
+        """Number of batches since the start that were not logged, because the log was full."""
         return self.lanes.log_lost.load(relaxed)
 
     cdef void _read(self) noexcept nogil:
         cdef u64 mask = self.kept_size - 1
         cdef u64 word = 0
         while self.lanes.log.pop(&word):
-            # the oldest record gives way as a whole
+            # the oldest record is dropped as a whole
             if self.kept_tail - self.kept_head == self.kept_size:
                 self.kept_head += self.kept[self.kept_head & mask] + 1
             self.kept[self.kept_tail & mask] = word

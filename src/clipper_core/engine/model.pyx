@@ -1,4 +1,4 @@
-"""Submitting: a row becomes a hit or a task, and the caller has a Future at once."""
+"""Submits rows: a row becomes a cache hit or a task, and the caller gets a Future at once."""
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.math cimport ceil
@@ -88,16 +88,16 @@ cdef extern from *:
 cdef u64 SLO_MAX_US = <u64> 1 << (LANE_CLASSES - 1)
 
 cdef enum:
-    CHUNKS_FROM = 32            # rows; fewer go one by one
+    CHUNKS_FROM = 32            # rows; fewer are submitted one by one
     TASKS_MAX = 1073741824      # of one future
 
-cdef double COST_MAX = 4000000.0        # of a row, from a function
+cdef double COST_MAX = 4000000.0        # largest cost of a row that a function may return
 cdef double COST_PARTS = 1000.0         # a function's costs are counted in thousandths
 cdef u64 SPREAD = <u64> 0x9e3779b97f4a7c15  # of small numbers over a word
 
 
 cdef u64 slo_of(object slo_us, u64 otherwise) except? 0:
-    """An SLO in microseconds, at least 1."""
+    """Return an SLO in microseconds, at least 1."""
     if slo_us is None:
         return otherwise
     slo_us = int(slo_us)
@@ -116,11 +116,11 @@ cdef class Model:
     name of clipper_core.runtime.dtype (`f32`, `str`, ...); `shape` the shape of one row, `(-1,)`
     for numeric rows that differ in length. `lane_rows` bounds how many tasks of like SLO may wait
     or be in flight. `finite` refuses NaN and infinities. `similar` lets near rows of floats share
-    cache entries. `unlisted`: Engine.snapshot() leaves it out; Engine.model_counts() counts it,
-    and its lanes and its number are given back once nobody has it any more, its queries are
-    answered and its replicas have gone. `tensors` packs inputs, dicts of named tensors, into
-    records; a row is one. `output_record`: an output is a record of this type, see
-    clipper_core.wire.prediction.register_record; `outputs` packs one. `cost`: what a row costs,
+    cache entries. `unlisted`: Engine.snapshot() leaves it out; Engine.model_counts() counts it, and
+    its lanes and its number are freed once no reference to it exists, its queries are answered and
+    its replicas have disconnected. `tensors` packs inputs, dicts of named tensors, into records; a
+    row is one. `output_record`: an output is a record of this type, see
+    clipper_core.wire.prediction.register_record; `outputs` packs one. `cost`: the cost of a row,
     where rows differ: "bytes", "length" (of its elements; of str and bytes their bytes),
     "length:TENSOR" of one of `tensors`, or a function of the row, or of its named tensors, that
     returns a number from 0 on, counted in thousandths; "": all cost the same. A function with
@@ -128,8 +128,8 @@ cdef class Model:
     `padded`: the model fills the rows of a batch up to the longest.
     """
 
-    # -- the input: it becomes the bytes of a row, or is refused with a message that names what was
-    # expected and what came
+    # -- Input: it is converted to the bytes of a row, or refused with a message that names the
+    # expected and the actual type.
 
     cdef int _set_rows(self, str dtype, tuple shape, object tensors) except -1:
         cdef ModelState* m = self.state
@@ -159,7 +159,7 @@ cdef class Model:
         return 0
 
     def settle(self, str dtype, tuple shape=(), tensors=None):
-        """Give a model of type `any` the type of its rows; only before its first row."""
+        """Set the type of the rows of a model of type `any`, before its first row."""
         if self.state.spec.dtype != ANY:
             raise_for(BAD_INPUT, f"{self.name} takes {self.describe_input()} already")
         check_type(self.name, dtype, shape)
@@ -168,8 +168,8 @@ cdef class Model:
         self._set_rows(dtype, shape, tensors)
 
     cdef int _settle_by(self, object x) except -1:
-        """The first input of a model of type `any` sets the type of its rows. The answer of the
-        thread that comes first holds."""
+        """Set the type of the rows of a model of type `any` by its first input. If several threads
+        call it, the first one sets the type."""
         cdef object settled
         if self.on_untyped is None:
             raise self._refuse(x, "its input type is not known yet")
@@ -179,7 +179,8 @@ cdef class Model:
         return 0
 
     cdef object _row(self, object x, const void** row, u64* nbytes):
-        """Point at the row's bytes. Return the object that must stay alive while they are used."""
+        """Set `row` to the bytes of an input. Return the object that must stay alive while they are
+        used."""
         cdef Py_ssize_t size = 0
         cdef cnp.ndarray array
         if self.state.spec.dtype == ANY:
@@ -241,7 +242,8 @@ cdef class Model:
 
     @cython.final
     cdef cnp.ndarray _array_of(self, object x):
-        """Make an array of what is none. Whole numbers fit any integer type with their values."""
+        """Convert an input that is no array to an array. Whole numbers fit every integer type that
+        can hold their values."""
         try:
             array = np.asarray(x)
         except (TypeError, ValueError, OverflowError) as error:
@@ -291,8 +293,8 @@ cdef class Model:
             return error
 
     def describe_input(self):
-        """The input type as the notation has it: `f64[64]`, `i32[*]`, `str`, or the types of named
-        tensors as JSON."""
+        """The input type in text form: `f64[64]`, `i32[*]`, `str`, or the types of named tensors as
+        JSON."""
         if self.tensors is not None:
             return str(self.tensors)
         name = next((key for key, value in NAMES.items() if int(value) == self.state.spec.dtype),
@@ -310,8 +312,8 @@ cdef class Model:
         return 0
 
     cdef object _rows(self, object rows):
-        """Check all rows before the first is submitted, and return them. Of named tensors of fixed
-        sizes they are not packed yet."""
+        """Check all rows before the first is submitted, and return them. Rows of named tensors of
+        fixed sizes are not packed yet."""
         cdef const void* row = NULL
         cdef u64 nbytes = 0
         cdef object _keep
@@ -410,8 +412,8 @@ cdef class Model:
             model_drop(&self.engine.state.retired, self.state)
 
     def settle_output(self, str dtype, shape, outputs, u32 output_record):
-        """Declare the named outputs of a model whose output is not known; only before a replica is
-        attached. Arguments: as those of the constructor."""
+        """Declare the named outputs of a model whose output is unknown, before a replica is
+        attached. The arguments are those of the constructor."""
         cdef ModelState* m = self.state
         check_type(self.name, dtype, shape or ())
         self.outputs = outputs
@@ -431,7 +433,8 @@ cdef class Model:
 
     @property
     def waiting(self):
-        """Rows in its lanes that no replica has been sent, as the loop last counted them."""
+        """Number of rows in its lanes that were not sent to a replica, as last counted by the loop.
+        """
         return self.state.tally.queued.load(relaxed)
 
     @property
@@ -477,7 +480,7 @@ cdef class Model:
 
     cdef bint _look_up(self, const void* row, u64 nbytes, u64 salt, u64 mark, Key* key,
                        Value* value) noexcept nogil:
-        """Look a row up in the cache. Return True if it is there. The key is computed here; a miss
+        """Look up a row in the cache. Return True if it is there. key: set in any case, as a miss
         needs it too."""
         cdef CacheState* cache
         value.word = 0
@@ -498,7 +501,8 @@ cdef class Model:
     cdef Status _queue(self, const void* row, u64 nbytes, const Key* key, u64 salt, u64 slo_us,
                        u64 now, Block* block,
                        u32 slot, u32 cost) noexcept nogil:
-        """A task in a lane of its SLO's class; OK, or why not."""
+        """Submit a task to the lane of its SLO's class. Return OK, or the reason why it was not
+        submitted."""
         if self.state.lanes[log2_of(slo_us)] == NULL:
             lane_prepare(self.engine.state, self.state, slo_us)
         return row_submit(self.engine.state, self.state, row, nbytes, key, salt, slo_us, now, block,
@@ -506,8 +510,8 @@ cdef class Model:
 
     cdef u32 _cost(self, object x, const void* row, u64 nbytes) except? 0:
         """Return the cost of a row: by the model's function in thousandths, or the length of a
-        tensor; 1 at least. 0: neither is its cost. x: the row as an object. Before anything is
-        submitted: it may raise."""
+        tensor; 1 at least. 0 if the model has no such cost. x: the row as an object. Called before
+        anything is submitted, because it may raise."""
         if self.cost_tensor is not None:
             return self._length(row, nbytes)
         if self.cost is None:
@@ -530,7 +534,7 @@ cdef class Model:
         return self.tensors.unpack(record) if opened is None else opened
 
     cdef object _called(self, object given):
-        """Return what the cost function returns: a number, or one for each row."""
+        """Return the result of the cost function: a number, or one for each row."""
         try:
             found = self.cost(given)
             return found if self.cost_takes_rows else float(found)
@@ -539,7 +543,7 @@ cdef class Model:
                                  f"{type(error).__name__}: {error}; call it with this input")
 
     cdef u32 _counted(self, double cost) except? 0:
-        """Return a cost that the function returned as the core counts it."""
+        """Convert the result of the cost function to the core's units."""
         if not 0 <= cost <= COST_MAX:
             raise_for(BAD_INPUT, f"the cost function of {self.name} returned {cost}; it returns a "
                                  f"number from 0 to {COST_MAX:.0f}")
@@ -588,7 +592,8 @@ cdef class Model:
     cdef Status _submit(self, const void* row, u64 nbytes, u64 salt, u64 mark, u64 slo_us, u64 now,
                         Block* block,
                         u32 slot, u32 cost) noexcept nogil:
-        """A task for slot `slot` of several; ends it here when it is a hit or refused."""
+        """Submit a task for slot `slot` of several. If it is a hit or refused, the slot ends here.
+        """
         cdef Key key
         cdef Value value
         cdef Status status = OK
@@ -610,7 +615,7 @@ cdef class Model:
 
     cdef Future _evaluate(self, const void* row, u64 nbytes, const Key* key, u64 salt, u64 slo_us,
                           u32 cost, object finish, object extra):
-        """A future of a task of its own; key NULL: neither joined nor cached."""
+        """Return a future with one task. key NULL: neither joined nor cached."""
         cdef Value nothing
         cdef Block* block = NULL
         cdef u32 slot = 0
@@ -640,7 +645,8 @@ cdef class Model:
             return self._evaluate(row, nbytes, &key, salt, slo_us,
                                   0 if self.cost is None else self._cost(_keep, row, nbytes),
                                   finish, extra)
-        if self.near and self.similar.check_is_due():       # evaluated once more, for the record
+        if self.near and self.similar.check_is_due():       # evaluated again, for the comparison of
+                                                            # similar rows
             try:
                 self.similar.remember(self._evaluate(row, nbytes, NULL, salt, self.slo_us,
                                                      self._cost(_keep, row, nbytes), None, None),
@@ -711,9 +717,10 @@ cdef class Model:
         """Return one future for many rows: an array of shape (n, *shape), or a sequence of inputs.
         Its result is in order.
 
-        All rows have the same deadline, `slo_ms` milliseconds from now. More rows than the model's
-        queue for arrays holds are fed as room appears, and only then does the call return (Ctrl-C
-        interrupts it); rows that find no room by the deadline end as FULL.
+        All rows have the same deadline, `slo_ms` milliseconds from now. If there are more rows than
+        the model's queue for arrays holds, the call adds them as space becomes available, and
+        returns after the last one (Ctrl-C interrupts it). Rows for which there is no space by the
+        deadline end as FULL.
         """
         return predict_rows((self,), rows, slo_ms * 1000, salt)
 
@@ -738,8 +745,8 @@ cdef class Model:
 
     cdef int _one_by_one(self, object rows, object costs, u64 slo, u64 salt, u64 now, u64 until,
                          Block* block, u32 slot) except -1:
-        """A task a row: for rows that differ in length, and for so few that they gain by joining
-        equal ones in flight. costs: u32 of each row; None: their own."""
+        """Submit one task per row: for rows that differ in length, and for so few rows that joining
+        equal ones in flight is worth it. costs: u32 of each row; None: computed here."""
         cdef RowsOfArray lying = self._block(rows)
         cdef const u32* cost = NULL
         cdef const void* row = NULL
@@ -754,16 +761,16 @@ cdef class Model:
                 self._wait_for_room(log2_of(slo), until)
                 self._submit(row, nbytes, salt, self._mark(x, row, nbytes, salt), slo, now,
                              block, slot + i, 0 if cost == NULL else cost[i])
-        except BaseException:           # a signal's, or of an input that changed after it was
-                                        # checked
+        except BaseException:           # an exception of a signal handler, or of an input that
+                                        # changed after it was checked
             self._give_up(block, slot + i, slot + n)
             raise
         return 0
 
     cdef object _row_at(self, object rows, RowsOfArray* lying, u32 i, const void** row,
                         u64* nbytes):
-        """Point to the bytes of row i of what `_rows` returned. Return the object of the row, for
-        `_mark`, which must stay alive while its bytes are used."""
+        """Set `row` to the bytes of row i of the result of `_rows`. Return the object of the row,
+        for `_mark`, which must stay alive while its bytes are used."""
         if lying.data == NULL:
             return self._row(rows[i], row, nbytes)
         _row_of(lying, i, row, nbytes)
@@ -788,7 +795,7 @@ cdef class Model:
         return costs
 
     cdef RowsOfArray _block(self, object rows) except *:
-        """Return where rows lie that `_rows` returned."""
+        """Return where the rows are that `_rows` returned."""
         cdef RowsOfArray lying
         lying.row_bytes = self.state.spec.row_bytes
         lying.data = NULL
@@ -866,7 +873,7 @@ cdef class Model:
 
 cdef inline void _row_of(const RowsOfArray* rows, u64 i, const void** row,
                          u64* nbytes) noexcept nogil:
-    """Set where row i is; nothing if the rows are objects of Python."""
+    """Set where row i is. Does nothing if the rows are Python objects."""
     if rows.data == NULL:
         return
     if rows.offsets == NULL:
@@ -978,7 +985,7 @@ def predict_rows(tuple models, rows, slo_us=None, u64 salt=0, finish=None, extra
 
 
 cdef object _packed(object rows):
-    """Return rows as an array, also records of one size that are still columns."""
+    """Return rows as an array; records of one size that are still columns are packed."""
     return rows.packed() if hasattr(rows, "packed") else rows
 
 
@@ -1000,8 +1007,8 @@ cdef bint is_elsewhere(Model model, Model first) except -1:
 
 
 cdef void mix(Future future, tuple models):
-    """Mark a future over several engines. No waiting thread leads for it: the loop threads of its
-    engines are woken."""
+    """Mark a future over several engines. No waiting thread owns a loop for it; the loop threads of
+    its engines are woken."""
     future.mixed = True
     for model in models:
         completion_wake_loop_thread((<Model> model).engine.state.completion)

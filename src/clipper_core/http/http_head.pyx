@@ -3,12 +3,12 @@
 `head_read` reads plain requests for the threads of the core; `read_request`, `read_response` and
 `ChunkedBody` read all others, and responses, for Python. All use the same scan of a line.
 
-What makes two readers of one message disagree is refused elsewhere and not even looked at here:
+Messages that two parsers might read differently are refused by the others, and are never plain:
 every line ends in CR LF; no line begins with a blank; between name and colon there is nothing; no
 byte but visible ASCII and the space is in a value; Host and Content-Length come once each, the
 length in decimal digits and nothing else; no Transfer-Encoding, no Expect, no Upgrade. A head that
-differs from this by one byte is somebody else's, with the connection, so that there is always one
-reader of what follows. Source: RFC 9112, sections 2.2, 5.1, 6.3 and 11.2.
+differs from this by one byte is passed on, together with the connection, so that the bytes after it
+always have one reader. Source: RFC 9112, sections 2.2, 5.1, 6.3 and 11.2.
 """
 cimport cython
 from libc.string cimport memcmp, memcpy, memset
@@ -18,11 +18,11 @@ from typing import NamedTuple
 cdef u64 NO_LENGTH = <u64> -1
 
 cdef enum:
-    NAME_MAX = 31               # longer names mean nothing here
+    NAME_MAX = 31               # longer names are ignored
     KNOWN_COUNT = 25
     LENGTH_DIGITS_MAX = 10
     ID_MAX = 128
-    LENGTH_DIGITS_LONGEST = 18  # of any Content-Length; it fits into 64 bits
+    LENGTH_DIGITS_LONGEST = 18  # digits of a Content-Length, so that it fits into 64 bits
     CHUNK_DIGITS_MAX = 15
     STATUS_LINE_BYTES = 12      # HTTP/1.1 200
 
@@ -34,7 +34,7 @@ cdef enum Meaning:
     CONNECTION = 4
     ACCEPT = 5
     JSON_LENGTH = 6
-    FOREIGN = 7                 # its sender requests something that is not supported here
+    FOREIGN = 7                 # a header that requests something that is not supported here
 
 cdef struct Known:
     u32 n
@@ -204,7 +204,8 @@ cdef int _header(const u8** place, const u8* end, u32* hosts, Head* head) noexce
 
 
 cdef int _starts(const u8* text, u64 n, const char* with_, u64 m) noexcept nogil:
-    """Return whether it begins with these bytes; HEAD_UNFINISHED: as far as it goes."""
+    """Return whether the text begins with these bytes; HEAD_UNFINISHED if it is shorter and agrees
+    so far."""
     if memcmp(text, with_, min(n, m)) != 0:
         return HEAD_OTHER
     return HEAD_PLAIN if n >= m else HEAD_UNFINISHED
@@ -277,8 +278,8 @@ class Plain(NamedTuple):
 
 
 def read_head(bytes text):
-    """The head at the beginning of `text`; True: it is not finished; False: it is not plain.
-    Threads: any."""
+    """Return the head at the beginning of `text`; True if it is incomplete; False if it is not
+    plain. Threads: any."""
     cdef Head head
     cdef const u8* at = <const u8*> (<const char*> text)
     cdef int found = head_read(at, <u64> len(text), &head)
@@ -297,7 +298,8 @@ METHODS = {name.encode(): name for name in
 
 
 class HttpSyntaxError(ValueError):
-    """Bytes that are no message of HTTP/1.1, or that two readers could read differently."""
+    """Raised for bytes that are no message of HTTP/1.1, or that two parsers could read differently.
+    """
 
 
 @cython.final
@@ -306,8 +308,8 @@ cdef class MessageHead:
 
     method, target: of a request. status: of a response. minor: the version is 1.minor. headers: the
     requested ones, by lower-case name. hosts: how many Host headers there are. length: of the body,
-    -1 if it is not given. keep_alive: the connection goes on after the message. end: where the head
-    ends in the text.
+    -1 if it is not given. keep_alive: the connection stays open after the message. end: where the
+    head ends in the text.
     """
     cdef readonly str method
     cdef readonly bytes target
@@ -552,8 +554,8 @@ cdef class ChunkedBody:
 
 
 cdef bint _frames(const HeaderLine* line) noexcept nogil:
-    """Return whether the field says where a body ends. In a trailer that is an error, because a
-    reader that believes it reads other messages (RFC 9112, section 7.1.2)."""
+    """Return whether the field determines where a body ends. In a trailer that is an error, because
+    a reader that uses it would read other messages (RFC 9112, section 7.1.2)."""
     return ((line.name_bytes == 17 and memcmp(line.name, "transfer-encoding", 17) == 0)
             or (line.name_bytes == 14 and memcmp(line.name, "content-length", 14) == 0))
 

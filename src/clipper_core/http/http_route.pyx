@@ -1,8 +1,7 @@
-"""Answers the body of a prediction request: bytes in, bytes of the response out.
+"""Answers prediction requests: reads the body of the request, and writes the response.
 
-The body that is read here is `{"input": ROW}` and nothing beside. The counts are the same words of
-memory that serving/tally and metrics/http_counts add to: who reads them sees one number, whoever
-answered.
+The body may only be `{"input": ROW}`. The counters are the same words of memory that serving/tally
+and metrics/http_counts use, so they include all requests, whether the core or Python answered.
 """
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memcpy, memset
@@ -33,14 +32,14 @@ from clipper_core.wire.prediction cimport (
     value_hold,
 )
 
-# -- Infer requests of one row, read where they lie. Source: kserve.github.io, "Open Inference
-# Protocol", and Triton's extension `binary_tensor_data`; what each member means is
-# frontend/inference/codec.py, which has everything that is not read here.
+# -- Infer requests of one row, read without a copy. Source: kserve.github.io, "Open Inference
+# Protocol", and Triton's extension `binary_tensor_data`; frontend/inference/codec.py handles every
+# request that is not read here.
 
 cdef enum:
     DIMS_MAX = 5                # of a row, and one before it
     DIMENSION_MAX = 1 << 30
-    ID_MAX = 128                # longer ones are no names of queries
+    ID_MAX = 128                # longer request ids are not plain
 
 cdef struct Tensor:
     u32 rank
@@ -60,7 +59,7 @@ cdef struct Request:
     int this_binary             # -1: not given
 
 
-# -- JSON, as far as it is needed
+# -- the JSON that is needed here
 # --------------------------------------------------------------------------------------
 
 cdef inline void _skip_blanks(Text* text) noexcept nogil:
@@ -127,7 +126,7 @@ cdef bint _once(u32* seen, u32 bit) noexcept nogil:
 # --------------------------------------------------------------------------------------------------
 
 cdef u8 _dtype(const u8* at, u64 n) noexcept nogil:
-    """Return the dtype of a name; 0 if it is none that is read here."""
+    """Return the dtype of a name; 0 if it is not supported here."""
     if _is(at, n, "FP64", 4):
         return F64
     if _is(at, n, "FP32", 4):
@@ -167,7 +166,7 @@ cdef bint _shape(Text* text, Tensor* t) noexcept nogil:
 
 
 cdef bint _data(Text* text, Tensor* t) noexcept nogil:
-    """Return where it lies; it is read once the type is known."""
+    """Return where the value is; it is read once the type is known."""
     if not _accept(text, 91):
         return False
     t.data = text.at - 1
@@ -391,7 +390,7 @@ cdef u8 _widened(u8 dtype) noexcept nogil:
 
 
 cdef bint _word(const Value* value, u8* dtype, u64* word) noexcept nogil:
-    """A scalar as its widened type has it."""
+    """Return a scalar in its widened type."""
     cdef Blob* blob
     cdef u8 own = value.tag
     cdef float single
@@ -472,7 +471,7 @@ cdef bint infer_write(Bytes* out, const Value* value, bint binary, u64* json_byt
     return True
 
 
-# -- Answers that were given without Python, kept for feedback by their id.
+# -- Recent answers that were written without Python, to which feedback can refer by their id.
 
 cdef enum:
     RECENT_SIZE_MAX = 1 << 28
@@ -514,7 +513,7 @@ cdef void recent_add(RecentState* r, u64 number, u32 owner, const Value* value,
     value_hold(&entry.value)
     r.bytes += _bytes_of(value)
     r.count += 1
-    for i in range(1, r.mask + 1):          # what lies behind an answer is the oldest
+    for i in range(1, r.mask + 1):          # the entry after an answer is the oldest
         if r.bytes <= r.bytes_max:
             break
         _clear(r, &r.entries[(at + i) & r.mask])
@@ -522,7 +521,7 @@ cdef void recent_add(RecentState* r, u64 number, u32 owner, const Value* value,
 
 
 cdef class RecentAnswers:
-    """The last answers that were given without Python, by their number. Threads: any.
+    """The last answers that were written without Python, by their number. Threads: any.
 
     size: answers, at least so many; rounded up to a power of two.  bytes_max: of outputs that are
     no scalars. MemoryError when there is no memory for the table.
@@ -552,7 +551,7 @@ cdef class RecentAnswers:
         free(self.state)
 
     def add(self, u64 number, u32 owner, output):
-        """Remember an answer. TypeError for an output that no prediction can be."""
+        """Remember an answer. Raises TypeError for an output that cannot be a prediction."""
         cdef Value value = object_value(output)
         if number:
             recent_add(self.state, number, owner, &value, monotonic_us())
@@ -582,7 +581,7 @@ cdef class RecentAnswers:
         return found.owner, prediction[0], prediction[1], (monotonic_us() - found.given_us) * 1e-6
 
     def numbers(self):
-        """The numbers of the answers that are there, in no order."""
+        """Return the numbers of the stored answers, in no order."""
         cdef RecentState* r = self.state
         cdef u64 i
         found = []
@@ -611,7 +610,7 @@ cdef enum:
 # --------------------------------------------------------------------------------------------------
 
 cdef inline bint _take(Text* text, const char* word, u64 n) noexcept nogil:
-    """A token, with blanks before it."""
+    """Read a token, with blanks before it."""
     _skip_blanks(text)
     if <u64> (text.end - text.at) < n or memcmp(text.at, word, n) != 0:
         return False
@@ -620,7 +619,7 @@ cdef inline bint _take(Text* text, const char* word, u64 n) noexcept nogil:
 
 
 cdef bint _read_row(RouteState* r, Text* text, Bytes* row) noexcept nogil:
-    """A row from JSON, at the beginning of `row`."""
+    """Read a row from JSON to the beginning of `row`."""
     cdef Wanted wanted = r.wanted
     cdef u64 elements = 1
     cdef u32 i
@@ -736,7 +735,7 @@ cdef CompletionState* query_home(const Query* q) noexcept nogil:
 
 
 cdef void query_drop(Query* q) noexcept nogil:
-    """Drop a query, as a future without a reference."""
+    """Drop a query, like a future that is released."""
     cdef CompletionState* d = q.route.engine.completion
     cdef u8 state
     cdef Value value
@@ -786,7 +785,7 @@ cdef bint _old(Query* q, const Value* value, Bytes* body, LargeBody* large) noex
 
 
 cdef void _put_own(Query* q, Bytes* body) noexcept nogil:
-    """The caller's name of the query, as JSON."""
+    """Write the caller's id of the query, as JSON."""
     if q.id_bytes == 0:
         body.put(q.tag.at(), q.tag.size())
         return
@@ -834,7 +833,7 @@ cdef void _count(Query* q, u32 latency_us) noexcept nogil:
 
 cdef bint _write_body(Query* q, const Value* value, double belief, u32 latency_us,
                       u64* json_bytes, Bytes* body, LargeBody* large) noexcept nogil:
-    """Put the body, or the part of it that goes before a large output. False: it is not plain."""
+    """Write the body, or the part of it before a large output. False: it is not plain."""
     body.clear()
     if q.route.form == PREDICT:
         return _predicted(q, value, belief, latency_us, body, large)
@@ -918,13 +917,13 @@ cdef class HotRoute:
     """The route of one application, or one model, with one form of request. Threads: any; it never
     changes.
 
-    form: `predict`, `old_predict`, `infer`.  node: the part of an answer's id before the number.
+    form: `predict`, `old_predict`, `infer`. node: the part of an answer's id before the number.
     models: their names in an answer, in JSON; for `infer`, the text before the request's id.
-    counts: counters of the application's stats: queries, answered, decided, used, wins.  took: its
-    durations, microseconds.  ok, requests: of HTTP: responses with 200, and their durations.
-    subject: given back with a query that ends in Python.  recent: keeps the answers for feedback,
-    as those of `owner`; None: not kept.  Raises ValueError for a model whose rows are not read
-    here.
+    counts: counters of the application's stats: queries, answered, decided, used, wins. took: its
+    durations, microseconds. ok, requests: of HTTP: responses with 200, and their durations.
+    subject: returned with a query that Python answers. recent: stores the answers for feedback, as
+    those of `owner`; None: they are not stored. Raises ValueError for a model whose rows cannot be
+    read without Python.
     """
 
     def __init__(self, Model model, str form, str node, bytes models, u64 slo_us,
@@ -978,7 +977,7 @@ cdef class HotRoute:
 
 
 cdef class HotTable:
-    """Routes by their exact path. Threads: any; it never changes."""
+    """Routes by their exact path. Threads: any; it is immutable."""
 
     def __init__(self, dict routes):
         cdef u64 size = 4, i
@@ -1016,7 +1015,7 @@ cdef class HotTable:
 
     @property
     def users(self):
-        """Workers that look at it, and queries of its routes that are open."""
+        """Number of workers that use the table, and of open queries of its routes."""
         cdef HotRoute route
         cdef u64 n = self.state.users.load(acquire)
         for route in self.routes.values():

@@ -1,6 +1,7 @@
 """Numbers, arrays of them and plain ASCII text as JSON. A double is written with the fewest digits
-that bring it back, laid out as msgspec does: from 1e-5 to 1e16 without an exponent. Not plain, and
-left to Python: bytes, other text, halves, what is not finite, and what a model adds to its output.
+from which it can be read back exactly, in the form of msgspec: from 1e-5 to 1e16 without an
+exponent. Not plain, and left to Python: bytes, other text, f16, numbers that are not finite, and
+qualifiers of an output.
 """
 cimport numpy as cnp
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -23,7 +24,7 @@ from clipper_core.runtime.dtype import NAMES, NAMES as _NAMES
 
 cnp.import_array()
 
-# -- Numbers in JSON, read straight into a row.
+# -- Reading numbers in JSON directly into a row.
 #
 # A row of 784 numbers costs a general parser 784 Python floats, a list, and numpy a walk over
 # both. Here a number is read into a 64-bit mantissa and a power of ten. A mantissa below 2**53
@@ -471,7 +472,7 @@ cdef inline bint _is_number(u8 dtype) noexcept nogil:
 
 
 cdef bint _one(Bytes* out, u8 dtype, const u8* at) noexcept nogil:
-    """Put a number of that type; False: it is not finite, or no number."""
+    """Write a number of that type. False: it is not finite, or no number."""
     cdef u8* to
     if not _is_number(dtype) or not all_finite(dtype, at, itemsize(dtype)):
         return False
@@ -517,7 +518,7 @@ cdef void json_begin_bytes(JsonCursor* c, const void* data, u64 n) noexcept nogi
 
 
 cdef void _put_empty(Bytes* out, const JsonCursor* c, u32 level) noexcept nogil:
-    """Put the brackets of an array without elements, from a dimension on."""
+    """Write the brackets of an array without elements, from a dimension on."""
     cdef u64 i
     out.put_byte(91)
     if level + 1 < c.rank:
@@ -547,7 +548,7 @@ cdef u8* _write_brackets(JsonCursor* c, u8* to) noexcept nogil:
 
 
 cdef bint _put_bytes(JsonCursor* c, Bytes* out, u64 bytes_max) noexcept nogil:
-    """Go on with text, in its quotes, or with bytes as they are."""
+    """Continue with text, in quotes, or with bytes unchanged."""
     cdef u64 n = min(bytes_max, c.count - c.done)
     if c.dtype == STR and c.done == 0:
         out.put_byte(34)
@@ -574,7 +575,7 @@ cdef bint json_go_on(JsonCursor* c, Bytes* out, u64 bytes_max) noexcept nogil:
     while c.done < c.count and out.size() < end:
         first = to = out.reserve(NUMBER_BYTES_MAX + 2 * JSON_DIMS_MAX + 1)
         if to == NULL:
-            return True                         # `out` says that it is lost
+            return True                         # `out.lost` is set
         if c.done:
             to = _write_brackets(c, to)
         else:
@@ -659,7 +660,7 @@ cdef double value_belief(const Value* value) noexcept nogil:
 
 
 def json_of(output):
-    """A prediction as JSON; None when it is not plain. Threads: any."""
+    """Return a prediction as JSON; None if it is not plain. Threads: any."""
     cdef Bytes out
     cdef Value value = object_value(output)
     cdef bint plain = json_value(&out, &value, False)

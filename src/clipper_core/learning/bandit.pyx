@@ -35,7 +35,7 @@ cdef double HEAVIEST = 100.0            # weight of an observation, at most
 cdef double TWO_PI = 6.283185307179586
 
 
-# -- small parts
+# -- helper functions
 # --------------------------------------------------------------------------------------------------
 
 cdef double _clip(double x, double low, double high) noexcept nogil:
@@ -43,7 +43,7 @@ cdef double _clip(double x, double low, double high) noexcept nogil:
 
 
 cdef double _lowest(const double* rows, u32 k, u32 stride, u32* at) noexcept nogil:
-    """The lowest value of the first column; the first of equals."""
+    """Return the lowest value of the first column. at: its row, the first of equal ones."""
     cdef u32 i
     cdef double low = INFINITY
     for i in range(k):
@@ -67,7 +67,7 @@ cdef void _softmax(const double* rows, u32 k, double floor, double* p) noexcept 
 
 
 cdef void _settle(double* rows, u32 k) noexcept nogil:
-    """The largest log-weight is 0 again, and none is out of sight."""
+    """Normalize log-weights: the largest becomes 0, and none falls below a bound."""
     cdef u32 i
     cdef double high = -INFINITY
     for i in range(k):
@@ -192,8 +192,8 @@ cdef u32 _choose_optimist(const RuleState* rule, const double* rows, u32 k, doub
 
 
 cdef void _tsallis(const double* rows, u32 k, double eta, double* p) noexcept nogil:
-    """Compute p[i] = 4 / (eta (L[i] - x))^2 with the x below all L that makes them add up to 1, by
-    Newton's steps from the right."""
+    """Compute p[i] = 4 / (eta (L[i] - x))^2 with the x below all L for which their sum is 1, by
+    Newton's method from the right."""
     cdef u32 i, at = 0, _j
     cdef double low = _lowest(rows, k, 1, &at)
     cdef double x = low - 2.0 / eta
@@ -221,8 +221,8 @@ cdef double _tsallis_eta(const RuleState* rule, double seen) noexcept nogil:
 
 
 cdef double memory_mean(const double* row) noexcept nogil:
-    """The mean over the memories, by their weights. Each is drawn towards the longest one by one
-    observation, so that a model that is not queried returns to its long-term loss."""
+    """Return the mean over the memories, by their weights. Each is drawn towards the longest one by
+    one observation, so that a model that is not queried returns to its long-term loss."""
     cdef double longest = (row[1] + 0.5) / (row[0] + row[1] + 1.0), mean = 0.0
     cdef u32 m
     for m in range(MEMORY_LENGTHS):
@@ -232,7 +232,8 @@ cdef double memory_mean(const double* row) noexcept nogil:
 
 cdef u32 _choose_by_memory(const RuleState* rule, const double* rows, u32 k, double uniform,
                            double* p) noexcept nogil:
-    """The width grows with the root of what was observed, so that late feedback is waited for."""
+    """The width grows with the square root of the observations, so that the rule waits for late
+    feedback."""
     cdef double[MODELS_MAX] means
     cdef u32 i, best = 0
     cdef double rest = 1.0, observed = 1.0, width
@@ -274,7 +275,8 @@ cdef u32 rule_choose(const RuleState* rule, const double* rows, u32 k, double se
 
 cdef void _learn_hedge(const RuleState* rule, double* rows, u32 k, const double* losses,
                        double weight) noexcept nogil:
-    """A loss that is not known counts as the mean of those that are: it moves nobody."""
+    """An unknown loss counts as the mean of the known ones, so it changes no weight relative to the
+    others."""
     cdef double[MODELS_MAX] p
     cdef double known = 0.0
     cdef u32 i, n = 0
@@ -296,7 +298,7 @@ cdef void _learn_hedge(const RuleState* rule, double* rows, u32 k, const double*
 
 
 cdef void _learn_mean(double* row, double rate, double loss, double weight) noexcept nogil:
-    """An average over all of the first observations, exponential after them."""
+    """Update an average that is over all of the first observations, and exponential afterwards."""
     row[1] += weight
     row[0] += min(max(rate, 1.0 / row[1]) * weight, 1.0) * (loss - row[0])
 
@@ -306,10 +308,10 @@ cdef void _learn_gap(const RuleState* rule, double* rows, u32 k, const double* l
     """Update the mean, the count, and a long memory to which the mean of a model returns while the
     model is not queried.
 
-    Without the long memory, a model that failed once is queried so seldom that nobody sees when it
-    has recovered: its mean can only fall by its own few answers. With it, a model that was good in
-    the long run gets another chance after a while, and loses it after some 50 bad answers. In the
-    world of Figure 8 (bench/paper/figure8.py) a prototype went from .244 to .229, over 40 seeds.
+    Without the long memory, a model that failed once is queried so seldom that its recovery is not
+    noticed: its mean can only fall by its own few answers. With it, a model that was good in the
+    long run gets another chance after a while, and loses it after some 50 bad answers. In the world
+    of Figure 8 (bench/paper/figure8.py) a prototype went from .244 to .229, over 40 seeds.
     """
     cdef u32 i
     cdef double lost
@@ -356,7 +358,7 @@ cdef void _learn_counts(const RuleState* rule, double* rows, u32 k, const double
 
 
 cdef void _learn_memories(double* rows, u32 k, const double* losses, double weight) noexcept nogil:
-    """A memory's weight is multiplied by the probability that it gave to the loss."""
+    """Multiply each memory's weight by the probability that it gave to the loss."""
     cdef double longest, expected, likelihood, total, lost = 0.0
     cdef double* row
     cdef u32 i, m
@@ -462,7 +464,7 @@ cdef void stack_learn(const RuleState* rule, double* rows, u32 k, const u32* vot
         if votes[i]:
             high = max(high, score[i])
     total = max(classes - voted, 0.0) * exp(-high)
-    for i in range(k):                      # each label once: by its first voter
+    for i in range(k):                      # each label once, by the first model that voted for it
         for j in range(i):
             if votes[j] == votes[i]:
                 break
@@ -519,8 +521,8 @@ cdef class Rule:
     kind: a RuleKind.  eta: step (EXP3, HEDGE, STACKING), width (SQUARECB, MEMORIES), least step
     (TSALLIS). share: fixed share (HEDGE), share of chance (GREEDY), drift back to the long memory
     (SQUARECB). floor: least probability; rate of the memory (SQUARECB); ridge (LINEAR).
-    discount: of what was known, an observation (THOMPSON, LOGODDS, TSALLIS, KL_UCB, LINEAR); rate
-    of the average (GREEDY, SQUARECB).
+    discount: factor of what was learned, per observation (THOMPSON, LOGODDS, TSALLIS, KL_UCB,
+    LINEAR); rate of the average (GREEDY, SQUARECB).
     """
 
     def __cinit__(self, u32 kind, *, double eta=0.0, double share=0.0, double floor=0.0,
@@ -539,7 +541,7 @@ cdef class Rule:
 
     @property
     def columns(self):
-        """Numbers a model has in a state."""
+        """Number of columns of a model in a state."""
         return self.state.columns
 
     cdef cnp.ndarray checked(self, cnp.ndarray rows):
@@ -571,7 +573,7 @@ cdef class Rule:
         return p
 
     def weights(self, cnp.ndarray rows, double classes=2.0):
-        """Return the weights of the models' votes, f64[k], which add up to 1."""
+        """Return the weights of the models' votes, f64[k]; their sum is 1."""
         cdef cnp.ndarray w = np.zeros(self.checked(rows).shape[0])
         rule_weights(&self.state, <double*> cnp.PyArray_DATA(rows), <u32> rows.shape[0], classes,
                      <double*> cnp.PyArray_DATA(w))

@@ -39,7 +39,7 @@ MODELS.name, ROWS.name, SURE.name, SEEN.name = b"models", b"rows", b"sure", b"se
 LABELS.name, TRACKED.name, DIFFERENCES.name = b"labels", b"tracked", b"differences"
 THRESHOLD.name, NUMBERS.name, SCALE.name = b"labels", b"numbers", b"scale"
 COUNT.name, KNOWN.name = b"count", b"known"
-cdef double[65] CLASSES         # by how many bits of `labels` are set
+cdef double[65] CLASSES         # by the number of bits that are set in `labels`
 
 
 cdef extern from *:
@@ -69,7 +69,7 @@ cdef inline double* _bin(const Learner* learner, double raw) noexcept nogil:
     return learner.sure + 2 * min(<u32> (raw * learner.bins + 1e-9), learner.bins - 1)
 
 
-# -- how sure the answer would have been
+# -- the confidence that the answer would have had
 # -------------------------------------------------------------------------------
 
 cdef inline bint _chooses_one(u32 kind) noexcept nogil:
@@ -299,7 +299,7 @@ cdef double _likeliest(const Learner* learner, const Observation* observation, c
         if tally.p[at] >= top * (1 - 1e-12) and surely[at] > high:
             high = surely[at]
             winner[0] = tally.first[at]
-    if high < 0.0:                      # the first of those that are only named
+    if high < 0.0:                      # the first of the labels that only class probabilities name
         for at in range(tally.labels, tally.named):
             if tally.p[at] == top:
                 code = min(code, tally.code[at])
@@ -551,7 +551,7 @@ cdef struct Steps:              # arrays of n, or of one that stands for all
 
 
 cdef enum:
-    IS_KNOWN = 1                # whether sets may have a label; 0: never
+    IS_KNOWN = 1                # whether sets may contain a label; 0: never
     MAY_BE_KNOWN = 2            # once it was learned, while there is room
     BECAME_KNOWN = 3            # by these rows, the first; 4 the second; and so on
 
@@ -598,7 +598,7 @@ cdef class FeedbackUpdate:
         return sure
 
     cdef Learner _pupil(self, cnp.ndarray rows, cnp.ndarray sure, double seen, u64 labels) except *:
-        """Describe a state to the functions above. The arrays must belong to the caller."""
+        """Fill a Learner from a state. The arrays must belong to the caller."""
         cdef Learner learner
         learner.rule = &self.rule.state
         learner.rows = <double*> cnp.PyArray_DATA(rows)
@@ -689,7 +689,7 @@ cdef class FeedbackUpdate:
                          odds[0] if odds and len(queried) == 1 else 1.0, features, label, weight):
             return None
         if not opened.start(self, rows, sure, seen, labels, thresholds):
-            return None         # `policy.observe` mends it
+            return None         # `policy.observe` repairs it
         opened.learn(&votes)
         if not opened.changed:
             return False
@@ -936,7 +936,7 @@ cdef bint _is_finite(cnp.ndarray array):
     are NaN, and stay so in a sum."""
     cdef const double* at = <double*> cnp.PyArray_DATA(array)
     cdef cnp.npy_intp i, n = cnp.PyArray_SIZE(array)
-    cdef double[4] sums     # so that an addition does not wait for the one before
+    cdef double[4] sums     # several sums, so that an addition does not wait for the one before
     sums[0] = sums[1] = sums[2] = sums[3] = 0.0
     for i in range(n // 4):
         sums[0] += at[4 * i] * 0.0

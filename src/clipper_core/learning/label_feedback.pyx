@@ -33,7 +33,7 @@ from clipper_core.wire.codec cimport crc32
 
 cnp.import_array()
 
-# -- The answer of a policy that queries all models and votes on labels, from a query's objects.
+# -- Answers of policies that query all models and vote on labels, from the objects of a query.
 
 cdef ObjectMember OUTPUT, CONFIDENCE, QUALIFIERS    # of a prediction
 OUTPUT.name, CONFIDENCE.name, QUALIFIERS.name = b"output", b"confidence", b"qualifiers"
@@ -178,11 +178,11 @@ cdef double _agreement(const Learner* learner, const i64* values, const u8* arri
     return min(behind / total, 1.0) if total > 0.0 else 0.0
 
 
-# -- Answers that feedback may still come for, by id.
+# -- Answers for which feedback may still arrive, by id.
 
 cdef enum:
-    ANSWER_BYTES = 1024         # what keeping an answer costs beside its outputs
-    QUALIFIER_BYTES = 200       # of one with its name, about
+    ANSWER_BYTES = 1024         # bytes of a stored answer besides its outputs
+    QUALIFIER_BYTES = 200       # bytes of a qualifier with its name, about
 
 
 cdef i64 _bytes_of(object output) except -1:
@@ -193,7 +193,7 @@ cdef i64 _bytes_of(object output) except -1:
 
 @cython.final
 cdef class Joined:
-    """An answered query that feedback may still come for.
+    """An answered query for which feedback may still arrive.
 
     arrived: predictions by model.  late: futures of observers only.  until_s: end of the wait for
     feedback, on the table's clock.  has_feedback: whether its feedback has come.
@@ -214,7 +214,7 @@ cdef class Joined:
 
 @cython.final
 cdef class JoinTable:
-    """The last `size_max` answers, each for `window_s` seconds. Threads: any.
+    """The table of the last `size_max` answers, each for `window_s` seconds. Threads: any.
 
     bytes_max: of all answers, estimated; beyond it the oldest are dropped.  answer_type: objects of
     this type name an answer by their `id`.  clock: in seconds; None: the system's.
@@ -240,7 +240,7 @@ cdef class JoinTable:
         return len(self.known)
 
     def get(self, str id not None):
-        """Return the answer of that id, or None if it is not here or its time is over."""
+        """Return the answer of that id, or None if it is not in the table or its time is over."""
         cdef Joined joined = self.find(id)
         return None if joined is None or joined.until_s < self.now_s() else joined
 
@@ -349,7 +349,7 @@ cdef class JournalEnd:
         self.base, self.mapped = <u8*> base, nbytes
 
     def unmap(self):
-        """Leave the pages to the kernel. Afterwards there is no room."""
+        """Unmap the pages; the kernel writes them. Afterwards no append succeeds."""
         self.room = 0
         if self.base != NULL:
             munmap(self.base, self.mapped)
@@ -373,7 +373,7 @@ def framed(records):
     return out
 
 
-# -- What one label does: losses, calibration, the step of the rule.
+# -- The update by one label: losses, calibration, the step of the rule.
 cdef extern from "Python.h":
     const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
     long long PyLong_AsLongLongAndOverflow(object number, int* overflow) except? -1
@@ -384,7 +384,7 @@ cdef extern from *:
     u64 big_endian "__builtin_bswap64"(u64 value) noexcept nogil
 
 cdef enum:
-    DONE = 0                    # a list was written and applied
+    DONE = 0                    # a list was written to the journal and applied
     ALONE = 1                   # each label must be learned by itself
     GENERAL = 2                 # the general path must learn it
     RECORD_MAX = 2048           # bytes of a record that is made here
@@ -1185,7 +1185,7 @@ def learn_labels(JoinTable table not None, list predictions not None, str applic
 
 
 def take_listed(list ids not None, JoinTable table not None, find, str application):
-    """Take the answers of an application whose feedback has not come, each once, and set their
+    """Take the answers of an application that have no feedback yet, each once, and set their
     `has_feedback`.
 
     find: returns the answer of an id that is not in the table, or None.

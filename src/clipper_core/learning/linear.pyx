@@ -27,11 +27,11 @@ from clipper_core.runtime.status cimport BAD_INPUT, raise_for
 cnp.import_array()
 
 cdef double TWO_PI = 6.283185307179586
-cdef double TRUST_CONSTANT = 3.0    # observations that the constant of a blend needs to count as
-                                    # half of what they say
+cdef double TRUST_CONSTANT = 3.0    # number of observations at which the constant of a blend has
+                                    # half of its weight
 
 
-# -- triangles, lower, packed by rows
+# -- lower triangular matrices, packed by rows
 # ----------------------------------------------------------------------------------
 
 cdef inline u32 _row(u32 i) noexcept nogil:
@@ -190,7 +190,7 @@ cdef void _regress(const double* rows, u32 k, double ridge, const u32* on, u32 m
     cdef double[BLENDED_MAX] u
     cdef double even = 1.0 / m, trace = 0.0, left, pull
     cdef u32 i, j
-    left = _stat(rows, k, target)[2 + target]   # what the plain mean of `on` leaves unexplained
+    left = _stat(rows, k, target)[2 + target]   # the error of the plain mean of `on`
     for i in range(m):
         u[i] = _stat(rows, k, on[i])[2 + target]
         left -= 2.0 * even * u[i]
@@ -249,7 +249,7 @@ cdef void blend_fill(const double* rows, u32 k, double ridge, double* z, u64 n) 
         expected = _stat(rows, k, i)[0]
         for j in range(m):
             expected -= w[j] * _stat(rows, k, on[j])[0]
-        for e in range(n, 0, -1):       # the first one last: it shows what is missing
+        for e in range(n, 0, -1):       # the first one last, because it shows what is missing
             z[(e - 1) * (k + 1) + i] = expected
             for j in range(m):
                 z[(e - 1) * (k + 1) + i] += w[j] * z[(e - 1) * (k + 1) + on[j]]
@@ -303,12 +303,13 @@ cdef bint _are_finite(cnp.ndarray values) noexcept:
 
 
 cdef class Context:
-    """LinUCB or LinTS with its parameters; rows f64[k, columns(d)] go in, new rows come out,
+    """LinUCB or LinTS with its parameters; it takes rows f64[k, columns(d)] and returns new rows;
     nothing is changed in place. Threads: any. d counts the features, the constant 1 included: 1 to
-    33. Features may be of any size up to 1e6, and matter alike when they lie around 1.
+    33. Features may have any size up to 1e6, and have the same influence when they are about 1.
 
-    sampled: LinTS.  width: standard deviations of the bound, or of the draw.  discount: of what was
-    known, an observation. ridge: as many observations of size 1 along every axis say 0.
+    sampled: LinTS. width: standard deviations of the bound, or of the sample. discount: factor of
+    what was learned, per observation. ridge: number of assumed observations of size 1 along every
+    axis with reward 0.
     """
     cdef ContextRule state
 
@@ -329,7 +330,7 @@ cdef class Context:
         return context_columns(d)
 
     def fresh(self, u32 d):
-        """The row of a model that nothing is known of."""
+        """Return the row of a model without observations."""
         cdef cnp.ndarray row = np.zeros(self.columns(d))
         cdef double* factor = <double*> cnp.PyArray_DATA(row)
         cdef u32 i
@@ -390,7 +391,7 @@ cdef class Context:
                                                _row(d):])
 
     def rows(self, products, rewards):
-        """The rows of such sums."""
+        """Return the rows that have these sums."""
         cdef cnp.ndarray a = _doubles(products, "products"), b = _doubles(rewards, "rewards")
         if (a.ndim != 3 or b.ndim != 2 or a.shape[1] != a.shape[2] or a.shape[0] != b.shape[0]
             or a.shape[1] != b.shape[1]):
@@ -407,11 +408,12 @@ cdef class Context:
 
 
 cdef class Blend:
-    """Ridge regression on the numbers of k models, 1 to 64; rows f64[k + 1, k + 3] go in, new rows
-    come out, nothing is changed in place. Threads: any. Zeros know nothing, and blend to the mean.
+    """Ridge regression on the numbers of k models, 1 to 64; it takes rows f64[k + 1, k + 3] and
+    returns new rows; nothing is changed in place. Threads: any. Rows of zeros have learned nothing,
+    and blend to the mean.
 
-    ridge: how strongly the weights are drawn to the mean, in observations.  discount: of what was
-    known, an observation.
+    ridge: how strongly the weights are drawn to the mean, in observations. discount: factor of what
+    was learned, per observation.
     """
     cdef double ridge, discount
 
@@ -430,8 +432,8 @@ cdef class Blend:
         return k
 
     cdef cnp.ndarray _elements(self, object outputs, u32 k):
-        """Return f64[n, k + 1], with room for the label. Each model has an output for all elements,
-        or for none."""
+        """Return f64[n, k + 1], with space for the label. Each model has an output for all
+        elements, or for none."""
         cdef cnp.ndarray given = _doubles(outputs, "outputs")
         if given.ndim != 2 or given.shape[0] < 1 or given.shape[1] != k:
             raise_for(BAD_INPUT, f"outputs must be f64[n, {k}]")

@@ -70,7 +70,7 @@ cdef double FAST_STEP = 0.3
 cdef double NEWTON_PRIOR = 1.0          # precision of a weight before evidence
 cdef double FAVOURED = 4.4816890703380645   # exp(1.5): odds of the label of component 7's model
 cdef double FIRST_SUM = 0.01            # of squared gradients
-cdef double SUM_MAX = 1000.0            # so that a long life does not stop the steps
+cdef double SUM_MAX = 1000.0            # so that the steps do not vanish after many observations
 cdef double TIED_MIN = 0.01             # the equal vote stays a vote
 cdef double LEARNED = 1e-300            # sum of the equal vote, at least, once it has learned
 
@@ -440,7 +440,7 @@ cdef void _learn_pool(double* rows, RowShape shape, const Ballot* ballot, const 
 
 
 cdef inline double _likelihood(double found, double right, double weight) noexcept nogil:
-    """The probability of an observation, given that of the label that it is about."""
+    """Return the probability of an observation, given that of its label."""
     cdef double p = max(found, P_MIN)
     if right < 1.0:
         p = pow(p, right) * pow(max(1.0 - found, P_MIN), 1.0 - right)
@@ -688,8 +688,9 @@ def of_user(cnp.ndarray rows):
 
 
 def widened(cnp.ndarray rows, u32 cell, u32 features=0, bint pooled=False):
-    """A copy of the rows with a bucket for a label whose hash is `cell`, 0 to 63, with weights for
-    so many features of a context, if it had none, and with weights of class probabilities."""
+    """Return a copy of the rows with a bucket for a label whose hash is `cell`, 0 to 63, with
+    weights for so many features of a context, if it had none, and with weights of class
+    probabilities."""
     found = rows_with_features(rows_with(rows, cell), features)
     return rows_with_pool(found) if pooled else found
 
@@ -701,8 +702,8 @@ def shape(cnp.ndarray rows):
 
 
 def in_context(cnp.ndarray rows, context):
-    """Return rows whose votes weigh what they do in a context. They are for answers, not for
-    learning.
+    """Return rows whose votes have the weights that they have in a context. They are for answers,
+    not for learning.
 
     context: f64[features]; of another length than the rows': the rows themselves.
     """
@@ -777,7 +778,7 @@ def learned(cnp.ndarray rows, votes, cells, confidence, double classes, u32 labe
 
 
 def weights(cnp.ndarray rows):
-    """Return the weights of the models' votes, f64[k], which add up to 1."""
+    """Return the weights of the models' votes, f64[k]; their sum is 1."""
     cdef RowShape shape = mixture_shape(rows)
     cdef cnp.ndarray found = np.zeros(rows.shape[0] - 1)
     mixture_weights(<double*> cnp.PyArray_DATA(rows), shape, <u32> (rows.shape[0] - 1),

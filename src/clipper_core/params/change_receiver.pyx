@@ -208,7 +208,7 @@ cdef bint _replay(ShardLoopState* s, const ShardHead* h, const u8* at) noexcept 
 
 
 cdef bint _acknowledge(int fd, u64 position, u8 flags) noexcept nogil:
-    """Send a position, with the time of this clock, which comes back with the next changes."""
+    """Send a position, with the time of this clock, which the next changes return."""
     cdef ShardHead request, head
     cdef u64 sent = 0
     cdef ssize_t n = 0
@@ -238,7 +238,7 @@ cdef class ChangeReceiver:
         spin_init(&self.spin, spin_us)
 
     def receive(self, double wait_s):
-        """Return the next message, for `apply`; None if none comes within the time.
+        """Return the next message, for `apply`; None if none arrives within the time.
 
         Raises ConnectionError if the connection ends; StatusError (BAD_FRAME, NO_MEMORY) for bytes
         that are no message.

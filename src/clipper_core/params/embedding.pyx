@@ -42,15 +42,18 @@ cdef class Table:
     """A shard of an embedding table: f32[dim] by a 64-bit id, with the optimizer's state. Threads:
     any.
 
-    name, seed: what rows begin as depends on these and the id alone.  dtype: what weights are
-    stored as: f32, f16, bf16 or i8 (multiples of one power of two a row); the state is f32. An
-    update of f16, bf16 and i8 is rounded at random, without bias, by name, seed, id and step.
-    Whole rows are read and written as f32.  rows_max: bound of the rows;
-    `evicts`: then the oldest row by its stamp goes for a new one (of a sample of some twenty), else
-    new ids are refused, and counted.  admit_after: an id gets a row at its so-many-th push, up to
-    255; until then its gradients count for nothing. Memory of a row: its weights (f32: 4 bytes x
-    dim), 4 bytes x dim x slots of the optimizer, and 20 to 24 bytes more. Errors: StatusError
-    (BAD_INPUT) for settings out of range; (NO_MEMORY).
+    name, seed: the initial value of a row depends only on these and the id.
+    dtype: type in which weights are stored: f32, f16, bf16 or i8 (multiples of one power of two per
+    row). The optimizer's state is f32, and so are rows that are read or written whole. An update of
+    f16, bf16 and i8 is rounded at random, without bias, by name, seed, id and step.
+    rows_max: bound of the rows.
+    evicts: if the table is full, the oldest row by its stamp (of a sample of some twenty) is
+    evicted for a new one; otherwise new ids are refused, and counted.
+    admit_after: number of pushes, up to 255, at which an id gets a row; earlier gradients are
+    ignored.
+
+    Memory of a row: its weights (f32: 4 bytes x dim), 4 bytes x dim x slots of the optimizer, and
+    20 to 24 bytes more. Errors: StatusError (BAD_INPUT) for settings out of range; (NO_MEMORY).
     """
 
     def __cinit__(self, str name not None, u32 dim, *, Optimizer optimizer=None,
@@ -110,7 +113,7 @@ cdef class Table:
 
     @property
     def row_bytes(self):
-        """Memory of a row with its state, as it is stored, without its place in the index."""
+        """Bytes of a stored row with its state, without its entry in the index."""
         return self.rows.arena.row_bytes
 
     @property
@@ -124,8 +127,8 @@ cdef class Table:
 
     @property
     def bounded(self):
-        """True if rows_max holds. A copy of a table gets new rows before the removals, so there it
-        is off; turned on, it evicts what is too much, if the table does that."""
+        """Whether rows_max is enforced. A copy of a table gets new rows before the removals, so it
+        is off there. Turning it on evicts the excess rows, if the table evicts."""
         return arena_limit(&self.rows.arena) <= self.rows_max
 
     @bounded.setter
@@ -160,9 +163,10 @@ cdef class Table:
     def pull(self, ids, str dtype not None="f32", out=None, *, u32 stamp=0):
         """Return the weights of n ids, [n, dim]; of an id without a row, its initial weights.
 
-        ids: i64[n] or u64[n], any values, repeated ones too.  dtype: f32, f16, bf16 (as u16), or
-        i8: then (i8[n, dim], f32[n]), to be multiplied; that of the table gives what is stored.
-        out: f32[n, dim] to fill instead.  stamp: marks the rows as in use at that time, above 0.
+        ids: i64[n] or u64[n], any values, repeated ones too. dtype: f32, f16, bf16 (as u16), or i8:
+        then (i8[n, dim], f32[n]), to be multiplied; the type of the table returns the stored
+        values. out: f32[n, dim] to fill instead. stamp: marks the rows as in use at that time,
+        above 0.
         """
         cdef cnp.ndarray wanted = _ids(ids)
         cdef cnp.npy_intp n = cnp.PyArray_SIZE(wanted)
@@ -192,11 +196,13 @@ cdef class Table:
         """Take one step of the optimizer for each distinct id, by the sum of its gradients f32[n,
         dim].
 
-        scale: of the rate, for a push that is stale.  step: which step this is, from 1; 0: one more
-        than the last.  gone: has the ids of evicted rows, i64[evicted], added to it. Returns a dict
-        of counts: applied (distinct ids), made (new rows), unadmitted, refused (no room), evicted.
-        Errors: StatusError (BAD_INPUT) for another shape, and for NaN or infinity, with the id:
-        then nothing has changed.
+        scale: factor of the rate, for a stale push.
+        step: number of this step, from 1; 0: the next one.
+        gone: list to which the ids of evicted rows, i64[evicted], are appended.
+
+        Return a dict of counts: applied (distinct ids), made (new rows), unadmitted, refused (no
+        room), evicted. Errors: StatusError (BAD_INPUT) for another shape, and for NaN or infinity,
+        with the id; nothing has changed then.
         """
         cdef cnp.ndarray given = _ids(ids)
         cdef cnp.npy_intp n = cnp.PyArray_SIZE(given)
@@ -281,8 +287,8 @@ cdef class Table:
         """Return some of the rows, from a position on: (ids i64[n], rows f32[n, width], stamps
         u32[n], next position or None).
 
-        Each row is whole as it was at one moment, also while others push. A row that is there from
-        the first call to the last is in one of them, once.
+        Each row is of one version, also while others push. A row that exists from the first call to
+        the last is returned exactly once.
         """
         cdef u64 room = max(rows, <u64> GATHER_MAX), n, hash = position
         cdef cnp.ndarray ids = np.empty(room, np.int64), values = np.empty((room, self.rows.width),
@@ -306,7 +312,7 @@ cdef class Table:
         return gone
 
     def expire(self, u32 before):
-        """Remove the rows whose stamp is less. Return how many were removed."""
+        """Remove the rows with a smaller stamp. Return how many were removed."""
         cdef u64 gone
         with nogil:
             gone = rows_expire(self.rows, before)

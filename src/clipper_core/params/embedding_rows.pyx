@@ -2,8 +2,9 @@
 
 A pull of random ids from a table larger than the caches is bound by the latency of memory: two
 dependent misses an id, its bucket and its row. So ids are taken BLOCK at a time, in three passes:
-fetch the buckets, look into them and fetch the rows, copy. The misses of a pass overlap; one id
-after the other would take twice as long, and longer blocks overflow what the core can await.
+fetch the buckets, look into them and fetch the rows, copy. The misses of a pass overlap. Handling
+one id after the other would take twice as long, and longer blocks exceed the number of misses that
+a core can have outstanding.
 
 An update is the same, except that each step of the optimizer, which waits for roots and divisions,
 fetches a row of the next block; and it first sums the gradients of a push for one id: duplicate ids
@@ -11,12 +12,12 @@ are the rule in a minibatch, and the optimizers are not linear, so that an id's 
 added before its one step. They are added in their order, chained through the push: nothing is
 sorted or copied.
 
-A lock for each row costs next to nothing, since it lies in the line that must be read anyway; so no
-update is ever lost, and no reader sees half of one. ElasticDL and TFRA live with both.
+A lock for each row costs next to nothing, because it is in the cache line that must be read anyway.
+So no update is lost, and no reader sees half of one, unlike in ElasticDL and TFRA.
 
-A thread that has the table for itself, as that of a shard mostly does, takes no locks: a locked
-instruction waits for all stores before it, which is for the copy of the row before. Whoever comes
-meanwhile waits for the end of a block, some microseconds.
+A thread that is alone in the table, as the thread of a shard usually is, takes no locks, because a
+locked instruction waits for all stores before it, that is, for the copy of the previous row. A
+thread that enters meanwhile waits for the end of a block, some microseconds.
 """
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
@@ -26,13 +27,13 @@ from clipper_core.runtime.machine cimport acquire, pause, release
 
 # -- The index of an embedding table.
 #
-# A part that is .78 full grows by 1.2, so that it is hardly ever less than .65 full: 16 to 20
-# bytes an id. Because a bucket is chosen by the high half of a product, and not by low bits of
-# the hash, any number of buckets will do, they are in the order of the hashes, and a part that
-# grows walks its old and its new array once, both in order. One that has reached PART_BYTES_MAX
-# splits in two instead, by the next bit of the hash: so whoever waits while a part moves waits
-# for a few milliseconds, however large the table. Source of the directory: Fagin et al. 1979,
-# extendible hashing.
+# A part that is .78 full grows by 1.2, so that it is hardly ever less than .65 full: 16 to 20 bytes
+# an id. Because a bucket is chosen by the high half of a product, and not by low bits of the hash,
+# any number of buckets will do, they are in the order of the hashes, and a part that grows walks
+# its old and its new array once, both in order. One that has reached PART_BYTES_MAX splits in two
+# instead, by the next bit of the hash: so a thread that waits while a part moves waits for a few
+# milliseconds, however large the table is. Source of the directory: Fagin et al. 1979, extendible
+# hashing.
 
 cdef extern from "params/row_index.hpp" namespace "clipper" nogil:
     u64 SPARE "clipper::kSpare"     # buckets after the last one, and at most so many after its own
@@ -125,7 +126,7 @@ cdef bint index_init(Index* index) noexcept nogil:
 
 
 cdef inline u64 _repeats(const Index* index, const Part* part) noexcept nogil:
-    """Return how many entries of the directory lead to a part."""
+    """Return how many entries of the directory refer to a part."""
     return <u64> 1 << (index.depth - part.depth)
 
 
@@ -298,8 +299,8 @@ cdef u64 index_bytes(const Index* index) noexcept nogil:
 
 # -- Rows of an embedding table in memory.
 #
-# A fresh byte costs 3 to 4 ns to fault in and zero, several times what reading it costs: whoever
-# knows that rows will be needed calls arena_reserve, on a thread that nobody waits for.
+# A fresh byte costs 3 to 4 ns to fault in and zero, several times the cost of reading it. So if
+# rows will be needed, arena_reserve is called before, on a thread for which no other waits.
 
 cdef enum:
     CHUNK_BYTES = 32 << 20
@@ -939,8 +940,8 @@ cdef u64 rows_walk(Rows* rows, u64* hash, bint* ended, u64 room, i64* ids, float
     ended[0] = False
     _enter(rows)
     while not ended[0] and n + GATHER_MAX <= room and buckets < BATCH:
-        if buckets % BLOCK == BLOCK - 1:        # whoever waits to be alone waits for no more than
-                                                # these
+        if buckets % BLOCK == BLOCK - 1:        # a thread that waits to be alone waits for these at
+                                                # most
             rows.gate.leave(False)
             _enter(rows)
         home = index_bucket(&rows.index, hash[0])

@@ -42,10 +42,12 @@ def calm(int fd):
 
 
 cdef class SharedRegion:
-    """The mapped memory of a descriptor that came with a connection. Threads: one.
+    """The mapped memory of a descriptor that a connection has sent. Threads: one.
 
-    fd: stays the caller's.  bytes_max: of the memory. Raises what raise_for makes of BAD_INPUT (no
-    sealed memory) and TOO_LARGE.
+    fd: still belongs to the caller.
+    bytes_max: largest size of the memory.
+
+    Raises the exceptions of BAD_INPUT (no sealed memory) and TOO_LARGE (see raise_for).
     """
     cdef Region one
 
@@ -127,7 +129,7 @@ cdef class Counts:
         counts_refuse(self.state, why)
 
     def lag(self, u64 versions):
-        """A push whose gradients are of an older version by so many."""
+        """Count a push by the number of versions that its gradients are behind."""
         histogram_record(&self.state.lags, versions)
 
     def take(self):
@@ -241,7 +243,7 @@ cdef void shard_refuse(ShardLoopState* s, ShardConnection* c, const ShardHead* t
 cdef u8* answer_room(ShardLoopState* s, ShardConnection* c, const ShardHead* h,
                      u64 whole) noexcept nogil:
     """Return where the rows of an answer go, whose head is written already. NULL: the request was
-    refused, or the connection is lost."""
+    refused, or the connection is closed."""
     cdef ShardHead head = shard_answer(h[0], SHARD_ANSWER, s.epoch.load(relaxed),
                                        s.model.load(relaxed))
     cdef u8* to

@@ -1,22 +1,22 @@
-"""Changes, sent to followers as they come.
+"""Sends changes to followers as they are made.
 
-A follower that has a whole copy requests the stream. From then on the loop sends it, after each
+A follower that has a complete copy requests the stream. From then on the loop sends it, after each
 turn, the rows whose ids the log has for it (shard_log.hpp), as they are now: whole rows with their
 state, so that a row may be sent twice, and pushes of one turn share a message. The follower writes
 them and acknowledges the position up to which it has all; then the loop answers the pushes that
-waited for it. Messages do not wait for each other. What is not sent yet is in the log, which is
-bounded; to a follower that falls out of it the loop sends the end of the stream, and the follower
-starts over as one that was away.
+waited for it. Messages do not wait for each other. Changes that are not sent yet are in the log,
+which is bounded. If it does not reach back to a follower's position any more, the loop ends the
+stream, and the follower resyncs as after a disconnection.
 
-Rows are read while pushes are paused: a copy agrees with the pushes that it has seen.
+Rows are read while pushes are paused, so a copy agrees with the pushes that it has seen.
 
 Pushes may be sent to followers before they are applied. What an optimizer computes depends on the
 row, its state and the gradient alone, to the last bit (optimizer.hpp), so a follower that has
 exactly the rows from before a push has those from after it when it has applied the push. A push has
 half the bytes of the rows with their state or fewer, and the follower works while the shard does.
-The factors of a step are sent, since a library's `pow` may differ. A push whose result depends on
-what a copy does not have is sent as rows: how often ids were pushed (`admit_after`), and which rows
-go when a table is full.
+The factors of a step are sent, since a library's `pow` may differ. A push is sent as rows if its
+result depends on data that a copy does not have: how often ids were pushed (`admit_after`), and
+which rows are evicted when a table is full.
 
 Source: state machine replication, Schneider 1990; PostgreSQL's write-ahead log with full pages
 against logical records.
@@ -73,7 +73,7 @@ cdef void stream_received(ShardLoopState* s, ShardConnection* c, const ShardHead
         return
     one = &s.log.followers[c.stream - 1]
     s.log.guard.lock()
-    if not one.ends and h.sequence <= one.taken:        # nobody has what was not sent
+    if not one.ends and h.sequence <= one.taken:        # no follower has what was not sent
         one.acknowledged = max(one.acknowledged, h.sequence)
         one.clock, one.wants_reply = max(one.clock, h.id), one.wants_reply or h.flags & REPLY_WANTED
         one.messages += 1
@@ -171,7 +171,7 @@ cdef void _put_changes(ShardLoopState* s, ShardConnection* c, vector[vector[i64]
                 c.output.lost = True
             parts += 1
     if c.output.size() - at > s.frame_bytes_max:
-        c.output.lost = True                    # it is closed, and starts over as one that was away
+        c.output.lost = True                    # it is closed, and resyncs as after a disconnection
     if not c.output.lost:
         _put_head(s, c, at, position, <u32> parts, pushes.size() // 2, EXACT if exact else 0,
                   clock)

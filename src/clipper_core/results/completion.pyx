@@ -1,9 +1,9 @@
 """Blocks of result slots, and how threads, event loops and the callback thread are notified of
 slots that have ended, without the GIL.
 
-How a waiter and the loop cannot miss each other: completion.hpp and loop_owner.hpp, which hold
-every step that they race on. This module keeps their order: the loop ends slots and
-puts notices, then ends the epoch, then wakes.
+completion.hpp and loop_owner.hpp have the operations that run concurrently, and explain why no
+event is missed. This module keeps the required order: the loop ends slots and fills mailboxes, then
+ends the epoch, then wakes waiters.
 """
 from libc.stdlib cimport free
 from libc.string cimport memset
@@ -43,7 +43,8 @@ cdef void _block_reset(Block* block) noexcept nogil:
 
 
 cdef Block* _block_take(CompletionState* d, u32 count) noexcept nogil:
-    """A fresh block with two references a slot and one of the allocator's. Under the lock."""
+    """Return a new block with two references per slot and one of the allocator. Call it under the
+    lock."""
     cdef Block* block = NULL
     if count == BLOCK_SLOTS and d.free != NULL:
         block = d.free
@@ -83,8 +84,8 @@ cdef void block_drop(CompletionState* d, Block* block, u32 refs) noexcept nogil:
 
 
 cdef bint _claim_own(CompletionState* d, u32 count, Block** block, u32* first) noexcept nogil:
-    """A block for one future alone. Its memory may be megabytes: it is cleared before the lock is
-    taken."""
+    """Return a block for a single future. Its memory may be megabytes, so it is cleared before the
+    lock is taken."""
     cdef Block* b = _block_new(count)
     if b == NULL:
         return False
@@ -112,8 +113,8 @@ cdef bint slots_claim(CompletionState* d, u32 count, Block** block, u32* first) 
     if count > BLOCK_SLOTS / 4:
         b = _block_take(d, count)
         if b != NULL:
-            block_hold(b[0], 2 * count)                 # it is never current: no reference of the
-                                                        # allocator's
+            block_hold(b[0], 2 * count)                 # it is never `current`, so the allocator
+                                                        # has no reference
     elif b == NULL or b.used + count > BLOCK_SLOTS:
         full = b
         b = _block_take(d, BLOCK_SLOTS)
@@ -138,7 +139,7 @@ cdef bint slots_claim(CompletionState* d, u32 count, Block** block, u32* first) 
 cdef Status slot_end(CompletionState* d, Block* block, u32 slot, Status status, Value* value,
                      u32 latency_us) noexcept nogil:
     cdef u32 boxes
-    cdef u64 ensemble_call = block.word[slot]         # if it is in one
+    cdef u64 ensemble_call = block.word[slot]         # if the slot is in one
     cdef Value mine = value[0]
     cdef CompletionState* home = home_of(d, block)
     cdef bint first = slot_try_end(block[0], slot, <u8> status, mine, latency_us, &boxes)
@@ -155,8 +156,7 @@ cdef Status slot_end(CompletionState* d, Block* block, u32 slot, Status status, 
         elif boxes != IN_ENSEMBLE:
             completion_notify(d, home, block.first_id + slot, boxes)
     else:
-        value_drop(&mine)           # the reference, not the caller's Value: other rows are ended
-                                    # with it
+        value_drop(&mine)           # drop the reference; the caller's Value is used for other rows
         status = <Status> slot_state(block[0], slot)
         boxes = slot_boxes(block[0], slot)
     if boxes & IN_ENSEMBLE:
@@ -194,7 +194,8 @@ cdef u32 _notify(CompletionState* home, u64 slot_id, u32 boxes) noexcept nogil:
 
 
 cdef void _flush_peers(CompletionState* d) noexcept nogil:
-    """A caller that waits for a peer's future does not lead: nobody is to be woken."""
+    """Wake the waiters of futures of peers whose slots have ended. A thread that waits for one owns
+    no loop."""
     cdef u32 n, i
     cdef CompletionState* home
     for n in range(ENGINES_MAX):
@@ -219,7 +220,7 @@ cdef void completion_flush(CompletionState* d) noexcept nogil:
     d.touched = False
     d.batches.store(d.batches.load(relaxed) + 1, relaxed)
     waiters = epoch_ends(d[0])
-    if waiters > <u32> d.loop_owner.by_waiter:        # who leads is awake
+    if waiters > <u32> d.loop_owner.by_waiter:        # the owner is awake
         futex_wake_all(&d.epoch)
         d.futex_wakes.store(d.futex_wakes.load(relaxed) + 1, relaxed)
     if not d.loop_owner.by_waiter:
@@ -234,7 +235,7 @@ cdef void completion_flush(CompletionState* d) noexcept nogil:
 
 
 cdef u64 completion_open_tasks(CompletionState* d) noexcept nogil:
-    # first: too many open are a guess, too few a wait
+    # read this first: it may be too large, but not too small
     cdef u64 done = d.answered.load(relaxed) + d.ended.load(relaxed)
     return d.issued.load(relaxed) - done + d.tasks_of_peers.load(relaxed)
 
@@ -245,7 +246,7 @@ cdef void completion_close(CompletionState* d, int status) noexcept nogil:
     completion_wake_owner(d)
 
 
-# -- the loop's attention
+# -- waking the loop
 # ----------------------------------------------------------------------------------------------
 
 cdef void completion_wake_owner(CompletionState* d) noexcept nogil:
@@ -283,8 +284,8 @@ cdef void completion_notify_outside(CompletionState* d, u32 boxes) noexcept nogi
         completion_wake_owner(d)
     for i in range(MAILBOXES_MAX):
         if boxes & (<u32> 1 << i) and d.boxes[i] != NULL:
-            mailbox_overflow(d.boxes[i][0])     # the ids ring has one producer, the loop; this is
-                                                # the other way in
+            mailbox_overflow(d.boxes[i][0])     # the ring of ids has one producer, the loop, so
+                                                # another thread sets the overflow flag
             eventfd_signal(d.boxes[i].fd)
 
 
@@ -337,7 +338,7 @@ cdef class Completion:
 
     @property
     def issued(self):
-        """Tasks handed out since the start; equals `answered` when nothing is in flight."""
+        """Number of tasks since the start; equals `answered` when nothing is in flight."""
         return self.state.issued.load(relaxed)
 
     @property
@@ -346,17 +347,18 @@ cdef class Completion:
 
     @property
     def ensemble_calls(self):
-        """Queries with a decider since the start: the verdict of each counts among `issued` and
-        `answered`, beside its tasks."""
+        """Number of queries with a decider since the start. The verdict of each counts in `issued`
+        and `answered`, besides its tasks."""
         return self.state.ensemble_calls.load(relaxed)
 
     @property
     def ensemble_calls_held(self):
-        """Ensemble calls that somebody still holds: a future, a task on its way, a timer."""
+        """Number of ensemble calls that are still referenced: by a future, a task in flight or a
+        timer."""
         return (self.state.ensemble_calls.load(relaxed)
                 - self.state.ensemble_calls_freed.load(relaxed))
 
     def kill(self, int status):
-        """End all waiting with `status`: nothing will complete any more (after a fork, or after the
-        engine closed)."""
+        """Wake all waiters with `status`, because no task completes any more (after a fork, or
+        after the engine closed)."""
         completion_close(self.state, status)

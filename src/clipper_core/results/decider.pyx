@@ -1,17 +1,17 @@
 """The rules that decide when an ensemble has an answer.
 
-The schedule. Steps end one after another; the last one ends at the deadline. The current step
-reads everything that has arrived since the start. If no task is outstanding any more, the remaining
-steps are tried in order without waiting for their time; the last one answers with what has arrived,
-which may be nothing.
+Schedule. Steps end one after another; the last one ends at the deadline. The current step reads
+everything that has arrived since the start. If no task is outstanding any more, the remaining steps
+are tried in order without waiting for their time; the last one answers with what has arrived, which
+may be nothing.
 
 Exact by construction. A step answers early only if the outstanding tasks cannot change its answer,
 whether they end with any value or with none. For votes: the leader's weight less the runner-up's
-exceeds all weight that can still come, so that no tie is possible, and the tie-breakers
-(confidence, then rank) need not be known. For ranks: no better task is outstanding. For a median:
-the order statistics with everything outstanding at either end. A mean has no such bound unless the
-outputs have: `low` and `high`. There is one exception, which the user must set: with a `tolerance`
-and `need` of two or more, `need` numbers that differ by at most the tolerance stand for all.
+exceeds all outstanding weight, so that no tie is possible, and the tie-breakers (confidence, then
+rank) need not be known. For ranks: no better task is outstanding. For a median: the order
+statistics with everything outstanding at either end. A mean has no such bound unless the outputs
+have: `low` and `high`. There is one exception, which the user must set: with a `tolerance` and
+`need` of two or more, `need` numbers that differ by at most the tolerance stand for all.
 
 Tasks that can still come are those that were submitted and have not ended, and those that will be
 submitted at a set time. A task that only a rule can submit does not count until it is submitted.
@@ -38,8 +38,8 @@ cdef extern from "results/completion.hpp" namespace "clipper" nogil:
     void claims_unlock(atomic[u32]& lock) noexcept
 
 cdef u64 NEVER_US = ~(<u64> 0)
-cdef double MARGIN = 1e-9           # of all weight: sums of weights may differ by their order
-cdef double BURST = 8.0             # tokens kept at most
+cdef double MARGIN = 1e-9           # share of all weight: sums may differ by the order of addition
+cdef double BURST = 8.0             # largest number of tokens
 
 cdef inline u64 _bit(u32 i) noexcept nogil:
     return <u64> 1 << i
@@ -62,7 +62,7 @@ cdef struct StepView:               # the tasks as one step sees them
     u64 arrived                 # bits
     u64 coming
     u64 slo_us
-    bint last                   # no step comes after it
+    bint last                   # no step follows
 
 
 cdef StepView _view_of(const StepState* step, const VoteData* votes, u32 n, u64 slo_us,
@@ -108,11 +108,11 @@ cdef RulingData _submit(u64 mask, bint extra) noexcept nogil:
     return ruling
 
 
-# -- picking one
+# -- selecting one
 # --------------------------------------------------------------------------------------------------
 
 cdef u32 _first(const StepState* step, const StepView* view, bint sure) noexcept nogil:
-    """The first to arrive, of those that are sure enough; ENSEMBLE_TASKS_MAX: none."""
+    """Return the first to arrive of those that are confident enough; ENSEMBLE_TASKS_MAX: none."""
     cdef u32 i, found = ENSEMBLE_TASKS_MAX
     for i in range(view.n):
         if view.arrived >> i & 1 and (not sure or _sure(step, &view.votes[i])):
@@ -130,7 +130,7 @@ cdef u32 _best(const StepState* step, const StepView* view, bint sure) noexcept 
 
 
 cdef u32 _surest(const StepView* view, bint latest) noexcept nogil:
-    """The most confident; of equals the best ranked, or the latest submitted."""
+    """Return the most confident; of equal ones the best ranked, or the latest submitted."""
     cdef u32 i, found = ENSEMBLE_TASKS_MAX
     for i in range(view.n):
         if view.arrived >> i & 1 and (found == ENSEMBLE_TASKS_MAX
@@ -160,7 +160,7 @@ cdef bint _is_outstanding(const StepState* step, const StepView* view) noexcept 
 
 cdef RulingData _try_first(const StepState* step, const StepView* view,
                            bint may_submit) noexcept nogil:
-    """Answer with the first that is sure enough. CASCADE submits the next task when none is
+    """Answer with the first that is confident enough. CASCADE submits the next task when none is
     outstanding, HEDGED when all have failed."""
     cdef u32 found = _first(step, view, True)
     if found < ENSEMBLE_TASKS_MAX:
@@ -201,12 +201,12 @@ cdef RulingData _try_floor(const StepState* step, const StepView* view,
 # --------------------------------------------------------------------------------------------------
 
 cdef struct Count:
-    # the lowest task with the winning value; ENSEMBLE_TASKS_MAX: nobody has voted
+    # the lowest task with the winning value; ENSEMBLE_TASKS_MAX: there are no votes
     u32 winner
     u32 votes                   # for it
     double weight
     double second               # the runner-up's
-    double total                # of all that were or will be submitted
+    double total                # weight of all that were or will be submitted
     double coming
 
 
@@ -214,7 +214,7 @@ cdef Count _count(const StepState* step, const StepView* view) noexcept nogil:
     cdef double[ENSEMBLE_TASKS_MAX] weight
     cdef double[ENSEMBLE_TASKS_MAX] sure
     cdef u32[ENSEMBLE_TASKS_MAX] votes
-    # of a class: the lowest task with that value which the step looks at
+    # for each class, the lowest task with that value that the step considers
     cdef u32[ENSEMBLE_TASKS_MAX] leader
     cdef double one, top = 0
     cdef u32 i, k
@@ -272,7 +272,7 @@ cdef RulingData _try_votes(const StepState* step, const StepView* view) noexcept
 
 cdef u32 _sorted(const StepView* view, double* x, double* weights, u64* mask) noexcept nogil:
     """Sort the numbers that arrived, with their weights. Return how many there are. mask: set to
-    the tasks they are of."""
+    their tasks."""
     cdef u32 i, j, m = 0
     cdef double number
     mask[0] = 0
@@ -292,8 +292,8 @@ cdef u32 _sorted(const StepView* view, double* x, double* weights, u64* mask) no
 
 cdef inline double _rank(const double* x, u32 m, u32 below, u32 above, double low, double high,
                          u32 j) noexcept nogil:
-    """The j-th of m numbers in order with `below` times `low` before them and `above` times `high`
-    after them."""
+    """Return the j-th of m sorted numbers, with `below` times `low` before them and `above` times
+    `high` after them."""
     return low if j < below else x[j - below] if j < below + m else high
 
 
@@ -325,8 +325,8 @@ cdef double _mean(const double* x, const double* weights, u32 m, double more,
 cdef bint _is_fixed(const StepState* step, const StepView* view, const double* x,
                     const double* weights,
                     u32 m) noexcept nogil:
-    """Return whether no vote that is still to come can move the result by more than the tolerance.
-    Votes cannot lie beyond low and high."""
+    """Return whether no outstanding vote can move the result by more than the tolerance. Votes
+    cannot lie beyond low and high."""
     cdef u32 i, coming = 0
     cdef double more = 0, low = min(step.low, x[0]), high = max(step.high, x[m - 1])
     for i in range(view.n):
@@ -385,7 +385,7 @@ cdef RulingData _try(const StepState* step, const StepView* view, bint may_submi
 
 
 cdef RulingData _with_what_there_is(const StepState* step, const StepView* view) noexcept nogil:
-    """The last step, when nothing more comes: sure enough or not."""
+    """Answer by the last step, when nothing more can arrive, whatever the confidence."""
     cdef bint ranked = step.rule == BEST or step.rule == ROW
     cdef u32 found
     cdef double[ENSEMBLE_TASKS_MAX] x
@@ -454,7 +454,7 @@ cdef RulingData decide(const DeciderState* d, const VoteData* votes, u32 n, u64 
         return ruling
 
 
-# -- the schedule, shared by the queries it decides
+# -- the schedule, which queries share
 # -------------------------------------------------------------------
 
 cdef DeciderState* decider_hold(DeciderState* d) noexcept nogil:

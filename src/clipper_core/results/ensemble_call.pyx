@@ -1,17 +1,17 @@
-"""Ensemble calls: arrivals in, one verdict out, under one lock.
+"""Ensemble calls: they record arrivals and reach one verdict, under one lock.
 
-Why a lock and no lock-free steps: an arrival must be noted, weighed against the others, decided on
-and perhaps answered, by up to 64 loops at once, and all of it takes less than a microsecond;
-threads meet here only when two models of one query answer within that time. The one thing that
-others may watch without it is the verdict slot, which is a slot like any other.
+Why a lock and not a lock-free version: up to 64 loops at once may record an arrival, run the
+decider and perhaps answer. All of this takes less than a microsecond, and threads contend only when
+two models of one query answer within that time. Only the verdict slot may be watched without the
+lock; it is a slot like any other.
 
 Never done under the lock: submitting a task (its lane may make this thread run the loop of a peer,
 which may complete a task of the same ensemble call), and waiting.
 
-Who frees. An ensemble call holds the block by the reference that a task of the verdict slot would
-have; a task that is never submitted gives its own back when that is certain. A ticket of a timer is
-an index and its use, so that one left behind in the wheel names nothing, and the ensemble call need
-not live until its time has passed.
+Memory. An ensemble call holds the block by the reference that a task of the verdict slot would
+have; a task that will never be submitted releases its reference when that is certain. A ticket of a
+timer is an index and the number of its use, so a ticket that is left in the wheel is stale, and the
+ensemble call can be freed before its time has passed.
 """
 from libc.math cimport isfinite, ldexp
 from libc.stdlib cimport free
@@ -40,14 +40,14 @@ ctypedef EnsembleCall* EnsembleCallPointer
 cdef u64 NO_TICKET = ~<u64> 0
 
 cdef enum:
-    INDEX_BITS = 24             # of a timer's ticket; the uses of an index are above, and it is
-                                # below 2^48
+    INDEX_BITS = 24             # bits of the index in a timer's ticket; the count of its uses is
+                                # above, and a ticket is below 2^48
 
-cdef struct VoteKey:               # a value, as votes compare it
+cdef struct VoteKey:               # a value in the form in which votes are compared
     u8 kind                     # 1 bool, 2 whole number, 3 one above 2^63, 4 float, 5 anything else
-    u64 bits                    # of a scalar
+    u64 bits                    # value of a scalar
     double number
-    const u8* data              # of anything else; NULL: a scalar
+    const u8* data              # bytes of anything else; NULL: a scalar
     u64 nbytes
     u8 dtype
     u8 rank
@@ -62,7 +62,7 @@ cdef double _half(u64 word) noexcept nogil:
     cdef double size = <double> (word & 1023)
     cdef double value = ldexp(size, -24) if exponent == 0 else ldexp(size + 1024, exponent - 25)
     if exponent == 31:
-        value = ldexp(1.0, 2000)            # infinite, or no number: neither is a vote
+        value = ldexp(1.0, 2000)            # infinite or NaN: neither is a vote
     return -value if word >> 15 & 1 else value
 
 
@@ -101,7 +101,7 @@ cdef VoteKey _scalar_vote_key(u8 dtype, u64 word) noexcept nogil:
 
 
 cdef VoteKey _vote_key(EnsembleCall* h, u32 i) noexcept nogil:
-    """Return what is compared of the output of task i: all of it, or its field."""
+    """Return the part of the output of task i that is compared: all of it, or its field."""
     cdef VoteKey vote_key
     cdef RecordPlace place
     cdef Blob* blob
@@ -172,7 +172,7 @@ cdef void _weigh(EnsembleCall* h, u32 i) noexcept nogil:
     vote.state = ARRIVED
 
 
-# -- its life
+# -- creating and freeing
 # --------------------------------------------------------------------------------------------------
 
 cdef EnsembleCall* ensemble_call_new(CompletionState* home, Block* block, u32 first, u32 n,
@@ -184,7 +184,7 @@ cdef EnsembleCall* ensemble_call_new(CompletionState* home, Block* block, u32 fi
     cdef EnsembleCall* h = <EnsembleCall*> memory
     if h == NULL:
         return NULL
-    h.refs.store(2, relaxed)                    # its future's and its submitter's
+    h.refs.store(2, relaxed)                    # references of its future and its submitter
     h.home, h.block, h.first, h.n = home, block, first, n
     h.decider = decider_hold(decider)
     h.received_us, h.slo_us, h.learn = now_us, slo_us, learn
@@ -268,7 +268,7 @@ cdef void ensemble_call_drop(EnsembleCall* h) noexcept nogil:
     cdef u32 ended = ensemble_call_cancel(h)
     if ended:
         h.home.answered.fetch_add(ended, relaxed)
-    while h.submitting.load(acquire):           # a model of the future's is in use
+    while h.submitting.load(acquire):           # the future keeps its models alive
         pause()
     ensemble_call_release(h)
 
@@ -304,7 +304,7 @@ cdef RulingData ensemble_call_decide(EnsembleCall* h) noexcept nogil:
 
 
 cdef bint _consider(EnsembleCall* h, CompletionState* by) noexcept nogil:
-    """Run the decider, with the lock. True: the home's loop must be called."""
+    """Run the decider, under the lock. Return True if the home's loop has to handle the call."""
     cdef RulingData ruling
     if h.over:
         return False
@@ -320,7 +320,7 @@ cdef bint _consider(EnsembleCall* h, CompletionState* by) noexcept nogil:
 cdef void ensemble_call_task_ended(CompletionState* d, void* ensemble_call, u32 slot, bint first,
                                    u8 status,
                         u32 latency_us) noexcept nogil:
-    """A task's slot has ended, by this call or (first: False) before, and its task is over."""
+    """Record that a task has ended. first: False if its slot had ended before."""
     cdef EnsembleCall* h = <EnsembleCall*> ensemble_call
     cdef u32 i = slot - h.first
     cdef bint calls = False
@@ -355,7 +355,7 @@ cdef void ensemble_call_sent(EnsembleCall* h, u32 slot) noexcept nogil:
         h.home.answered.fetch_add(ended, relaxed)
 
 
-# -- its submitter
+# -- for the submitter
 # --------------------------------------------------------------------------------------------------
 
 cdef void ensemble_call_submitting(EnsembleCall* h, u32 i) noexcept nogil:
@@ -372,7 +372,7 @@ cdef void ensemble_call_refused(EnsembleCall* h, u32 i, Status status) noexcept 
         if slot_boxes(h.block[0], h.first + i) != IN_ENSEMBLE:
             completion_notify_outside(h.home, slot_boxes(h.block[0], h.first + i))
     block_drop(h.home, h.block, 1)
-    h.refs.fetch_sub(1, relaxed)                # never the last: the caller has one
+    h.refs.fetch_sub(1, relaxed)                # not the last reference: the caller has one
 
 
 cdef void ensemble_call_submitted(EnsembleCall* h) noexcept nogil:
@@ -482,7 +482,7 @@ cdef EnsembleCall* timers_take(Timers* t, u64 ticket) noexcept nogil:
 
 
 cdef bint timers_has(Timers* t, u64 ticket) noexcept nogil:
-    """The ensemble call of a ticket that is not needed any more is let go here."""
+    """Release the ensemble call of a ticket that is no longer needed."""
     cdef u32 i = <u32> (ticket & ((1 << INDEX_BITS) - 1))
     cdef EnsembleCall* h
     cdef bint over

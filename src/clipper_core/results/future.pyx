@@ -1,9 +1,8 @@
-"""Futures by ticket: looking, waiting, awaiting, giving up.
+"""Futures by ticket: polling, waiting, awaiting and cancelling.
 
-How a waiter and the loop cannot miss each other: completion.hpp. This module keeps
-the
-order: a blocked thread counts itself, then reads `epoch`, then looks at its slots, and only then
-sleeps, or takes the lead.
+completion.hpp explains why a waiter misses no event. This module keeps the required order: a
+blocked thread counts itself, then reads `epoch`, then checks its slots, and only then sleeps or
+takes the ownership of the loop.
 """
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals
@@ -57,9 +56,9 @@ cdef extern from *:
     void set_am_send(PyTypeObject* type, void* send) noexcept
 
 cdef enum:
-    WAIT_SLICE_US = 50000       # a blocked thread looks for signals this often
+    WAIT_SLICE_US = 50000       # interval at which a blocked thread checks for signals
 
-cdef dict _states = {}      # by the address of a future; beside it, since hardly any future has one
+cdef dict _states = {}      # by address of the future; not a field, because few futures have one
 
 
 class StandardState:
@@ -75,7 +74,7 @@ class StandardState:
         self.waiters = []
 
     def end(self, future):
-        """Tell those who wait that the future is done. Does nothing the second time."""
+        """Notify waiters that the future is done. Does nothing the second time."""
         with self.condition:
             if self.state != "PENDING":
                 return
@@ -102,7 +101,7 @@ cdef void standard_forget(u64 address):
 
 
 cdef object cancelled_error():
-    error = error_for(CANCELLED, "")        # of the class that is bound to it, if that is one
+    error = error_for(CANCELLED, "")        # an instance of the bound class, if there is one
     return error if isinstance(error, CancelledError) else CancelledError()
 
 
@@ -170,7 +169,7 @@ cdef class Future:
         return slot_state(self.block[0], self.first + i)
 
     cdef Value _held(self, u32 i) noexcept nogil:
-        """The value in slot i, borrowed."""
+        """Return the value in slot i, borrowed."""
         cdef Value value
         if self.block == NULL:
             return self.at_once
@@ -204,8 +203,8 @@ cdef class Future:
         """Cancel the query, unless it is done. Return True if it is cancelled now; result() then
         raises CancelledError.
 
-        What its tasks have brought by then can still be read (`outputs`, `statuses`, ...), and a
-        prediction on its way still fills the cache.
+        Predictions that have arrived can still be read (`outputs`, `statuses`, ...), and later ones
+        still fill the cache.
         """
         if not self.is_cancelled and not self.is_done():
             self.is_cancelled = self._end_now() and (self.ensemble_call == NULL
@@ -213,8 +212,8 @@ cdef class Future:
         return bool(self.is_cancelled)
 
     def end_now(self):
-        """End the tasks that are pending, without cancelling: result() is made of what has come.
-        True if one was pending."""
+        """End the pending tasks without cancelling the query, so result() uses what has arrived.
+        Return True if a task was pending."""
         return self._end_now()
 
     cdef bint _end_now(self):
@@ -234,8 +233,8 @@ cdef class Future:
         return ended > 0
 
     cdef int _wait(self, u64 until_us) noexcept nogil:
-        """Wait. Return 0 when done, 1 when the time is over, 2 to check for signals, 3 when the
-        engine is dead."""
+        """Wait. Return 0 if done, 1 if the time is over, 2 to check for signals, 3 if the engine
+        has ended."""
         cdef CompletionState* d = self.completion.state
         cdef u32 epoch
         cdef u64 now, slice_us
@@ -298,7 +297,7 @@ cdef class Future:
 
     @cython.binding(False)
     def result(self, timeout=None):
-        """The result, waiting for it at most `timeout` seconds. Raises the task's typed error, or
+        """Return the result, after waiting at most `timeout` seconds. Raises the task's error, or
         TimeoutError."""
         if not self.is_done() and not self.wait(timeout):
             raise FutureTimeout(f"no result within {timeout} s; the query's own deadline has not "
@@ -306,7 +305,7 @@ cdef class Future:
         return self._outcome()
 
     cdef object _outcome(self):
-        """Return or raise, once done, what result() does."""
+        """As result(), for a future that is done."""
         if self.is_cancelled:
             raise cancelled_error()
         if self.finish is not None:
@@ -324,8 +323,8 @@ cdef class Future:
         return [self._value(i) for i in range(self.count) if self.ensemble_call.used >> i & 1]
 
     def exception(self, timeout=None):
-        """The error that `result()` would raise, or None. Raises CancelledError of a query that was
-        cancelled."""
+        """Return the error that `result()` would raise, or None. Raises CancelledError of a query
+        that was cancelled."""
         if not self.wait(timeout):
             raise FutureTimeout(f"no result within {timeout} s")
         if self.is_cancelled:
@@ -348,7 +347,7 @@ cdef class Future:
         return self._named(output) if type(output) is dict else output
 
     cdef object _named(self, object output):
-        """The tensor that the query's context names (`output_name`), or all of them."""
+        """Return the tensor that the query's context names (`output_name`), or all of them."""
         name = getattr(self.extra, "output_name", "")
         return output[name] if name and type(output) is dict else output
 
@@ -385,7 +384,7 @@ cdef class Future:
         column.state, column.latency_us = self.block.state + first, self.block.latency_us + first
         return column
 
-    # -- what a finisher reads
+    # -- for functions that make the result
 
     def __len__(self):
         return self.count
@@ -409,8 +408,8 @@ cdef class Future:
         return done, self.count
 
     def outputs(self, missing=None, u32 first=0, n=None):
-        """The predictions of tasks [first, first + n), so far, with `missing` in the place of those
-        there are none of.
+        """Return the predictions of tasks [first, first + n) that have arrived, with `missing` in
+        place of the others.
 
         An ndarray of shape (n, ...) when they are numbers of one type and shape, and `missing` fits
         among them (None: NaN among floats); else a list. Of named tensors of fixed sizes a dict of
@@ -426,18 +425,18 @@ cdef class Future:
         return column_confidences(&column)
 
     def latencies_us(self):
-        """Microseconds from submit to the end, u32, one a task; 0 for a hit, for what is pending
-        and for what was cancelled."""
+        """Microseconds from submit to the end, u32, one per task; 0 for a hit, and for tasks that
+        are pending or were cancelled."""
         cdef Column column = self._column(0, None)
         return column_latencies_us(&column)
 
     def output(self, u32 i=0):
-        """The prediction of task `i`, or None if it has none."""
+        """Return the prediction of task `i`, or None if it has none."""
         self._check(i)
         return self._value(i) if self._state_of(i) == OK else None
 
     def confidence(self, u32 i=0):
-        """The confidence the model gave to prediction `i`, or None."""
+        """Return the model's confidence in prediction `i`, or None."""
         cdef Value value
         self._check(i)
         if self._state_of(i) != OK:
@@ -468,8 +467,8 @@ cdef class Future:
         return value_object(&value) if value.tag & TAG_BLOB else ""
 
     def error(self, u32 i=0):
-        """The exception that task `i` ended with, as a query to its model alone raises it; None
-        with a prediction, or pending."""
+        """Return the exception with which task `i` ended, as a query to its model alone raises it;
+        None if it has a prediction or is pending."""
         cdef u8 state
         self._check(i)
         state = self._state_of(i)
@@ -502,26 +501,26 @@ cdef class Future:
         if self.ensemble_call != NULL:
             return self.block.latency_us[self.first + self.count]
         for i in range(self.first, self.first + self.count):
-            # the loop may still write what nobody will read
+            # the loop may still write values, which are not read
             if slot_state(self.block[0], i) != CANCELLED:
                 longest = max(longest, self.block.latency_us[i])
         return longest
 
-    # -- of one that has a decider
+    # -- for a future with a decider
 
     @property
     def verdict(self):
-        """(step, used, arrived) once decided: which step of the schedule did it, and bit sets of
-        the tasks whose values are the answer's and of those that had arrived by then. None while
-        pending, when cancelled, and without a decider."""
+        """(step, used, arrived) once decided: the step of the schedule that decided, and bit sets
+        of the tasks whose values are used and of those that had arrived. None while pending, when
+        cancelled, and without a decider."""
         if self.ensemble_call == NULL or self._state_of(self.count) != OK:
             return None
         return self.ensemble_call.step, self.ensemble_call.used, self.ensemble_call.arrived
 
     def rule(self, u8 step, u64 used, u64 elapsed_us=0):
-        """End it with the tasks `used` (a bit set) as the answer, `elapsed_us` after its
-        submission, but not before the last arrival. False: it was too late. Raises ValueError if
-        one has no prediction."""
+        """Decide the query: the answer is made of the tasks `used` (a bit set), `elapsed_us` after
+        its submission, but not before the last arrival. Return False if it was too late. Raises
+        ValueError if one has no prediction."""
         cdef int ruled
         if self.ensemble_call == NULL:
             raise_for(BAD_INPUT, "only a query with a decider can be ruled; see predict_ensemble")
@@ -531,7 +530,7 @@ cdef class Future:
         return bool(ruled)
 
     def on_vote(self, fn):
-        """Call `fn(future)` from the callback thread after arrivals, until there is a verdict; now,
+        """Call `fn(future)` from the callback thread after each arrival until the verdict, and now
         if some have arrived."""
         cdef Future view
         cdef u32 i
@@ -555,20 +554,20 @@ cdef class Future:
         return awaiting
 
     def add_done_callback(self, fn):
-        """Call `fn(future)` once done: at once if it is, else from the callback thread. What it
-        raises is logged."""
+        """Call `fn(future)` when the future is done: at once if it is, otherwise from the callback
+        thread. Its exceptions are logged."""
         if self.is_done():
             try:
                 fn(self)
-            except Exception:       # as it would be on the callback thread: which of the two it is,
-                                    # is chance
+            except Exception:       # as on the callback thread; which of the two threads runs it is
+                                    # not determined
                 logging.getLogger("clipper").exception("a done-callback of %r raised", self)
         elif self.completion.on_callback is None:
             raise RuntimeError("this engine has no callback thread; use clipper.start()")
         else:
             self.completion.on_callback(self, fn)
 
-    # -- what concurrent.futures.wait and as_completed, and asyncio.wrap_future look at
+    # -- the interface for concurrent.futures.wait and as_completed, and asyncio.wrap_future
 
     @property
     def __class__(self):
@@ -584,7 +583,7 @@ cdef class Future:
                 self.is_watched = True
                 self.add_done_callback(made.end)
         watched = standard_of(address)
-        if self.is_done():                  # seen here before the callback thread has come to it
+        if self.is_done():                  # checked here before the callback thread has handled it
             watched.end(self)
         return watched
 
@@ -618,11 +617,11 @@ cdef class Awaiting:
     """The iterator that `__await__` returns, for one `await` of a future. Threads: its event
     loop's.
 
-    A finished future answers through the type's am_send slot: raising StopIteration, the only way
-    out of `__next__`, costs seven times as much. A pending one yields a future of the event loop's
-    own, which a Task takes without a call into Python; what resumes the task comes through the
-    mailbox, once per batch. The interpreter keeps the iterator and nothing else: it is what holds
-    our future, or `await model.predict(x)` would lose it.
+    A finished future returns its result through the type's am_send slot, because raising
+    StopIteration, as `__next__` has to, costs seven times as much. A pending one yields a future of
+    the event loop, which a Task accepts without a call into Python; the mailbox resumes the task,
+    once per batch. The interpreter keeps only the iterator alive, so the iterator holds the future;
+    otherwise `await model.predict(x)` would lose it.
     """
     cdef Future future
     cdef bint waits
@@ -643,11 +642,11 @@ cdef class Awaiting:
         return value
 
     def send(self, value):
-        """Go on; what the event loop sends is of no interest."""
+        """Resume; the value that the event loop sends is ignored."""
         return self.__next__()
 
     def throw(self, kind, value=None, traceback=None):
-        """The await ends with this exception, and a query still pending is given up."""
+        """End the await with this exception, and cancel a query that is still pending."""
         self.close()
         error = value if isinstance(value,
                                     BaseException) else kind if value is None else kind(value)
@@ -655,7 +654,8 @@ cdef class Awaiting:
         raise error if traceback is None else error.with_traceback(traceback)
 
     def close(self):
-        """Close the future: no caller waits for it any more. A query still pending is given up."""
+        """Close the future, for which no caller waits any more. A query that is still pending is
+        cancelled."""
         if self.waits and not self.future.is_done():
             self.future.cancel()
 
@@ -669,7 +669,7 @@ cdef int _send(Awaiting self, object value, PyObject** given) except -1:
         raise RuntimeError("this engine has no asyncio interface; use clipper.start(), or result()")
     else:
         out = self.future.completion.on_await(self.future)
-        out._asyncio_future_blocking = True         # as `yield from` it would
+        out._asyncio_future_blocking = True         # as `yield from` would
         self.waits = True
     Py_INCREF(out)
     given[0] = <PyObject*> out
@@ -725,12 +725,12 @@ cdef enum:
 
 
 cdef class MailboxReader:
-    """Reads the notices of finished futures. Threads: one at a time (its event loop's, or the
-    callback thread); the loop thread of the engine is the other side.
+    """Reads the ids of finished futures from a mailbox. Threads: one at a time (its event loop's,
+    or the callback thread); the loop thread of the engine is the other side.
 
     `add(future, item)` waits for a future; when `fd` becomes readable, `drain()` returns the
-    (future, item) pairs that are done. One eventfd write per batch of news, none while the reader
-    is awake.
+    (future, item) pairs that are done. There is one eventfd write per batch of finished futures,
+    and none while the reader is awake.
     """
     def __cinit__(self, Completion completion):
         cdef CompletionState* d = completion.state
@@ -784,7 +784,7 @@ cdef class MailboxReader:
         return False
 
     def drain(self):
-        """The (future, item) pairs that are done, in the order of their completion. Does not
+        """Return the (future, item) pairs that are done, in the order of their completion. Does not
         block."""
         cdef list done = []
         eventfd_drain(self.box.fd)

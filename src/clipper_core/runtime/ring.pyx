@@ -1,5 +1,5 @@
-"""The lock-free work queue whose cells are the rows of the wire, and a single-producer ring of
-words for notices."""
+"""The lock-free work queue, whose cells are rows that are sent as they are, and a single-producer
+ring of words for notifications."""
 from libc.stdlib cimport free
 from libc.string cimport memcpy
 
@@ -98,8 +98,8 @@ cdef class WorkRing:
     """A ring of tasks. Threads: any may push; one may pop.
 
     A ring of `size` rows (a power of two >= 2) of `row_bytes` bytes each, for tests and benchmarks;
-    the engine uses the same structure from below. `shared`: rows behind a memfd, if there is one to
-    be had. Source: docs/design.md, "The queue is the wire buffer".
+    the engine uses the same structure without Python. `shared`: the rows are in a memfd, if
+    available. Source: docs/design.md, "The queue is the wire buffer".
     """
     cdef Ring* ring
     cdef u64 head
@@ -156,7 +156,7 @@ cdef class WorkRing:
 
     @property
     def fd(self):
-        """The memfd behind the rows, the ring's own; -1 for private memory."""
+        """The memfd of the rows, which belongs to the ring; -1 for private memory."""
         return self.ring.fd
 
     def churn(self, u64 first, u64 count):

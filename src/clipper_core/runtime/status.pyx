@@ -1,7 +1,7 @@
-"""Status codes of the core, and the one door from a status to an exception.
+"""Status codes of the core, and the only function that raises the exception of a status.
 
-The exception tree belongs to the layer above: it is bound once with `bind_errors`; before that (and
-for a status nobody claimed) the door raises `StatusError`.
+The exception classes belong to the layer above and are bound once by `bind_errors`. Before that,
+and for a status without a class, `StatusError` is raised.
 """
 
 

@@ -1,8 +1,8 @@
 """Timers for the deadlines of queries: a hierarchical wheel whose buckets are appended to, never
 searched.
 
-Nearly every timer of a serving system is cancelled: its query is answered in time. So the wheel
-makes inserting and forgetting cheap, and everything else a sequential walk over memory.
+Nearly every timer of a serving system is cancelled: its query is answered in time. So inserting and
+cancelling are cheap, and everything else reads memory sequentially.
 
 Time is cut into ticks, the greatest power of two microseconds not above `tick_us`. A ticket belongs
 to the first tick that starts at or after its deadline and fires when that tick starts: never early,
@@ -11,30 +11,30 @@ less than a tick late. A deadline that the wheel has already passed fires on the
 A bucket is a stack of chunks of 31 entries. Inserting writes 16 bytes at its top; expiring and
 moving read downwards. The stack, where the textbook has a doubly linked list, needs no memory per
 entry beyond the entry, and only its topmost chunk is ever partly filled, whatever happens to the
-bucket. What is given up: entries of one tick fire in no promised order, and an entry cannot be
-found again. Cancelling is therefore lazy: the owner of the ticket forgets it, and the wheel calls
-`is_live` when it reaches the entry.
+bucket. The cost: entries of one tick fire in no defined order, and an entry cannot be found again.
+Cancelling is therefore lazy: the owner of the ticket forgets it, and the wheel calls `is_live` when
+it reaches the entry.
 
 Level L has buckets of 256**L ticks. The textbook gives it 256 of them and empties a whole bucket of
-level L+1 into them when time enters it: with a million timers seconds ahead that is one stop of
-many milliseconds. Here a level has 512 buckets, those of the block of 256 that time is in and those
-of the next. So the bucket that time will enter next can be emptied ahead of need, some chunks on
-each advance; and an entry that is at most one block ahead goes to its finer level at once. What was
-not moved ahead (the wheel was not advanced for a while) is moved on entering. One call looks at
-WORK_MAX entries at most; what is left keeps `wheel_next_us` at the present, so a loop that polls
-until then comes back after it has served its sockets.
+level L+1 into them when time enters it: with a million timers some seconds ahead, that stops the
+loop for many milliseconds. Here a level has 512 buckets, those of the block of 256 that time is in
+and those of the next. So the bucket that time will enter next can be emptied ahead of need, some
+chunks on each advance; and an entry that is at most one block ahead goes to its finer level at
+once. What was not moved ahead (the wheel was not advanced for a while) is moved on entering. One
+call reads WORK_MAX entries at most. While entries are left, `wheel_next_us` returns the current
+time, so a loop that sleeps until then calls again after it has served its sockets.
 
-Eight levels cover every microsecond below 2**62, so there is no horizon to fall off; the upper four
-cost 32 KB of memory that is never touched. A bitmap of 512 bits a level finds the next bucket in a
+Eight levels cover every microsecond below 2**62, so no deadline is too far ahead; the upper four
+cost 32 KB of memory that is never written. A bitmap of 512 bits a level finds the next bucket in a
 few instructions: a gap of minutes is one step.
 
 Memory: chunks come from slabs that are added as entries are, and are kept until the wheel is freed.
 n entries in B buckets need at most n/31 + B chunks however they lie; insert adds a slab before that
 bound is reached, so moving entries never allocates, and insert is the only call that can fail.
 
-At `entries_max` a hand goes round the slabs and takes out the dead, SWEEP entries on each insert. A
-sweep of everything at once would free more, and stand still for 5-30 ms at a million entries. The
-price: if the dead lie together behind many living ones, some inserts are refused until the hand
+At `entries_max` a hand moves over the slabs and removes dead entries, SWEEP entries on each insert.
+A sweep of everything at once would free more, but takes 5-30 ms with a million entries. The cost:
+if the dead entries are together behind many live ones, some inserts are refused until the hand
 reaches them.
 
 Source: Varghese & Lauck, "Hashed and Hierarchical Timing Wheels" (SOSP 1987).
@@ -55,11 +55,11 @@ cdef enum:
     CHUNK = 31                   # entries of a chunk: 512 bytes
     SLAB = 128                   # chunks of a slab: 64 KB
     FREE = LEVELS * SPAN         # the home of a chunk that no bucket holds
-    WORK_MAX = 16384             # entries one advance looks at: 0.1 ms, or 0.5 if every is_live
-                                 # misses the cache
+    WORK_MAX = 16384             # entries that one advance reads: 0.1 ms, or 0.5 ms if every
+                                 # is_live misses the cache
     AHEAD = 1024                 # entries moved ahead of need for each tick that passed
     AHEAD_TICKS = 16
-    SWEEP = 512                  # chunks and entries one sweep looks at
+    SWEEP = 512                  # chunks and entries that one sweep reads
 
 cdef u64 TIME_MAX = <u64> 1 << 62
 NEVER = ~<u64> 0
@@ -96,7 +96,7 @@ cdef struct Wheel:
     Chunk* free
     u64 chunks
     Slab* slabs
-    Slab* hand                   # of the sweep: the next chunk it looks at
+    Slab* hand                   # of the sweep: the next chunk to read
     u64 hand_chunk
     u64 summary[LEVELS]          # bit w: word w of the level's bitmap is not zero
     u64 bits[LEVELS * SPAN / 64]
@@ -205,8 +205,8 @@ cdef Status add_slab(Wheel* wheel) noexcept nogil:
 
 
 cdef u64 sift(Wheel* wheel, Chunk* chunk) noexcept nogil:
-    # Replaces the dead of a chunk by entries from the top of its bucket; returns how many entries
-    # it looked at.
+    # Replace the dead entries of a chunk by entries from the top of its bucket. Return how many
+    # entries were read.
     cdef u64 home = chunk.home
     cdef Bucket* bucket = &wheel.buckets[home]
     cdef u64 i = 0
@@ -411,7 +411,7 @@ cdef u64 wheel_count(Wheel* wheel) noexcept nogil:
     return wheel.count
 
 
-# --- the Python door
+# --- the Python interface
 # -------------------------------------------------------------------------------------------------
 
 cdef bint _held(void* owner, u64 ticket) noexcept nogil:
@@ -422,9 +422,10 @@ cdef class TimerWheel:
     """Deadlines by ticket; it holds no clock, times are arguments in microseconds. Threads: one at
     a time.
 
-    now_us:      the time it starts at
-    tick_us:     1 to 2**31; the greatest power of two not above it is used, and no ticket is later
-    than that entries_max: entries held, cancelled ones that were not yet met included
+    now_us: the time at which it starts.
+    tick_us: 1 to 2**31; the greatest power of two not above it is the tick, and no ticket fires
+    later than that.
+    entries_max: largest number of entries, including cancelled ones that the wheel has not reached.
 
     Times above 2**62 count as 2**62. Raises ValueError for bad arguments, MemoryError when memory
     is out.
@@ -448,7 +449,7 @@ cdef class TimerWheel:
 
     @property
     def entries(self):
-        """Entries held, cancelled ones that the wheel has not met yet included."""
+        """Number of entries, including cancelled ones that the wheel has not reached."""
         return wheel_count(self.wheel)
 
     def insert(self, u64 deadline_us, u64 ticket):
@@ -470,7 +471,7 @@ cdef class TimerWheel:
 
     def advance(self, u64 now_us):
         """Return the tickets whose tick has started by `now_us`: those with a deadline at or before
-        it, in no promised order, except that a deadline in the last, unfinished tick waits for its
+        it, in no defined order, except that a deadline in the last, unfinished tick waits for its
         end. The time never goes back."""
         cdef list fired = []
         while True:
@@ -534,8 +535,8 @@ def churn(u64 count, u64 per_second=1000000, u64 slo_us=20000, u64 answer_us=500
     """A steady stream of `count` queries in simulated time, each answered `answer_us` after it
     came. Threads: any.
 
-    Returns how many deadlines fired: 0 if answer_us < slo_us. It prices a query: insert, forget,
-    meet the dead entry.
+    Returns how many deadlines fired: 0 if answer_us < slo_us. It measures the cost of a query: to
+    insert, to cancel, and to remove the dead entry.
     """
     cdef Slots slots
     cdef u64 fired

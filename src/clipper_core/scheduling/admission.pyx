@@ -1,14 +1,13 @@
-"""Admission: the door of a lane. Why it never shuts for good: see docs/design.md, "Admission".
+"""Admission to a lane. docs/design.md, "Admission", explains why it cannot refuse rows forever.
 
-The forecast is a line, as the batcher's is: the batch that the next row joins begins at some
-moment, and takes its own time plus some for each row. So the loop can write it down once and each
-submitter evaluates it for the position it is about to claim, rows that came since included. Every
-number in it is the loop's best guess of a moment ago; `Margin` makes up for what the guesses have
-in common, and the check at dequeue (early drop) for the rest.
+The forecast is linear, like the batcher's: the batch that the next row joins starts at some time,
+and takes a fixed time plus some time for each row. So the loop publishes it once, and each
+submitter evaluates it for the position that it is about to claim, including rows that were
+submitted since. Its numbers are recent estimates; `Margin` corrects their common error, and the
+check when a batch is formed (early drop) corrects the rest.
 
-Three things open the door again. A forecast is a moment in time, and passes; each batch that comes
-back makes a new one; and when the replica is idle for as long as one row takes (1 to 100 ms), one
-goes through to see.
+Three things end a refusal: the forecast time passes; each reply makes a new forecast; and when the
+replica has been idle for the time of one row (1 to 100 ms), one row is admitted as a probe.
 """
 cimport cython
 from libc.math cimport exp
@@ -126,11 +125,11 @@ cdef class AdmissionGate:
         return margin_now(&self.state, now_us)
 
 
-# -- Offering a row to its lane.
+# -- Submitting a row to its lane.
 #
-# A row that admission refuses goes to the loop all the same if an equal row waits or is in flight:
-# joined to it, it costs no evaluation. The loop decides, as only it knows what waits; a row that
-# finds no equal one there ends as FULL.
+# A row that admission refuses is passed to the loop all the same if an equal row may wait or be in
+# flight, because a joined row costs no evaluation. Only the loop knows which rows wait; if it finds
+# no equal row, the row ends as FULL.
 
 cdef Status lane_offer_refused(Lanes* lanes, Lane* lane, Gate* gate, const void* row, u32 nbytes,
                                const Key* key, u64 salt,
@@ -160,14 +159,14 @@ cdef u64 lane_wait_us(Lane* lane, Gate* gate, u64 deadline_us, u64 now_us) noexc
 
 
 cdef bint _may_have(Lanes* lanes, Lane* lane, const Key* key) noexcept nogil:
-    """Return whether an equal row may wait or be in flight: one is in some lane, or this lane has
-    rows not taken in yet."""
+    """Return whether an equal row may wait or be in flight: one is in some lane, or the loop has
+    not read all rows of this lane."""
     cdef Value value
     if not lane_all_taken_in(lane[0],
                              lane.ring.cells.tail.load(relaxed)) or pending_has(lanes.pending, key):
         return True
     if not cache_lookup(lanes.cache, key, &value):      # it may have been answered since the caller
-                                                        # looked
+                                                        # checked
         return False
     value_drop(&value)
     return True

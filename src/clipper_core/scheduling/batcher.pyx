@@ -1,26 +1,26 @@
 """Decides when to send a batch to one replica, and how large it is.
 
 The replica is a line, L(n) = a + b n, that we see through noise, rare pauses, and steps (a
-neighbour takes the core, the model is swapped). Two estimates live side by side:
+neighbour takes the core, the model is swapped). There are two estimates:
 
 - *The limit*, how many rows a batch may hold. AIMD is the Clipper paper's, with TCP's slow start
   before it: growing by one row a batch takes thousands of batches where doubling takes eleven. As
   in TCP, slow start has a threshold to return to, here what the fit allows: after a recovery the
-  limit doubles towards it instead of crawling. Such a jump needs `patience` clean batches,
-  doubled whenever a jump ends in a miss, so that a model that is no line (a cliff at 512 rows) is
-  not pushed over its cliff time and again. No step goes where the fit's mean is beyond the budget:
+  limit doubles towards it instead of crawling. Such a jump needs `patience` clean batches, doubled
+  whenever a jump ends in a miss, so that a model that is no line (a cliff at 512 rows) is not
+  pushed over its cliff again and again. No step goes where the fit's mean is beyond the budget:
   every other batch would miss, and where the best size is 9 rows a row too many costs a tenth. A
-  miss lowers the limit only if it is about the size: a batch of 3 that missed was paused, and
-  must not shrink a limit of 800. The third miss in a row is no pause; from then on such misses
-  halve the limit.
+  miss lowers the limit only if it is about the size: a batch of 3 that missed was paused, and must
+  not shrink a limit of 800. The third miss in a row is no pause; from then on such misses halve the
+  limit.
 - *The fit*, kept in every mode because early drop needs it. Sums decay by 1/16 a batch. Three
   things make it hold:
   1. Outliers are clipped, not dropped: a lone 20 ms pause moves the line by 1/16 of its clip. Three
-     in a row on one side are the truth: the clips are taken back, the line is scaled by the median
-     of their ratios (a slowdown scales both a and b) and relearns with a quarter of the old weight.
-     Meanwhile n does not grow by leaps. PendingEvent that the replica is *fast* is believed at once
-     where the estimate is old: what ran in 1 ms can run in 1 ms, and an estimate that is too high
-     would shed the very rows that could correct it.
+     in a row on one side are taken as a real change: the clips are taken back, the line is scaled
+     by the median of their ratios (a slowdown scales both a and b) and relearns with a quarter of
+     the old weight. Meanwhile n does not grow by leaps. Evidence that the replica is *fast* is used
+     at once if the estimate is old: what ran in 1 ms can run in 1 ms, and an estimate that is too
+     high would shed the very rows that could correct it.
   2. Under load every batch has the same n and the slope cannot be seen. A ridge holds it near its
      last value, so the line turns only when the data say so. Of budget that goes unused the held
      slope shrinks, by up to 1/32 a batch: optimism, so that larger batches are tried and the slope
@@ -41,17 +41,17 @@ a batch gets at least 0.8 share of what one row alone leaves of the SLO. In simu
 ms, b = 90 us, SLO 20 ms under overload that triples the goodput (batches of 48 rather than 11, 0.1
 % of the answers late).
 
-A second batch, behind one in flight, keeps the container from waiting for us, but rows that left in
-it wait for no company. It goes when it is full, when its rows cost at most 2 % more than in a full
-one, or when batches of its size keep up with what is offered, so that the queue would not fill
-anyway. While the size doubles there is none: it would be of the old size.
+A second batch, behind one in flight, avoids that the container waits for the server, but its rows
+did not wait for more rows. It goes when it is full, when its rows cost at most 2 % more than in a
+full one, or when batches of its size keep up with what is offered, so that the queue would not fill
+anyway. There is none while the size doubles, because it would have the old size.
 
-Where rows differ in what they cost (model_state.pyx), the line is over the cost of the batch, and
-so is the limit. Sizes in rows are for rows of mean cost.
+Where rows differ in cost (model_state.pyx), the line is over the cost of the batch, and so is the
+limit. Sizes in rows are for rows of mean cost.
 
 A container that has run its model before it was ready reports how long batches of 1, 2, 4, ... rows
 took. They are learned as if they had been answered (`batcher_seed`), so that the first burst finds
-a limit and a forecast; the first SLO that is named then cuts the limit to what fits it.
+a limit and a forecast; the first SLO then reduces the limit to what fits it.
 
 Given up: a second-order model (lines were straight in the paper's Figure 3), shrinking a batch to
 save its oldest row (it collapses where big batches are the capacity; the head is shed instead), and
@@ -143,9 +143,9 @@ cdef u32 batcher_size(const Batcher* b, u32 queued) noexcept nogil:
 
 
 cdef bint _growing(const Batcher* b) noexcept nogil:
-    """The batch in flight, if it was full, will about double the limit. Past GROW_ROWS_MAX there is
-    little to gain by waiting, and an array whose rows are all due together would lose its last and
-    longest batch to a pause."""
+    """The batch in flight, if it was full, will about double the limit. Above GROW_ROWS_MAX waiting
+    gains little, and an array whose rows are all due together would lose its last and longest batch
+    to a pause."""
     if b.limit >= min(b.most, GROW_ROWS_MAX * b.unit) or b.config.mode == STATIC:
         return False
     # near the budget a row would be promised the batch of now and sent in one twice as long
@@ -393,7 +393,7 @@ cdef double batcher_room(const Batcher* b) noexcept nogil:
 
 
 cdef double _room(const Batcher* b) noexcept nogil:
-    """The most whose batch the estimate puts within the budget, rows or units."""
+    """Return the largest batch, in rows or units, that is within the budget by the estimate."""
     if not _known(b):
         return b.most
     # QUANTILE's line has its own excess at each n; of it, too, a batch pays its share
@@ -528,7 +528,7 @@ cdef void batcher_know_slo(Batcher* b, double slo_us) noexcept nogil:
         b.slow_start = False
 
 
-# -- the Python door
+# -- the Python interface
 
 _MODES = {"aimd": AIMD, "fit": FIT, "quantile": QUANTILE, "static": STATIC}
 

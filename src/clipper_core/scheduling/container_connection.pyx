@@ -1,4 +1,4 @@
-"""The bytes of one connection, in and out, without a socket."""
+"""The received and unsent bytes of one connection, without a socket."""
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memmove
 
@@ -18,8 +18,8 @@ cdef extern from "<sys/socket.h>" nogil:
 cdef enum:
     RX_START = 16384
     RX_ROOM_MIN = 8192
-    SPARE_MAX = 256             # buffers kept
-    SENT_MAX = 4096             # parts that have left and are not forgotten yet
+    SPARE_MAX = 256             # buffers in the pool
+    SENT_MAX = 4096             # parts that were sent and are not removed yet
 
 
 cdef ContainerConnection* connection_new(const Limits* limits, u64 now_us) noexcept nogil:
@@ -91,7 +91,7 @@ cdef void spare_free(vector[void*]* spare) noexcept nogil:
 # --------------------------------------------------------------------------------------------------
 
 cdef bint _reserve(ContainerConnection* connection, u64 nbytes) noexcept nogil:
-    """The unread bytes at the start of a buffer of at least nbytes."""
+    """Move the unread bytes to the start of a buffer of at least nbytes."""
     cdef u64 held = connection.rx_len - connection.rx_at
     cdef u8* bigger
     if (connection.rx == NULL and nbytes <= RX_START and connection.spare != NULL
@@ -181,8 +181,8 @@ cdef u8* connection_next_bare(ContainerConnection* connection, u64 nbytes) noexc
 
 cdef bint _has_room(ContainerConnection* connection) noexcept nogil:
     """Make room for one more part. Return False when there is no memory. Then the connection is
-    shut down, since part of a frame is missing: the loop finds it closed, as if the container had
-    ended."""
+    shut down, because part of a frame is missing; the loop handles this as the end of the
+    container."""
     if make_room(connection.tx[0], connection.tx.size() + 1) and make_room(connection.owned[0],
             connection.tx.size() + 1):
         return True
@@ -294,8 +294,8 @@ cdef u64 connection_iovecs(const ContainerConnection* connection, int* fd) noexc
         else:
             until = min(until, connection.passing[0][i].at)
     for i in range(n if until != ~<u64> 0 else 0):
-        if at == until:                 # a descriptor begins a call: so it is clear which frame it
-                                        # belongs to
+        if at == until:                 # a descriptor is sent with the first byte of a call, so
+                                        # that its frame is clear
             return i
         at += connection.tx[0][connection.tx_at + i].iov_len
     return n
@@ -340,7 +340,8 @@ cdef void connection_sent(ContainerConnection* connection, u64 n, u64 now_us) no
 
 
 cdef void _forget_sent(ContainerConnection* connection) noexcept nogil:
-    """A busy connection may never run dry: what has left must not pile up."""
+    """Remove parts that were sent. A busy connection may never be empty, so they would accumulate.
+    """
     connection.tx.erase(connection.tx.begin(), connection.tx.begin() + connection.tx_at)
     connection.owned.erase(connection.owned.begin(), connection.owned.begin() + connection.tx_at)
     connection.tx_at = 0

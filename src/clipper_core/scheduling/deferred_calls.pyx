@@ -1,13 +1,13 @@
 """Runs the deciders of ensemble calls on the home's loop, which submits tasks and sets timers.
 
-Why only there. A timer wheel has one writer, its loop. To publish a row may mean to run a turn of a
+Why only there: a timer wheel has one writer, its loop; and publishing a row may run a turn of a
 peer's loop, which must not happen under the lock of an ensemble call. So a thread that decides that
 a task must be submitted, or a time awaited, puts the ensemble call on the home's list and wakes its
 loop. An arrival by the home's loop itself is handled in the same step.
 
-The row of a deferred task is copied once, at submit, beside the ensemble call. It goes into the
-lane of the time that it will have left, as far as that is known at submit, when lanes are made. Its
-deadline is the query's.
+The row of a deferred task is copied once, at submit, beside the ensemble call. It is put into the
+lane for the time that it is expected to have left, because lanes are made at submit. Its deadline
+is the query's.
 """
 from clipper_core.results.decider cimport (
     ANSWER, SUBMIT, NEVER_US, OUTSTANDING, UNSUBMITTED, RulingData, decider_may_extra,

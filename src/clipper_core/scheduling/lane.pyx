@@ -1,16 +1,16 @@
-"""Queues of tasks: taking in, joining equal rows, ending at the deadline, taking rows for a batch,
-giving them back.
+"""Queues of tasks: reading new rows, joining equal rows, ending at the deadline, taking rows for a
+batch, releasing cells.
 
 Why joining happens here and not at lookup: the table of rows in flight then has one writer, the
-loop, and needs no lock; and the loop looks into the cache once more when it takes a task in, so a
-prediction that arrived between a caller's lookup and its submit is never evaluated twice. The price
-is that a joined row was copied into the ring for nothing.
+loop, and needs no lock; and the loop looks up the cache again when it reads a task, so a prediction
+that arrived between a caller's lookup and its submit is never evaluated twice. The cost: a joined
+row was copied into the ring without need.
 
-Who frees a cell. Exactly one of: the join that finds it answered, the deadline (a JOINED task, or a
-WAITING one that nobody joined), the skip at the head, `row_end`. A cell in phase SENT is freed only
-by `row_end`, because the kernel may still be reading its row. A chunk of an array counts its rows
-that wait or are on their way, and is freed with the last of them; until then it holds its slots'
-block, so that whoever has ended them, its slots may be looked at.
+A cell is freed by exactly one of: the join that finds it answered, the deadline (a JOINED task, or
+a WAITING one that nobody joined), the skip at the head, `row_end`. A cell in phase SENT is freed
+only by `row_end`, because the kernel may still be reading its row. A chunk of an array counts its
+rows that wait or are in flight, and is freed with the last of them. Until then it holds a reference
+to the block of its slots, so the slots may be read, whichever thread has ended them.
 """
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy
@@ -40,14 +40,14 @@ from clipper_core.wire.prediction cimport (
     TAG_NONE, TAG_ROW, blob_drop, row_word, value_drop, value_hold,
 )
 
-# -- The evaluations in flight, so that identical queries cost one.
+# -- The table of evaluations in flight, so that identical queries cost one evaluation.
 #
 # Linear probing at half load at most; a removal shifts its followers back, so that there are no
 # tombstones to clean up.
 #
-# The loop alone writes. Other threads may look a key up (`pending_has`): they read without
-# a lock, and read again if the version is odd, which it is while entries move. Entries are
-# written with release and read with acquire, so that neither passes the version.
+# Only the loop writes. Other threads may look up a key (`pending_has`): they read without a lock,
+# and read again if the version is odd, which it is while entries move. Entries are written with
+# release and read with acquire, so that neither is reordered with the version.
 
 cdef enum:
     PAGE_FLIGHTS = 128          # fewer than a page of 4 KiB has
@@ -209,7 +209,7 @@ cdef class Pending:
             raise_for(status, f"{self.table.entries_max} evaluations are in flight")
 
     def has(self, u64 lo, u64 hi):
-        """Return whether somebody evaluates it now. Threads: any."""
+        """Return whether the row is being evaluated. Threads: any."""
         cdef Key key = Key(lo, hi)
         return bool(pending_has(self.table, &key))
 
@@ -222,22 +222,22 @@ cdef class Pending:
         return <Py_ssize_t> pending_count(self.table)
 
 
-# -- Chunks: claimed and published whole, sent by spans, freed when their last row neither waits nor
-# travels.
+# -- Chunks: claimed and published as a whole, sent in spans, and freed when no row waits or is in
+# flight.
 #
-# Who ends a row. The reply, the wheel, a shed or a caller's cancel, whichever is first: one
-# compare-and-swap on the slot's status byte decides. A slot that has ended is left alone, value and
-# all: only the loop and a caller who cancels end a slot that somebody may wait for, and who cancels
-# writes no value. The swap decides against a cancel only.
+# A row is ended by the reply, the wheel, early drop or a caller's cancel, whichever is first: one
+# compare-and-swap of the slot's status byte decides. A slot that has ended is not changed any more.
+# Only the loop and a caller that cancels end a slot for which a thread may wait, and a cancel
+# writes no value, so the compare-and-swap can only fail because of a cancel.
 #
-# Who frees a chunk. `left` counts its rows that wait or are on their way; the loop alone changes
-# it. Until it is 0 the chunk holds a reference to its block for every row, so its slots may be
-# looked at whoever has ended them. What was cancelled is counted then: the rows of the chunk less
-# those the loop has ended.
+# A chunk is freed when `left`, the number of its rows that wait or are in flight, is 0; only the
+# loop changes it. Until then the chunk holds a reference to its block for every row, so its slots
+# may be read, whichever thread has ended them. Cancelled rows are counted then: the rows of the
+# chunk minus those that the loop has ended.
 #
-# What was given up: the rows of a chunk do not join equal rows in flight. They are looked up
-# once, at submit; equal rows of one array are evaluated each. A join would cost an array what it
-# saves: an entry in a table a row.
+# Not done: rows of a chunk do not join equal rows in flight. They are looked up once, at submit,
+# and equal rows of one array are each evaluated. Joining would cost an array, with an entry in the
+# table for each row, as much as it saves.
 
 # -- ending many slots
 # -------------------------------------------------------------------------------------------------
@@ -395,8 +395,8 @@ cdef void chunk_end_rows(Lanes* lanes, Lane* lane, Task* task, u32 first, u32 n,
 
 
 cdef void chunk_close(Lanes* lanes, Lane* lane, u64 pos, Status status, u64 now_us) noexcept nogil:
-    """End all rows of a chunk. The chunk is kept while rows of it are in flight, or are to be sent
-    once more, until the lane comes to them."""
+    """End all rows of a chunk. The chunk is kept while rows of it are in flight or are to be
+    retried, until the lane reaches them."""
     cdef Task* task = <Task*> ring_side(lane.ring, pos)
     cdef u32 waited = task.rows - task.next_row
     cdef Value nothing
@@ -459,8 +459,8 @@ cdef enum:
     DUE_AT_ONCE = 256
     SWEEPS_MAX = 65536
     READY_SIZE = 131072         # a lane is in it once at most, and LANES_MAX of them exist
-    UNUSED_MAX = 4096           # ids of lanes that are gone, kept for others; beyond it such lanes
-                                # stay a while
+    UNUSED_MAX = 4096           # ids of freed lanes, for new ones; when it is full, lanes are freed
+                                # later
 
 
 # -- owners
@@ -629,7 +629,7 @@ cdef u64 task_due_us(Task* task) noexcept nogil:
 
 cdef bint _is_live(void* owner, u64 ticket) noexcept nogil:
     cdef Lanes* lanes = <Lanes*> owner
-    # without a lane: an ensemble call's, or of a lane that is gone
+    # without a lane: an ensemble call's, or of a freed lane
     if lane_of(lanes, ticket) == NULL:
         return ticket >> 48 == 0 and timers_has(lanes.timers, ticket)
     cdef Task* task = task_of(lanes, ticket)
@@ -638,7 +638,7 @@ cdef bint _is_live(void* owner, u64 ticket) noexcept nogil:
 
 cdef void _answer(Lane* lane, Lanes* lanes, Task* task, Status status, Value* value,
                   u64 now_us) noexcept nogil:
-    """End the task's slot, once; the task gives up its reference to the block."""
+    """End the task's slot, once, and release the task's reference to the block."""
     cdef u64 latency = now_us - task.submit_us if now_us > task.submit_us else 0
     cdef Status ended
     if task.answered:
@@ -661,7 +661,7 @@ cdef void _answer_empty(Lane* lane, Lanes* lanes, Task* task, Status status,
 
 
 cdef void _release(Lanes* lanes, Lane* lane, u64 pos) noexcept nogil:
-    """Free the cell of an answered task (or of one whose caller gave up)."""
+    """Free the cell of a task that was answered or cancelled."""
     cdef Task* task = <Task*> ring_side(lane.ring, pos)
     _answer_empty(lane, lanes, task, CANCELLED, task.submit_us)
     if task.heap != NULL:
@@ -830,8 +830,8 @@ cdef void _link_after(Lanes* lanes, Task* owner, u64 owner_ticket, Task* task,
 
 cdef void _take_over(Lanes* lanes, Task* task, u64 ticket, Task* owner,
                      u64 owner_ticket) noexcept nogil:
-    """An equal row waits in a lane of longer SLOs: this one goes first, and the other joins it. (In
-    its own lane the other is ahead already: there nothing is gained by changing places.)"""
+    """An equal row waits in a lane of longer SLOs: this one is sent, and the other joins it. (If
+    the other is in the same lane, it is ahead already, and changing places gains nothing.)"""
     cdef Lane* other = lane_of(lanes, owner_ticket)
     task.due_us = max(task.due_us, owner.due_us)
     task.tries = owner.tries                    # a row that took a container down with it does so
@@ -860,8 +860,7 @@ cdef void lanes_expire(Lanes* lanes, u64 now_us) noexcept nogil:
 
 
 cdef void _enqueue_ensemble_call(Lanes* lanes, u64 ticket) noexcept nogil:
-    """Queue an ensemble call whose time has come. The code that handles queued ensemble calls does
-    the rest."""
+    """Queue an ensemble call whose timer has fired, to be handled with the other queued ones."""
     cdef EnsembleCall* h = timers_take(lanes.timers, ticket)
     if h != NULL:
         ensemble_call_lock(h)
@@ -966,8 +965,8 @@ cdef void lane_take(Lanes* lanes, Lane* lane, u32 rows_max, Span* span) noexcept
         if lane.chunk_rows:
             span.first = task.next_row
             span.rows = <u16> min(rows_max, task.rows - task.next_row)
-            task.next_row += span.rows          # lane_head goes on to the next once all of it is
-                                                # taken
+            task.next_row += span.rows          # lane_head continues with the next one when all
+                                                # rows of it are taken
         else:
             lane.head += 1
     span.tries += 1
@@ -980,7 +979,7 @@ cdef void lane_take(Lanes* lanes, Lane* lane, u32 rows_max, Span* span) noexcept
 
 
 cdef void lane_take_row(Lanes* lanes, Lane* lane, u64 ticket, Span* span) noexcept nogil:
-    """Take the row. lane_head skips it later, as it does not wait any more."""
+    """Take the row. lane_head skips it later, because it does not wait any more."""
     cdef Task* task = task_of(lanes, ticket)
     cdef size_t i
     span.ticket = ticket
@@ -1023,8 +1022,7 @@ cdef void lane_close(Lanes* lanes, Lane* lane, Status status, u64 now_us) noexce
             chunk_close(lanes, lane, pos, status, now_us)
         elif task != NULL and task.prev == 0:
             row_end(lanes, ticket_of(lane.id, pos), status, &nothing, now_us)
-    lane_head(lanes, lane, &ticket)             # rows that were to be sent once more let go of
-                                                # their chunks
+    lane_head(lanes, lane, &ticket)             # rows that were to be retried release their chunks
     lane.waiting = 0
 
 

@@ -1,9 +1,9 @@
-"""A model's state, from the first row that may come to the last that has ended.
+"""The state of a model, from its creation until its last row has ended.
 
-Why the loop frees and nobody else: tickets lie in its wheel, in its batches and in lists of joined
-rows, and it alone knows when none of them is followed any more. Why a stack of dropped models, and
-no command: the queue of commands may be full, and the thread that drops the last reference of a
-model can neither wait nor fail.
+Only the loop frees it, because tickets are in its wheel, in its batches and in lists of joined
+rows, and only the loop knows when none of them is used any more. Dropped models are in a stack and
+not sent as commands, because the queue of commands may be full, and the thread that drops the last
+reference of a model can neither wait nor fail.
 """
 from libc.stdlib cimport free
 from libc.string cimport memset
@@ -30,8 +30,8 @@ from clipper_core.scheduling.lane cimport (
 from clipper_core.scheduling.replica cimport IN_FLIGHT_MAX
 from clipper_core.wire.prediction cimport TAG_NONE, Value
 
-# -- Lanes of one model, looked at together: who is due first, what waits, and for whom there must
-# be room.
+# -- The lanes of one model together: the row that is due first, the number of waiting rows, and the
+# tightest SLO.
 
 cdef enum:
     RECENT_US = 1000000         # a class of SLO used within this time still limits what a batch
@@ -153,35 +153,36 @@ cdef u64 model_queue_ahead(ModelQueue* d, Lanes* lanes, const Lane* lane,
     return total
 
 
-# -- Which replica, and what can be promised.
+# -- Choice of the replica, and forecast.
 #
-# Rows go to the replica that is predicted to finish them first: the time it is busy yet plus its
-# batch's time. Equals take turns. Three things follow. Replicas of unequal speed get work by their
-# speed, as each gets the next batch when it is free. A row is not given to an idle slow replica
-# when a fast one will be free, and done, sooner; that is a matter of the last few rows only, so it
-# holds just while the fast one can take all that wait. And an estimate that nobody has tried for a
-# second counts as unknown, so that one which was slow once gets a row to show that it is not.
+# Rows are sent to the replica that is predicted to finish them first: its remaining busy time plus
+# the time of its batch. Equal ones take turns. So replicas of unequal speed get work in proportion
+# to their speed, because each gets the next batch when it is free. A row is not sent to an idle
+# slow replica if a fast one will complete it sooner; this only concerns the last few rows, so it
+# applies only while the fast one can take all that wait. An estimate that was not confirmed for a
+# second counts as unknown, so that a replica that was slow once gets a row again.
 #
-# A replica whose model fails batch after batch is done sooner than any other, and must not be
-# preferred for that: after `eject_after` failures in a row it is left alone for a while, then gets
-# a single row as a probe; each probe that fails doubles the time. Its rows are tried once on
-# another replica. While nobody else takes rows, all this is forgotten: a model that fails all
-# queries alike returns its errors, and does not lose all its replicas.
+# A replica whose model fails batch after batch is sooner done than any other, and must not be
+# preferred for that. After `eject_after` failures in a row it gets no rows for a while, then a
+# single row as a probe; each probe that fails doubles the time. Its rows are retried once on
+# another replica. No replica is ejected while no other one accepts rows, so a model that fails all
+# queries returns its errors and does not lose all its replicas.
 #
-# A second batch goes behind one in flight when it is full, or large enough to be worth its fixed
-# cost (`batcher_second`): the container need not wait between batches, and pipelining does not
-# make them small.
+# A second batch is sent behind one in flight when it is full, or large enough for its fixed cost
+# (`batcher_second`): the container need not wait between batches, and pipelining does not make them
+# small.
 #
-# Rows of long deadlines (an array's) would fill every batch, two in flight, and leave no room for
-# a query whose SLO is shorter than two batches and its own. While such queries come, refused
-# ones too, a batch that long rows fill takes a third of the tightest SLO, and none is sent behind
-# another: what comes waits for the rest of one, and has its own. Room that would cost more than
-# half of the rows is not kept: queries that cannot be in time must not slow all others.
+# Rows of long deadlines (an array's) would fill every batch, two in flight, and leave no room for a
+# query whose SLO is shorter than two batches and its own. While such queries arrive (refused ones
+# count), a batch of rows with long deadlines takes at most a third of the tightest SLO, and no
+# second batch is sent behind it. So a new query waits for the rest of one batch, and then has its
+# own. This is not done where it would cost more than half of the throughput, because queries that
+# cannot be in time must not slow all others.
 #
-# The forecast walks the queue batch by batch over the replicas as they come free. It is exact in
-# what it knows; what it does not know (pauses, rows that come meanwhile with earlier deadlines,
-# how full the last batch will be) is in the margin. Given up: a forecast by row (each is its
-# batch's), and a margin by class of SLO.
+# The forecast simulates the queue, batch by batch, over the replicas as they become free. What it
+# cannot know (pauses, later rows with earlier deadlines, how full the last batch will be) is in the
+# margin. Not done: a forecast for each row instead of each batch, and a margin for each class of
+# SLO.
 
 cdef enum:
     UNTRIED_US = 1000000        # an estimate older than this counts as unknown
@@ -256,7 +257,8 @@ cdef bint replica_set_must_pass(const ReplicaSet* c, const Replica* r,
 
 
 cdef i32 _on_probation(const ReplicaSet* c, u64 now_us) noexcept nogil:
-    """An ejected replica whose time has passed, and which has no batch in hand; -1: none."""
+    """Return the index of an ejected replica whose time has passed and that has no batch in flight;
+    -1: none."""
     cdef size_t i
     cdef const Replica* r
     for i in range(c.members.size() if c.avoiding else 0):
@@ -492,7 +494,7 @@ cdef void _put_on_trial(ReplicaSet* c, Lanes* lanes, Lane* lane, Gate* gate, dou
 
 
 cdef void _forget(ReplicaSet* c) noexcept nogil:
-    """A margin that a bad second taught shuts the door on those who come after it."""
+    """A margin that was learned in one bad second would refuse the rows after it."""
     cdef size_t i
     cdef u64 speedups = 0
     for i in range(c.members.size()):
@@ -542,8 +544,8 @@ cdef void replica_set_learn(ReplicaSet* c, Lanes* lanes, Tally* tally, u64 now_u
 # cost, if it is in time with it. There may be several such rounds: each makes the batch longer.
 
 cdef enum:
-    CANDIDATES_MAX = 1024       # rows that are looked at for one batch
-    STEPS_MAX = 8192            # cells that are looked at for them
+    CANDIDATES_MAX = 1024       # rows that are considered for one batch
+    STEPS_MAX = 8192            # cells that are read for them
     ROUNDS_MAX = 4
 
 cdef double FIXED_ROWS = 4      # while the line is unknown, a batch's fixed time is that of so many
@@ -844,7 +846,7 @@ cdef void model_drop(RetiredModels* d, ModelState* m) noexcept nogil:
 
 
 cdef bint _is_idle(Lane* lane) noexcept nogil:
-    """Return whether no cell of the lane is in use, and the loop has taken in all rows."""
+    """Return whether no cell of the lane is in use, and the loop has read all rows."""
     return (lane == NULL or lane.dirty.load(acquire) == 0
             and lane.seen == lane.ring.cells.tail.load(relaxed)
             and lane.ring.cells.idle())
@@ -855,7 +857,8 @@ cdef void _free_lane(Lanes* lanes, Lane* lane) noexcept nogil:
         return
     # entries of the wheel that are left name nothing
     lanes.by_id[lane.id] = NULL
-    lanes.unused.push(ticket_of(lane.id, lane.seen))        # there is room: _give_back has looked
+    lanes.unused.push(ticket_of(lane.id, lane.seen))        # there is space, as _give_back has
+                                                            # checked
     lanes.live.fetch_sub(1, relaxed)
     del lane.retry
     ring_free(lane.ring)

@@ -1,4 +1,4 @@
-"""Replies in, for one container, and what becomes of its batches when none comes."""
+"""Handles the replies of one container, and its batches when no reply arrives."""
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset, strlen
 
@@ -35,7 +35,7 @@ from clipper_core.wire.prediction cimport (
     TAG_BLOB, TAG_NONE, Blob, Value, blob_new, blob_of_rows, blob_qualified, value_drop,
 )
 
-# -- Batches as they end, as words in a queue.
+# -- The log of batches: a queue of words.
 
 cdef bint batch_log_open(Lanes* lanes, u64 words) noexcept nogil:
     if lanes.log == NULL:
@@ -72,7 +72,7 @@ cdef void batch_log_put(Lanes* lanes, const Span* spans, u32 span_count, u32 row
 
 
 cdef enum:
-    AHEAD = 8                   # cache buckets fetched before they are filled
+    AHEAD = 8                   # cache buckets that are prefetched before they are filled
 
 
 ctypedef const void* ConstPointer
@@ -175,7 +175,7 @@ cdef void _learn(Replica* r, const Batch* batch, double took_us, double slo_us,
 
 
 cdef void _publish(Replica* r, u32 n) noexcept nogil:
-    """Publish the numbers that a snapshot shows, after a batch of n rows."""
+    """Publish the gauges for snapshots, after a batch of n rows."""
     cdef u32 bucket = 0
     while (n >> 1) >> bucket and bucket < PROFILE_BUCKETS - 1:
         bucket += 1
@@ -215,13 +215,13 @@ cdef Status replica_frame(Replica* r, Lanes* lanes, const RowSpec* spec, Header*
     if header.kind == ACCURACY:
         return accuracy_read(payload, header.payload_bytes, &r.gauge.progress)
     if header.id >= r.next_id or (r.in_flight and header.id > r.flight[0].id):
-        return BAD_FRAME            # an id we never gave, or not in turn: what it passed over would
-                                    # never be answered
+        return BAD_FRAME            # an id that was never sent, or out of order: the batches before
+                                    # it would never be answered
     if r.in_flight == 0 or header.id < r.flight[0].id:
-        return OK                   # a late twin is dropped
+        return OK                   # a second reply to a batch is dropped
     if r.connection.bytes_out < r.flight[0].end_bytes:
-        return BAD_FRAME            # answered before it was sent: its rows must stay until they
-                                    # have left
+        return BAD_FRAME            # answered before it was sent completely: its rows must stay
+                                    # until they are sent
     if header.kind == FAILURE:
         batch = _take_oldest(r, lanes, slo_us, now_us, False)
         _failed(r, lanes, batch, MODEL_ERROR, <const char*> payload, header.payload_bytes,
@@ -232,8 +232,8 @@ cdef Status replica_frame(Replica* r, Lanes* lanes, const RowSpec* spec, Header*
     if status != OK and status != TOO_LARGE:
         return status
     batch = _take_oldest(r, lanes, slo_us, now_us, True)
-    if status == TOO_LARGE:         # one output is: the stream itself is sound, and another replica
-                                    # would fail alike
+    if status == TOO_LARGE:         # one output is too large: the stream is valid, and another
+                                    # replica would fail too
         _end_all_text(lanes, batch, TOO_LARGE,
                       b"the model returned an output beyond output_bytes_max, or qualifiers beyond "
                       b"1 KiB",
@@ -349,8 +349,8 @@ cdef bint _end_rows_of(Lanes* lanes, const Header* header, const Span* span, con
 cdef u64 _end_row_by_status(Lanes* lanes, const Header* header, Batch* batch, const Span* span,
                             u32 k, u32 i, const Rows* rows, u64 at, const u8* beside, Value* why,
                             u64 now_us) noexcept nogil:
-    """End row k of the span, i of the batch, whose output is at `at` and whose qualifiers are at
-    `beside`. Return the number of bytes of its output."""
+    """End row k of the span, which is row i of the batch. Its output is at `at`, its qualifiers are
+    at `beside`. Return the number of bytes of its output."""
     cdef u64 nbytes = rows.row_bytes
     cdef Value value
     if header.flags & VARIABLE:
@@ -387,8 +387,8 @@ cdef void _end_row(Lanes* lanes, Batch* batch, const Span* span, u32 k, u32 i, S
 
 
 cdef bint _is_intact(Lanes* lanes, u64 ticket) noexcept nogil:
-    """Return whether the task of this ticket is still in its cell: then rows that were read from it
-    before now were its rows."""
+    """Return whether the cell still has the task of this ticket. If so, rows that were read from
+    the cell before are those of the task."""
     return lane_of(lanes, ticket).ring.cells.untouched(pos_of(ticket))
 
 
@@ -420,8 +420,9 @@ cdef void _failed_text(Replica* r, Lanes* lanes, Batch* batch, const char* text,
 cdef void _failed(Replica* r, Lanes* lanes, Batch* batch, Status status, const char* text, u64 n,
                   bint elsewhere,
                   u64 now_us) noexcept nogil:
-    """The model failed a whole batch. Rows on their first try go elsewhere; where only rows that
-    another replica failed as well were in it, they are to blame, and this one is not."""
+    """Handle a batch that the model failed as a whole. Rows on their first try are sent to another
+    replica. If another replica had failed all of its rows too, the rows are at fault, and this
+    replica is not charged."""
     cdef u32 i, first_tries = 0
     cdef Value value
     _output_text(text, n, &value)
@@ -436,9 +437,10 @@ cdef void _failed(Replica* r, Lanes* lanes, Batch* batch, Status status, const c
 
 
 cdef void _count_failure(Replica* r, bint elsewhere, u64 now_us) noexcept nogil:
-    """Eject it after too many in a row, unless it is the last that takes rows."""
+    """Eject the replica after too many failures in a row, unless it is the last one that accepts
+    rows."""
     if now_us < r.ejected_until_us:
-        return                      # it was on its way when the replica was ejected
+        return                      # it was in flight when the replica was ejected
     r.failed += 1
     if r.eject_after == 0 or not elsewhere or (r.failed < r.eject_after
                                                and r.ejected_until_us == 0):
@@ -455,8 +457,8 @@ cdef void _recover(Replica* r) noexcept nogil:
     if r.failed == 0:
         return
     r.failed = 0
-    r.ejections /= 2                # one that fails again soon is left alone for longer than one
-                                    # that never did
+    r.ejections /= 2                # a replica that fails again soon is ejected for longer than at
+                                    # first
     r.ejected_until_us = 0
     r.gauge.ejected.store(0, relaxed)
 
@@ -468,7 +470,7 @@ cdef Status replica_bare(Replica* r, Lanes* lanes, const RowSpec* spec, u64 slo_
     cdef Batch* batch
     cdef u8* bytes
     if r.in_flight == 0 or r.connection.bytes_out < r.flight[0].end_bytes:
-        # it sends only replies
+        # protocol 1 has only replies
         return (PENDING if r.connection.rx_len == r.connection.rx_at + r.connection.rx_frame
                 else BAD_FRAME)
     bytes = connection_next_bare(r.connection, <u64> r.flight[0].n * 8)
@@ -487,13 +489,13 @@ cdef Status replica_bare(Replica* r, Lanes* lanes, const RowSpec* spec, u64 slo_
     return OK
 
 
-# -- when it goes wrong
+# -- failures
 # ------------------------------------------------------------------------------------------------
 
 cdef void _let_go(Lanes* lanes, Batch* batch, u64 now_us) noexcept nogil:
-    """Free the rows of an overdue batch; keep their keys for a late reply. Equal rows may have
-    joined since, with more time: were they left to wait for it, a popular row would wait for a hung
-    container for ever."""
+    """Free the rows of an overdue batch, and keep their keys for a late reply. Equal rows with
+    later deadlines may have joined since. They are sent elsewhere; otherwise a popular row would
+    wait for a hung container forever."""
     cdef u32 s, k, i = 0
     cdef const Key* key
     batch.keys = <Key*> malloc(<u64> batch.n * sizeof(Key))
@@ -595,8 +597,7 @@ cdef extern from *:
 cdef u64 NOTHING = ~<u64> 0
 
 cdef enum:
-    SEGMENT_BYTES = 1400        # what one TCP segment carries: making less of it smaller saves
-                                # nothing
+    SEGMENT_BYTES = 1400        # size of a TCP segment: compressing less than that saves nothing
 
 
 cdef Status replica_send(Replica* r, Lanes* lanes, const RowSpec* spec, Batch* batch,
@@ -693,8 +694,8 @@ cdef Status _send_fixed(Replica* r, Lanes* lanes, const RowSpec* spec, Batch* ba
 
 
 cdef bint _find_runs(Replica* r, Lanes* lanes, Batch* batch) noexcept nogil:
-    """The batch as runs of rows in regions; False: some of its rows cannot be shared, or there is
-    no memory."""
+    """Write the batch as runs of rows in regions. Return False if some of its rows cannot be
+    shared, or there is no memory."""
     cdef Run run
     cdef Lane* lane
     cdef Span* span
@@ -766,7 +767,7 @@ cdef Status _send_shared(Replica* r, Lanes* lanes, const RowSpec* spec, Batch* b
 
 cdef u64 _gather(Replica* r, Lanes* lanes, Batch* batch) noexcept nogil:
     """Put pointers and lengths of the batch's rows into the scratch vectors. Return the number of
-    bytes of all rows; NOTHING when there is no memory."""
+    bytes of all rows; NOTHING if there is no memory."""
     cdef u32 i, k, n = 0
     cdef u64 total = 0
     cdef Task* task
@@ -823,8 +824,8 @@ cdef bint _is_searched(const Replica* r, u64 text_bytes) noexcept nogil:
 
 
 cdef u8* _compressed(Replica* r, Header* header, u8* frame, u64 data_bytes) noexcept nogil:
-    """The frame with its strings as an LZ4 block; as it was when that is no smaller, or memory is
-    out."""
+    """Return the frame with its strings as an LZ4 block; unchanged if that is no smaller, or there
+    is no memory."""
     cdef u8* packed = <u8*> malloc(HEADER_BYTES + compressed_bound(header.rows, data_bytes))
     cdef u64 payload_bytes
     if packed == NULL:

@@ -1,14 +1,14 @@
 """The scheduler: a sans-io state machine over lanes, replicas and connections.
 
-A step is: commands from Python; rows from submitters; deadlines; then, for every model something
-happened to, batches to its free replicas; then one wake-up for all that ended. It never allocates
-per query and never takes the GIL.
+A step handles commands from Python, rows from submitters and deadlines; then, for every model with
+events, it sends batches to free replicas; then it wakes the waiters of all tasks that ended, once.
+It never allocates per query and never takes the GIL.
 
-Which replica: the one that is predicted to finish first (`replica set`).
+Choice of the replica: the one that is predicted to finish first (`replica set`).
 
-Which rows. The lane whose head is due first; when it runs dry the batch is filled from the next.
-Before a batch is cut, rows at the head that cannot finish by their deadline in a batch of that size
-are shed (docs/design.md, "Early drop").
+Choice of the rows: the lane whose head is due first; when it is empty, the batch is filled from the
+next one. Before a batch is formed, rows at the head that cannot finish by their deadline in a batch
+of that size are shed (docs/design.md, "Early drop").
 """
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
@@ -54,13 +54,14 @@ from clipper_core.wire.codec cimport (
 from clipper_core.wire.prediction cimport TAG_NONE, Value
 
 cdef enum:
-    HELLO_BYTES_MAX = 262144    # of a frame before it is attached; Python refuses a HELLO above 64
-                                # KiB with a reason
-    HOUSEKEEPING_US = 25000           # overdue batches, heartbeats, silence
-    HELD_US = 1000000           # a step runs at least this often
+    HELLO_BYTES_MAX = 262144    # largest frame before a connection is attached; Python refuses a
+                                # HELLO above 64 KiB with a reason
+    HOUSEKEEPING_US = 25000           # interval of checks for overdue batches, heartbeats and
+                                      # silence
+    HELD_US = 1000000           # longest time between two steps
 
-cdef double NEXT_TO = 0.7       # of the worth of the best batch: a shorter one that saves the row
-                                # that is due first
+cdef double NEXT_TO = 0.7       # share of the value of the best batch, above which a shorter one
+                                # that saves the row that is due first is used
 
 
 # -- connections
@@ -79,8 +80,8 @@ cdef ContainerConnection* engine_connection(EngineState* e, u32 conn) noexcept n
 
 
 cdef bint _has_room(EngineState* e) noexcept nogil:
-    """Reserve room for one more connection on each of the loop's lists. A connection is on a list
-    at most once, but connections that are gone may still be on it."""
+    """Reserve space for one more connection on each of the loop's lists. A connection is on a list
+    at most once, but released connections may still be on it."""
     cdef size_t n = e.connection_count + 1
     return (make_room(e.watched[0], e.watched.size() + n)
             and make_room(e.writers[0], e.writers.size() + n)
@@ -230,8 +231,8 @@ cdef void _add_event(EngineState* e, u32 kind, u32 conn, u32 model, u32 status, 
 
 cdef void _add_prepared_event(EngineState* e, PendingEvent** prepared, u32 kind, u32 conn,
                               u32 model, u32 status) noexcept nogil:
-    """Add an event that was allocated when the connection was opened: it cannot be lost for want of
-    memory."""
+    """Add an event that was allocated when the connection was opened: so it cannot be lost if there
+    is no memory."""
     cdef PendingEvent* event = prepared[0]
     prepared[0] = NULL
     if event != NULL:
@@ -280,7 +281,7 @@ cdef bint engine_received(EngineState* e, u32 conn, u64 n, u64 now_us) noexcept 
         e.frames_bad += 1
         return False
     if slot.replica == NULL:
-        connection_rest(slot.connection)            # its HELLO is there, or a part of it is
+        connection_rest(slot.connection)            # its HELLO has arrived, or a part of it
     _trust(e, slot)
     return True
 
@@ -304,8 +305,8 @@ cdef bint engine_receive_copy(EngineState* e, u32 conn, const u8* data, u64 n,
 
 
 cdef void _trust(EngineState* e, ConnectionState* slot) noexcept nogil:
-    """Note that a frame has come. A heartbeat does not answer a batch, so an overdue replica stays
-    suspect."""
+    """Note that a frame has arrived. A heartbeat does not answer a batch, so an overdue replica
+    stays suspect."""
     if slot.replica != NULL and slot.replica.suspect and not replica_late(slot.replica):
         slot.replica.suspect = False
         slot.replica.gauge.suspect.store(0, relaxed)
@@ -333,8 +334,8 @@ cdef Status _frame(EngineState* e, ConnectionState* slot, Header* header, u8* pa
         if slot.replica != NULL:
             slot.replica.draining = True
         if slot.quiet and slot.replica.in_flight:
-            slot.leaving = True         # a model host answers what it has; it leaves one server of
-                                        # many
+            slot.leaving = True         # a model host still answers its batches: it leaves one of
+                                        # several servers
         else:
             _close_soon(e, slot)
         return OK
@@ -464,8 +465,8 @@ cdef Lane* _shed(EngineState* e, ModelState* model, Replica* r, u64* ticket, u64
         if not too_late(r, n[0], due, now_us):
             return lane
         if another_can_finish(&model.replica_set, r, waiting[0], due, now_us):
-            n[0] = 1                                # a slow one may still be in time with a single
-                                                    # row, and is not forgotten
+            n[0] = 1                                # a slow replica may still be in time with a
+                                                    # single row, so it is probed
             if not too_late(r, 1, due, now_us):
                 return lane
             r.passed = model.replica_set.round
@@ -504,7 +505,7 @@ cdef Lane* _shed_by_cost(EngineState* e, ModelState* model, Replica* r, u64* tic
         rows_max = r.batcher.config.size_max
         limit = r.batcher.limit
         rows = replica_set_batch_rows(&model.replica_set, r, 0xFFFFFFFF, tight)
-        if rows < batcher_rows(&r.batcher):     # a probe, or room for queries of short SLOs
+        if rows < batcher_rows(&r.batcher):     # a probe, or space for queries with short SLOs
             rows_max = rows
             limit = rows * r.batcher.unit
         cost_batch_choose(c, &r.batcher, rows_max, limit, start)
@@ -513,7 +514,7 @@ cdef Lane* _shed_by_cost(EngineState* e, ModelState* model, Replica* r, u64* tic
         if not _dear(r, c.choice.cost, n[0] == 1, due, now_us):
             return lane
         worth = c.choice.worth
-        if n[0] > 1 and due > start:            # one that is shorter, if that is next to as good
+        if n[0] > 1 and due > start:            # a shorter batch, if it is almost as good
             limit = _cost_within(r, <double> (due - start), limit)
             cost_batch_choose(c, &r.batcher, rows_max, limit, start)
             c.choice.full = False
@@ -535,7 +536,8 @@ cdef Lane* _shed_by_cost(EngineState* e, ModelState* model, Replica* r, u64* tic
 
 
 cdef double _cost_within(const Replica* r, double time_us, double limit) noexcept nogil:
-    """The greatest cost of a batch that takes no longer in 99 of 100 cases, `limit` at most."""
+    """Return the largest cost, at most `limit`, of a batch that takes no longer than this in 99 of
+    100 cases."""
     cdef double none_us = batcher_cost_worst_us(&r.batcher, 0)
     cdef double full_us = batcher_cost_worst_us(&r.batcher, limit)
     if full_us <= time_us:
@@ -564,7 +566,7 @@ cdef void _pump(EngineState* e, ModelState* model, u64 now_us) noexcept nogil:
     replica_set_update_ejections(&model.replica_set)
     if (waiting and model.replica_set.members.empty()
         and model.replica_set.earliest_replica_us > now_us):
-        # nobody comes in time for them
+        # no replica will connect in time for them
         model_queue_end_before(&model.queue, e.lanes, model.replica_set.earliest_replica_us,
                                NO_REPLICA, now_us)
         waiting = model_queue_waiting(&model.queue)
@@ -602,7 +604,7 @@ cdef void _pump(EngineState* e, ModelState* model, u64 now_us) noexcept nogil:
 
 
 cdef void _forecast(EngineState* e, ModelState* model, u64 waiting, u64 now_us) noexcept nogil:
-    """Tell submitters what they can expect; a snapshot shows what those of the tightest SLO can."""
+    """Publish forecasts to submitters. Snapshots have the forecast for the tightest SLO."""
     cdef size_t i
     cdef u64 ahead
     cdef u64 tightest = model_queue_slo_us(&model.queue, now_us)
@@ -618,8 +620,8 @@ cdef void _forecast(EngineState* e, ModelState* model, u64 waiting, u64 now_us) 
 
 
 cdef u64 _wire_bytes(ModelState* model, ConnectionState* slot, Task* task) noexcept nogil:
-    """Return how many bytes this row adds to a payload at most: with its length, its share of the
-    padding, and what LZ4 may add."""
+    """Return how many bytes this row adds to a payload at most, including its length, its share of
+    the padding, and the overhead of LZ4."""
     if slot.connection.protocol == 2 and not model.spec.variable:
         return task.bytes
     return task.bytes + task.bytes / 128 + 40
@@ -648,8 +650,8 @@ cdef bint _send(EngineState* e, ModelState* model, ConnectionState* slot, Lane* 
 cdef void _fill(EngineState* e, ModelState* model, ConnectionState* slot, Batch* batch, Lane* lane,
                 u64 ticket, u32 n,
                 u64 now_us) noexcept nogil:
-    """Put up to n rows into the batch, the first of them `ticket`, which is known to be in time. A
-    chunk's rows are due together."""
+    """Put up to n rows into the batch, beginning with `ticket`, which is known to be in time. The
+    rows of a chunk are due together."""
     cdef Task* task
     cdef Span* span
     cdef u64 nbytes = 0, fitting
@@ -682,7 +684,7 @@ cdef void _fill(EngineState* e, ModelState* model, ConnectionState* slot, Batch*
 
 cdef void _fill_by_cost(EngineState* e, ModelState* model, ConnectionState* slot,
                         Batch* batch) noexcept nogil:
-    """The chosen rows, as far as a frame holds them."""
+    """Take the chosen rows that fit into a frame."""
     cdef CostBatch* c = model.by_cost
     cdef size_t i
     cdef Candidate* row
@@ -727,13 +729,13 @@ cdef void _take_in(EngineState* e, u64 now_us) noexcept nogil:
         if lane.used_us == 0:
             if not model_queue_add(&model.queue, lane, _gate_of(model, lane)):
                 lane_close(e.lanes, lane, NO_MEMORY, now_us)
-                lane.used_us = 0        # as if nothing had come: its next rows try again
+                lane.used_us = 0        # as if no row had arrived; later rows try again
                 lane = lanes_next_ready(e.lanes)
                 continue
         own = lane_take_in(e.lanes, lane, now_us)
-        if lane.chunk_rows == 0:        # an array comes at once: the forecast counts what of it
-                                        # waits
-            # what joined costs no replica anything
+        if lane.chunk_rows == 0:        # an array arrives at once: the forecast counts its waiting
+                                        # rows
+            # joined rows cost no replica time
             replica_set_count_arrivals(&model.replica_set, own, now_us)
         _mark_ready(e, model)
         lane = lanes_next_ready(e.lanes)
@@ -742,20 +744,20 @@ cdef void _take_in(EngineState* e, u64 now_us) noexcept nogil:
 cdef Gate* _gate_of(ModelState* model, Lane* lane) noexcept nogil:
     cdef u32 klass = 0
     if lane.chunk_rows:
-        return NULL                     # an array's rows are taken in whatever the forecast: more
-                                        # of them wait with their caller
+        return NULL                     # rows of an array are accepted whatever the forecast;
+                                        # further ones wait with their caller
     while klass < LANE_CLASSES - 1 and model.lanes[klass] != lane:
         klass += 1
     return &model.gates[klass]
 
 
 cdef void _housekeeping(EngineState* e, u64 now_us) noexcept nogil:
-    """Check the connections and models that need it: a node of a mesh has thousands that are
-    idle."""
+    """Check the connections and models that need it, because a node of a mesh has thousands of idle
+    ones."""
     cdef size_t i = 0
     cdef ConnectionState* slot
-    cdef u64 away_us = now_us - e.housekeeping_us         # we did not listen meanwhile: that is no
-                                                    # silence of theirs
+    cdef u64 away_us = now_us - e.housekeeping_us         # the loop did not read meanwhile, so
+                                                          # containers were not silent
     while i < e.watched.size():
         slot = engine_slot(e, e.watched[0][i])
         if slot != NULL:
@@ -788,7 +790,7 @@ cdef bint _needs_housekeeping(const ConnectionState* slot) noexcept nogil:
 
 cdef bint _still_waits(EngineState* e, ModelState* model) noexcept nogil:
     cdef u64 ticket
-    # frees given-up rows at the heads, replicas or not
+    # frees cancelled rows at the heads, even without replicas
     model_queue_earliest(&model.queue, e.lanes, &ticket)
     cdef u64 waiting = model_queue_waiting(&model.queue)
     model.tally.queued.store(waiting, relaxed)
@@ -807,7 +809,7 @@ cdef void _check_connection(EngineState* e, ConnectionState* slot, u64 now_us) n
         _close_soon(e, slot)
     if r.suspect:
         r.gauge.suspect.store(1, relaxed)
-        _mark_ready(e, e.models[slot.model])              # its rows go to others
+        _mark_ready(e, e.models[slot.model])              # its rows are sent to other replicas
     _finish_draining(e, slot, now_us)
     if slot.leaving and replica_late(r):
         _close_soon(e, slot)

@@ -1,4 +1,5 @@
-"""The last step of submitting, for callers with Python (model) and without (http_query)."""
+"""The last step of submitting queries, for callers with Python (engine/model) and without
+(http/http_route)."""
 from cpython.exc cimport PyErr_CheckSignals
 from libc.string cimport memcpy, memset
 
@@ -21,23 +22,24 @@ from clipper_core.scheduling.lane cimport (
 from clipper_core.scheduling.model_state cimport row_cost
 from clipper_core.wire.prediction cimport value_drop
 
-# -- Arrays in: hash, look up, pack.
+# -- Submitting arrays: hash, look up, pack.
 
 cdef enum:
-    LOOK_ROWS = 256             # looked up together
-    LOOK_BYTES = 65536          # of rows made of columns: they stay in the processor's cache
-    CHUNK_BYTES = 262144        # rows of a chunk at most: some 100 us of copying
+    LOOK_ROWS = 256             # rows that are looked up together
+    LOOK_BYTES = 65536          # bytes of rows made of columns at a time, so that they stay in
+                                # the processor's cache
+    CHUNK_BYTES = 262144        # most bytes of a chunk: copying them takes some 100 us
     CHUNK_ROWS_MAX = 1024
     PIECES_MAX = 1024           # of a lane
-    RUN_ROWS = 65536            # of an array between two looks for a signal
+    RUN_ROWS = 65536            # rows of an array between two checks for signals
     RUN_BYTES = 33554432
-    NOGIL_BYTES = 65536         # less than this is hashed and copied sooner than another thread
-                                # would get the GIL
-    QUEUE_WAIT_US = 2000        # at a time, for room in a full lane
+    NOGIL_BYTES = 65536         # fewer bytes are hashed and copied without releasing the GIL,
+                                # because that is faster
+    QUEUE_WAIT_US = 2000        # interval at which a submitter checks a full lane for space
 
 cdef struct Look:               # rows [at, at + n) of an array
     u32 n
-    const u8* rows              # NULL: they are made of columns where they go
+    const u8* rows              # NULL: they are made of columns directly in the chunk
     Key[LOOK_ROWS] keys
     Value[LOOK_ROWS] values
     u8[LOOK_ROWS] found
@@ -109,8 +111,8 @@ cdef void _look(Intake* intake, Look* look, u32 rows_max) noexcept nogil:
 
 
 cdef void _settle(Intake* intake, Look* look, u32 n) noexcept nogil:
-    """The first n of them are dealt with: hits end here, and what was found beyond is looked up
-    again another time."""
+    """Handle the first n of them: hits end here. The results for the others are dropped; they are
+    looked up again later."""
     cdef u32 i, hits = 0
     for i in range(n):
         hits += look.found[i]
@@ -147,7 +149,7 @@ cdef bint _begin_chunk(Intake* intake, Packing* packing) noexcept nogil:
 
 cdef u32 _pack(Intake* intake, Packing* packing, Look* look, u32 first, u32 end) noexcept nogil:
     """Pack rows [first, end) of those looked up, all of them misses, into chunks. Return the first
-    row without room, or `end`."""
+    row for which there is no space, or `end`."""
     cdef u32 i, n, slot
     cdef Task* task
     cdef u8* to
@@ -277,8 +279,8 @@ cdef void _run(Intake* intake) noexcept:
 
 
 cdef Status _what_now(Intake* intake, u64 until_us) except? OK:
-    """Return PENDING to run on, as there is room, or may be after this wait; else why the rest is
-    refused."""
+    """Wait for space. Return PENDING to continue, or the reason why the remaining rows are refused.
+    """
     cdef Status why = <Status> (intake.lanes.completion.dead.load(relaxed)
                                 or intake.refusing.load(relaxed))
     if why != PENDING:
@@ -344,10 +346,10 @@ cdef Status row_submit(EngineState* e, ModelState* m, const void* row, u64 nbyte
 cdef Status _submit_cost(EngineState* e, ModelState* m, const void* row, u64 nbytes, const Key* key,
                          u64 salt, u64 slo_us, u64 now_us, Block* block, u32 slot,
                          u32 cost) noexcept nogil:
-    """A row that differs in cost from others, or is larger than any may be."""
+    """Submit a row that differs in cost from others, or is too large."""
     cdef int klass = log2_of(slo_us)
     if nbytes >= row_bytes_end(e):
-        return TOO_LARGE        # whatever waits
+        return TOO_LARGE        # even if rows wait
     if m.lanes[klass] == NULL:
         return FULL
     return lane_offer_cost(e.lanes, m.lanes[klass], &m.gates[klass], row, <u32> nbytes,

@@ -1,15 +1,14 @@
 """Wire frames <-> bytes (docs/wire.md): headers, and the payloads of PREDICT and REPLY.
 
-A frame is hostile until it is opened. Three rules keep reading it safe, and every function below
-follows them:
+A frame may have been made by an attacker. All functions below follow three rules:
 
-- What is left is compared with what is wanted (`want > left`), never a sum with an end: a sum of
-  two lengths can wrap.
-- A length is compared with a named limit before anything is reserved for it, so a header of 64
-  bytes cannot claim 64 GB, and an LZ4 block, which can grow 255-fold, is opened only into room
+- The remaining bytes are compared with the required ones (`want > left`), never a sum with an end,
+  because a sum of two lengths can overflow.
+- A length is compared with a named limit before memory is allocated for it, so a header of 64 bytes
+  cannot require 64 GB, and an LZ4 block, which can grow 255-fold, is decompressed only into a size
   that was announced and allowed.
-- Nothing that the page does not define is let through: unknown bits, padding that is not zero,
-  bytes too many. What is tolerated today cannot be given a meaning tomorrow.
+- Everything that docs/wire.md does not define is rejected: unknown bits, padding that is not zero,
+  additional bytes. Otherwise it could not be given a meaning later.
 
 The header has its own CRC-32, because a damaged length costs more than a damaged row: it
 desynchronises the stream. The payload's is optional (CHECKED): on one host the kernel's sockets do
@@ -38,16 +37,16 @@ from clipper_core.wire.lz4 import decode_lz4
 
 # -- The design document's version 1 batches, byte for byte (docs/wire.md).
 #
-# Version 1 has no magic, no checksum and no alignment, so all that protects a reader are its
-# lengths: each is compared with what is left, and with a named limit, before it is believed.
+# Version 1 has no magic, no checksum and no alignment, so a reader is protected by its lengths
+# only: each is compared with the remaining bytes, and with a named limit, before it is used.
 #
 # Strings are first written as one run of literals, a valid LZ4 block at the speed of memcpy;
-# `v1_compress` searches them for matches when they go to another host.
+# `v1_compress` searches them for matches when they are sent to another host.
 
 cdef extern from "Python.h":
     const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
 
-cdef struct V1Batch:                  # a batch whose lengths are all checked
+cdef struct V1Batch:                  # a batch whose lengths were all checked
     int format
     u32 n
     u64 row_bytes                     # fixed formats
@@ -229,7 +228,7 @@ cdef Status _v1_open_text(u64 bytes_max, V1Batch* out) noexcept nogil:
             else BAD_FRAME)
 
 
-# -- the Python door
+# -- the Python interface
 # --------------------------------------------------------------------------------------------------
 
 cdef dict _v1_dtypes = {V1_I32: np.dtype("<i4"), V1_F64: np.dtype("<f8"), V1_U8: np.dtype("u1"),
@@ -292,8 +291,8 @@ def encode_v1(int format, rows, u32 search=LITERALS):
 
 
 def message_bytes_v1(head, *, u64 bytes_max=64 << 20, u32 rows_max=1 << 20):
-    """Return the bytes of the whole batch whose first 9 bytes are `head`, themselves included: what
-    to read from a stream.
+    """Return the number of bytes of the batch that begins with the 9 bytes `head`, including these:
+    the number of bytes to read from a stream.
 
     Raises BAD_FRAME: fewer than 9 bytes, an unknown format, no rows; TOO_LARGE: more than bytes_max
     of content, or more than rows_max rows. Threads: any.
@@ -427,7 +426,7 @@ cdef extern from *:
                   "the wire is little-endian and is read in place");
     """
 
-cdef packed struct Wire:              # the header as it travels
+cdef packed struct Wire:              # the header as it is sent
     u32 magic
     u8 version
     u8 kind
@@ -682,7 +681,7 @@ cdef Status rows_open(const Header* header, const u8* payload, const Limits* lim
     cdef Status status = _judge(header, limits)
     if status != OK:
         return status
-    # whose rows are elsewhere
+    # a batch whose rows are in shared memory
     if (header.kind != PREDICT and header.kind != REPLY) or header.flags & SHARED:
         return BAD_FRAME
     cursor.at = payload
@@ -778,7 +777,7 @@ cdef u64 compressed_encode(u32 n, const u8* payload, u64 data_bytes, u32 search,
     return lengths + sizeof(u64) + block + _padding(block)
 
 
-# -- the Python door
+# -- the Python interface
 # --------------------------------------------------------------------------------------------------
 
 FrameHeader = namedtuple("FrameHeader",

@@ -148,8 +148,8 @@ cdef u64 lz4_encode(const u8* data, u64 n, u32 search, u8* out) noexcept nogil:
 # --------------------------------------------------------------------------------------------------
 
 cdef bint _lz4_length(Cursor* block, u64* length) noexcept nogil:
-    """Adds the bytes that continue a length of 15. A block of n bytes cannot say more than 255 n:
-    no overflow."""
+    """Adds the bytes that continue a length of 15. A block of n bytes cannot encode more than 255
+    n, so there is no overflow."""
     cdef u8 more
     while True:
         if block.left == 0:
@@ -211,7 +211,7 @@ cdef Status lz4_decode(const u8* block, u64 n, u8* out, u64 out_bytes) noexcept 
     return BAD_FRAME
 
 
-# -- the Python door
+# -- the Python interface
 # --------------------------------------------------------------------------------------------------
 
 def bound_lz4(u64 n):

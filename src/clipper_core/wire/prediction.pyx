@@ -306,7 +306,7 @@ cdef dict _names = {1: "?", 2: "u1", 3: "i1", 4: "<u2", 5: "<i2", 6: "<u4", 7: "
                     12: "<f8"}
 
 
-cdef struct Seen:               # the column, and what its states were when it was looked at
+cdef struct Seen:               # the column, with its states at the time of the call
     const Column* of
     const u8* state
     u32 n
@@ -335,7 +335,7 @@ cdef object column_latencies_us(const Column* column):
     cdef u32 i
     for i in range(column.n if column.latency_us != NULL else 0):
         state = column.state[i].load(acquire)
-        # the loop may still write what nobody will read
+        # the loop may still write values, which are not read
         if state != PENDING and state != CANCELLED and state != UNNEEDED:
             to[i] = column.latency_us[i]
     return latencies

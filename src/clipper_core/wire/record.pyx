@@ -1,9 +1,9 @@
 """Records are packed and opened in one pass over a layout that is compiled once.
 
-What is exactly of the declared types is packed and opened here: arrays, numbers, strings. Anything
-else (lists, arrays of other types, arrays of strings, what is wrong) is None, and the caller takes
-the general way, clipper_container.schema, which converts it, or says what is wrong in the same
-words everywhere. So there is one definition of what is accepted, and no second set of messages.
+Values of exactly the declared types are packed and opened here: arrays, numbers, strings. For
+anything else (lists, arrays of other types, arrays of strings, invalid values) the functions return
+None, and the caller uses clipper_container.schema, which converts the value or raises an error. So
+there is one definition of what is accepted, and one set of error messages.
 """
 cimport cython
 cimport numpy as cnp
@@ -73,7 +73,8 @@ cdef u32 _size(Walk* walk) noexcept nogil:
 
 
 cdef bint _next(Walk* walk, const RecordPart* part, RecordPlace* place) noexcept nogil:
-    cdef u64 most = part.item_bytes     # as if no size were 0: numpy refuses what is too large
+    cdef u64 most = part.item_bytes     # as if no size were 0, because numpy refuses arrays that
+                                        # are too large
     cdef u32 k
     place.items = 1
     for k in range(part.rank):
@@ -332,10 +333,12 @@ cdef class RecordLayout:
 
 def pack_vectors(list columns, list dtypes):
     """Return the records of rows of numbers of free lengths (docs/wire.md), u8 (bytes,), and where
-    each begins, i64 (n + 1,): one pass for the sizes, one for the bytes, and no object a row.
+    each begins, i64 (n + 1,): one pass for the sizes, one for the bytes, and no Python object per
+    row.
 
-    columns: a list of arrays for each tensor; dtypes: their types. None if one is not a list of
-    1-d arrays of its type without gaps: then the general way packs them, or says what is wrong.
+    columns: a list of arrays for each tensor; dtypes: their types. Returns None if one is not a
+    list of contiguous 1-d arrays of its type; then clipper_container.schema packs them, or raises
+    an error.
     """
     cdef Py_ssize_t i, n = len(columns[0])
     cdef u32 k, tensors = <u32> len(columns)
