@@ -18,7 +18,7 @@ from bench.paper.runs import exit_on_sigterm
 
 
 def questions() -> dict[str, str]:
-    """Name -> module, of those that have a main(quick)."""
+    """Return the modules that have a main(quick), by name."""
     rooms: tuple[ModuleType, ...] = (bench.system, bench.paper)
     found = {
         info.name: f"{room.__name__}.{info.name}"
@@ -31,7 +31,7 @@ def questions() -> dict[str, str]:
 
 
 def source_of(module: str) -> str:
-    """The text of a module, without importing it."""
+    """Return the text of a module without importing it."""
     spec = importlib.util.find_spec(module)
     return Path(spec.origin).read_text() if spec and spec.origin else ""
 

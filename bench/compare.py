@@ -29,7 +29,7 @@ def change(before: dict[str, Any], after: dict[str, Any]) -> float:
 
 
 def tolerance(*rows: dict[str, Any]) -> float:
-    """The wider spread of the two, p90 over fastest, as a factor."""
+    """Return the wider spread of the two, p90 over fastest, as a factor."""
     factors = [NOISE]
     for row in rows:
         low, _, high = row["spread"].replace(" ", "").partition("-")

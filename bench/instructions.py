@@ -74,7 +74,7 @@ def miss() -> Callable[[int], None]:
 
 
 def query() -> Callable[[int], None]:
-    """64 queries: submitted, sent as one batch, answered by one frame, read."""
+    """Submit 64 queries, send them as one batch, answer them by one frame, and read the answers."""
     from clipper_core.wire.codec import Kind, encode_frame, encode_rows
 
     model, xs = model_of("f64", 1, cached=False), [np.full(1, float(i)) for i in range(64)]
@@ -151,7 +151,7 @@ CALLS: dict[str, tuple[int, Callable[[], Callable[[int], None]]]] = {  # name ->
 
 
 def perform() -> None:
-    """The counted process."""
+    """Run the process whose instructions are counted."""
     gc.disable()
     for n, make in CALLS.values():
         run = make()
@@ -167,7 +167,8 @@ def perform() -> None:
 
 
 def count() -> dict[str, Counts]:
-    """Instructions per call, by name. Raises CalledProcessError when valgrind or the calls fail."""
+    """Return the instructions per call, by name. Raises CalledProcessError when valgrind or the
+    calls fail."""
     with tempfile.TemporaryDirectory() as folder:
         options = [
             "--tool=callgrind",
@@ -238,7 +239,7 @@ def machine() -> dict[str, str]:
 def judge(
     found: dict[str, Counts], here: dict[str, str], record: dict[str, Any]
 ) -> Iterator[tuple[str, bool]]:
-    """A line for each call, and whether it takes more than it may."""
+    """Return a line for each call, and whether it takes more than its limit."""
     compared = {"core": here["compiler"] == record.get("compiler")}
     compared["all"] = compared["core"] and here["surroundings"] == record.get("surroundings")
     for name, counts in found.items():

@@ -27,10 +27,10 @@ END_S = 20.0  # for a benchmark that is stopped, to end its processes
 
 @dataclass(frozen=True)
 class Result:
-    """One run of a benchmark.
+    """Holds the outcome of one run of a benchmark.
 
-    command: what printed it. seconds: its duration. machine: as clipper.load.machine tells it at
-    the start. error: why there are no rows; empty if there are.
+    command: the command that printed it. seconds: its duration. machine: what clipper.load.machine
+    returned at the start. error: why there are no rows; empty if there are.
     """
 
     name: str

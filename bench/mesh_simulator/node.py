@@ -119,7 +119,7 @@ class Node:
             self.place(id)
 
     def wake(self, id: str) -> None:
-        """Retry waiting queries: the model's record has changed, or an instance has gone."""
+        """Retry waiting queries after the model's record has changed, or an instance has left."""
         queries = [query for query in self.waiting.get(id, ()) if query.ended_ms < 0]
         if not queries:
             self._stop_waiting(id)

@@ -43,16 +43,17 @@ class Plan:
 
     @property
     def capacity_bytes(self) -> int:
-        """The memory of one instance."""
+        """Return the memory of one instance."""
         mean = self.typical_bytes * math.exp(0.5)
         return max(int(self.share * self.models * mean / self.instances), 20 * self.typical_bytes)
 
 
 @dataclass
 class Report:
-    """Counts of what happened.
+    """Counts the queries and loads of one simulated run.
 
-    waits: queries that waited for a load, by the upper bound of their wait in ms; the last: longer.
+    waits: queries that waited for a load, by the upper bound of their wait in ms; the last entry
+    counts the longer waits.
     """
 
     queries: int = 0
@@ -66,7 +67,7 @@ class Report:
 
     @property
     def hit_ratio(self) -> float:
-        """Share of the queries that found a loaded copy."""
+        """Return the share of the queries that found a loaded copy."""
         return self.hits / self.queries if self.queries else 0.0
 
     def wait_ms(self, share: float) -> float:

@@ -79,8 +79,8 @@ def test_core_choose_by_features(benchmark: Any, sampled: bool, d: int, k: int) 
 
 @pytest.mark.parametrize("k", MODELS)
 def test_anchor_choose_nothing(benchmark: Any, k: int) -> None:
-    """A method of a compiled object that does next to nothing, with the call and the lambda around
-    it."""
+    """Measure a method of a compiled object that does next to nothing, with the call and the lambda
+    around it."""
     benchmark_call = RULES["exp3"][0].__sizeof__
     measure(benchmark, lambda: benchmark_call(), f"core: choose, {k} models")
 

@@ -87,7 +87,7 @@ def test_encode_1000_strings_compressed_quick(benchmark: Any) -> None:
 
 
 def test_anchor_gather_1000_strings(benchmark: Any) -> None:
-    """The floor of a call from Python: the bytes are there, one copy, no lengths."""
+    """Measure the least that a call costs: one copy of existing bytes, without lengths."""
     measure(benchmark, lambda: b"".join(UTF8), len(TEXT))
 
 

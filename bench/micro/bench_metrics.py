@@ -82,7 +82,7 @@ def test_text(benchmark: Any, write: Any) -> None:
 
 
 def test_prometheus_client(benchmark: Any) -> None:
-    """The anchor: as many series of the same kinds, written by prometheus_client."""
+    """Measure the anchor: as many series of the same kinds, written by prometheus_client."""
     client = pytest.importorskip("prometheus_client")
     core = importlib.import_module("prometheus_client.core")
     collected = metrics(NAMES).collect()

@@ -66,14 +66,14 @@ def test_hit_of_text(benchmark: Any) -> None:
 
 
 def test_hit_of_a_list(benchmark: Any) -> None:
-    """An input that is no array yet is converted first."""
+    """Measure a hit whose input is converted to an array first."""
     model, x = model_of(64, True), [float(i) for i in range(64)]
     model.put(x, 1.0)
     measure(benchmark, calls(model.predict, x))
 
 
 def misses(benchmark: Any, model: Model, run: Callable[[], object]) -> None:
-    """Before each round the lane is emptied: time passes, and every task meets its deadline."""
+    """Empty the lane before each round, by advancing the time beyond the deadlines."""
     engine, now = model.engine, [0]
 
     def setup() -> None:
@@ -88,7 +88,8 @@ def misses(benchmark: Any, model: Model, run: Callable[[], object]) -> None:
 @pytest.mark.parametrize("floats", ROW_FLOATS)
 @pytest.mark.parametrize("cached", [True, False], ids=["keyed", "unkeyed"])
 def test_miss(benchmark: Any, floats: int, cached: bool) -> None:
-    """The row is copied into the lane; the task's end is not in the figure, the future's is."""
+    """Measure a miss: the row is copied into the lane. The end of the task is not included, that of
+    the future is."""
     model, x = model_of(floats, cached), np.arange(float(floats))
     misses(benchmark, model, calls(model.predict, x))
 
@@ -109,8 +110,9 @@ def test_hit_as_one_array_and_result(benchmark: Any, floats: int) -> None:
 
 
 def test_the_loop_s_part_of_an_array(benchmark: Any) -> None:
-    """Taken in, sent as one batch, and ended by its reply, all by hand: what the loop thread does
-    for each row of f64[1], and the copies of the frames between bytes objects beside it."""
+    """Measure the work of the loop thread for each row of an array of f64[1]: it reads the row,
+    sends it in one batch, and ends it by the reply. Copies of the frames between bytes objects are
+    included."""
     model = model_of(1, False)
     engine, rows, now = model.engine, np.zeros((OPERATIONS, 1)), [0]
     conn = engine.open(0)
@@ -143,7 +145,7 @@ def test_anchor_copy_of_the_array(benchmark: Any, floats: int) -> None:
 
 
 def test_three_models_at_once(benchmark: Any) -> None:
-    """predict_all over three models, all hits: per ensemble."""
+    """Measure predict_all over three models with hits only, per ensemble."""
     engine = Engine(manual_clock=True)
     models = tuple(Model(engine, f"m:{i}", i + 1, "f64", (64,)) for i in range(3))
     x = np.arange(64.0)
@@ -154,21 +156,21 @@ def test_three_models_at_once(benchmark: Any) -> None:
 
 @pytest.mark.parametrize("floats", ROW_FLOATS)
 def test_anchor_lru_cache(benchmark: Any, floats: int) -> None:
-    """A hit keyed by the row's bytes: what one would write in Python."""
+    """Measure a hit of functools.lru_cache, keyed by the row's bytes."""
     x = np.arange(float(floats))
     cached = functools.lru_cache(maxsize=1 << 16)(lambda key: 1.0)
     measure(benchmark, calls(lambda x: cached(x.tobytes()), x))
 
 
 def test_anchor_simple_queue_of_rows(benchmark: Any) -> None:
-    """A miss as one would write it: a copy of the row put on a queue."""
+    """Measure a miss in plain Python: a copy of the row is put on a queue."""
     line: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     measure(benchmark, calls(lambda x: line.put(x.tobytes()), np.arange(64.0)))
 
 
 @pytest.mark.benchmark(group="one query of 64 floats, not cached")
 def test_admitted(benchmark: Any) -> None:
-    """Into the lane: the anchor of a refusal."""
+    """Measure a row that is admitted to the lane: the anchor of a refusal."""
 
     def setup() -> tuple[tuple[Callable[[], None]], dict[str, Any]]:
         model = model_of(64, False)
@@ -179,8 +181,8 @@ def test_admitted(benchmark: Any) -> None:
 
 @pytest.mark.benchmark(group="one query of 64 floats, not cached")
 def test_refused(benchmark: Any) -> None:
-    """No replica before the deadline: what an overloaded model answers costs the same few loads,
-    and nothing is copied."""
+    """Measure a row that is refused, because no replica connects before the deadline. A refusal by
+    an overloaded model costs the same few loads, and no copy."""
     model, x = model_of(64, False), np.arange(64.0)
     model.predict(x)
     model.engine.step(1)

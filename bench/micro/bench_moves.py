@@ -85,7 +85,7 @@ def test_new(benchmark: Any, reads: bool) -> None:
 
 
 def moves_of(predictions: int, tolerance: float) -> RowDrift:
-    """Each made of two of the rows."""
+    """Return predictions that each depend on two of the rows."""
     moves = RowDrift(tolerance, 1 << 20, 1 << 20, lambda key, number: None)
     for n in range(predictions):
         moves.enter((n, 0), {"t": np.array([n % ROWS, (n + 1) % ROWS])})
@@ -113,8 +113,8 @@ def test_moved(benchmark: Any, predictions: int, tolerance: float) -> None:
 @pytest.mark.benchmark(group="256 rows of 16 that have moved, a row")
 @pytest.mark.parametrize("predictions", [256, 65536])
 def test_each_prediction_requested(benchmark: Any, predictions: int) -> None:
-    """The obvious way: each moved row asks each prediction that was made of it how far it has
-    come."""
+    """Measure the simple way: for each row that moved, the change of each prediction that depends
+    on it is checked."""
     made: dict[int, list[list[float]]] = {id: [] for id in range(ROWS)}
     for n in range(predictions):
         way = [0.0]
@@ -134,7 +134,7 @@ def test_each_prediction_requested(benchmark: Any, predictions: int) -> None:
 
 
 def scorer(row_us: int) -> type[ContainerModel]:
-    """A model that adds up two rows of a table, and computes for `row_us` an input."""
+    """Return a model that adds up two rows of a table, and computes for `row_us` per input."""
 
     class Scorer(ContainerModel):
         input = "i64[2]"

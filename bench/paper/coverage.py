@@ -17,7 +17,7 @@ Found = tuple[float, float, float, float]
 
 
 def main(quick: bool, seed: int = 1, seeds: int = 0) -> list[Row]:
-    """seed: of the streams.  seeds: repetitions; 0: 3, or 1."""
+    """Run the benchmark. seed: of the streams. seeds: repetitions; 0: 3, or 1 with `quick`."""
     repetitions = range(seeds or (1 if quick else 3))
     cases = [(policy, world, delay) for world in WORLDS for delay in DELAYS for policy in POLICIES]
     jobs = [(*case, seed, i) for case in cases for i in repetitions]
@@ -40,8 +40,8 @@ def main(quick: bool, seed: int = 1, seeds: int = 0) -> list[Row]:
 
 
 def covered(name: str, world: str, delay: int, seed: int, repetition: int) -> Found:
-    """-> the share of sets that held the label: of all, of the lowest and the highest window; and
-    the mean number of labels in a set."""
+    """Return the share of sets that contain the label, of all, of the lowest and of the highest
+    window, and the mean number of labels in a set."""
     one = replace(stream(world, seed, repetition), delay=delay)
     n, k = one.answers.shape
     policy = create_policy(f"{name}(coverage={COVERAGE})")

@@ -33,7 +33,8 @@ SLO_MS = 2_000.0
 
 
 def main(quick: bool, plot: Path | None = None) -> list[Row]:
-    """Ask and teach the users one after another, with policies that hold a state for each."""
+    """Send queries and feedback of the users one after another, with policies that have a state for
+    each user."""
     users = 16 if quick else USERS
     rng = np.random.default_rng(1)
     wrong: dict[str, Array] = {}

@@ -27,7 +27,7 @@ WINDOWS = (1, 8, 64, 256, 1024, 2048, 4096)
 
 
 def linear_svm() -> Any:
-    """A linear SVM on half of scikit-learn's digits, as f64[64] in 0..1."""
+    """Return a linear SVM on half of scikit-learn's digits, as f64[64] in 0..1."""
     x, y = load_digits(return_X_y=True)
     return LinearSVC().fit(x[:900] / 16, y[:900])
 
@@ -42,8 +42,8 @@ def batchings() -> dict[str, dict[str, Any]]:
 
 
 def rate_within_slo(predict: Callable[[Any], clipper.Future], n: int, window: int) -> float:
-    """Answers a second with `window` queries outstanding; 0 when one failed or p99 is above the
-    SLO."""
+    """Return the answers per second with `window` queries outstanding; 0 if one failed or p99 is
+    above the SLO."""
     rows = np.random.default_rng(window).random((n, 64))
     waiting: collections.deque[clipper.Future] = collections.deque()
     latencies: list[int] = []
@@ -60,19 +60,19 @@ def rate_within_slo(predict: Callable[[Any], clipper.Future], n: int, window: in
 
 
 def heard(future: clipper.Future, latencies: list[int]) -> int:
-    """1 when the query has no prediction."""
+    """Return 1 if the query has no prediction."""
     future.wait()
     latencies.append(future.latency_us)
     return int(future.status().name != "OK")
 
 
 def best(predict: Callable[[Any], clipper.Future], windows: tuple[int, ...], n: int) -> float:
-    """The greatest rate over all numbers of queries outstanding."""
+    """Return the highest rate over all numbers of outstanding queries."""
     return max(rate_within_slo(predict, min(n, 40 * window + 200), window) for window in windows)
 
 
 def goodput(handle: Any, rate: int, seconds: float) -> float:
-    """Predictions in time, a second, when `rate` a second are offered."""
+    """Return the predictions in time per second when `rate` queries per second are offered."""
     rows = np.random.default_rng(rate).random((round(rate * TICK_S), 64))
     sent = []
     begun = time.perf_counter()

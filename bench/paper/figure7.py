@@ -110,8 +110,8 @@ def classifiers(seed: int) -> list[Any]:
 
 
 def once(seed: int) -> dict[str, dict[str, float]]:
-    """One split of the digits: what each policy makes of the same predictions, with labels right
-    after."""
+    """Run one split of the digits: each policy combines the same predictions and gets the labels
+    right after."""
     x, y = load_digits(return_X_y=True)
     x = x / 16.0
     order = np.random.default_rng(seed).permutation(len(x))
@@ -166,8 +166,8 @@ def expected_if_true(confidence: Array) -> float:
 
 
 def calibration_error(confidence: Array, right: Array) -> float:
-    """Expected: the distance between confidence and accuracy, over equal bins of confidence,
-    weighed by their sizes."""
+    """Return the expected calibration error: the distance between confidence and accuracy over
+    equal bins of confidence, weighted by their sizes."""
     bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
     return float(
         sum(

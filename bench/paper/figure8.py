@@ -89,8 +89,8 @@ def cumulative(curves: dict[str, Array]) -> list[Row]:
 
 
 def recovery(curves: dict[str, Array]) -> list[Row]:
-    """Queries after each change until the next 250, averaged over the seeds, err within 3 points of
-    the phase's best model."""
+    """Return the number of queries after each change until the error of the next 250, averaged over
+    the seeds, is within 3 points of that of the phase's best model."""
     world, rows = WORLDS["base"], []
     for name, (down, up) in RECOVERING.items():
         error = np.convolve(curves[name].mean(axis=0), np.ones(RECENT) / RECENT, "valid")
@@ -112,8 +112,8 @@ def recovery(curves: dict[str, Array]) -> list[Row]:
 
 
 def worlds(seeds: range) -> list[Row]:
-    """The default ensemble that learns must be within a point of the oracle wherever the models
-    err."""
+    """Check that the default ensemble that learns is within a point of the oracle, wherever the
+    models err."""
     rows = []
     for name, world in WORLDS.items():
         runs = in_parallel(f"figure 8, {name}", wrong, [("stacking", name, seed) for seed in seeds])
@@ -132,8 +132,8 @@ def worlds(seeds: range) -> list[Row]:
 
 
 def coverage(seeds: range) -> list[Row]:
-    """Sets asked to hold the truth nine times in ten: how far off they are in the worst 2000
-    consecutive queries of a stream."""
+    """Return how far sets with a coverage of 0.9 are off in the worst 2000 consecutive queries of a
+    stream."""
     rows = []
     for name in ("stacking", "exp4", "squarecb"):
         runs = in_parallel(
@@ -158,8 +158,8 @@ def coverage(seeds: range) -> list[Row]:
 
 
 def contextual(seeds: range) -> list[Row]:
-    """Three models, each good at queries of some features: what a policy that sees them is
-    worth."""
+    """Compare policies with and without a context, on three models that are each good at queries of
+    some features."""
     rows, world = [], Contexts()
     best = Sample(tuple(float(contexts(world, seed)[1].min(axis=1).mean()) for seed in seeds))
     for name in ("linucb", "lints", "squarecb"):
@@ -174,7 +174,7 @@ def contextual(seeds: range) -> list[Row]:
 
 
 def wrong(name: str, world: str, seed: int) -> Array:
-    """bool[queries]: which answers were wrong; each label is told right after its answer."""
+    """Return which answers were wrong, bool[queries]; each label is sent right after its answer."""
     if name in PAPER:
         return paper(name, WORLDS[world], seed)
     if name in peers.PEERS:
@@ -189,14 +189,14 @@ def errors(policy: Policy, world: World, seed: int) -> Array:
 
 
 def held(name: str, world: str, seed: int) -> tuple[Array, Array]:
-    """bool[queries]: which sets held the label; how many labels were in each."""
+    """Return which sets contained the label, bool[queries], and how many labels were in each."""
     labels, sets, _ = answered(create_policy(name), WORLDS[world], seed)
     inside = [label in one for label, one in zip(labels.tolist(), sets, strict=True)]
     return np.array(inside), np.array([len(one) for one in sets])
 
 
 def answered(policy: Policy, world: World, seed: int) -> tuple[Array, list[Any], list[Any]]:
-    """-> labels, sets, answers."""
+    """Return (labels, sets, answers)."""
     labels, answers = stream(world, seed)
     models = [VersionedModel(f"m{i}", 1) for i in range(answers.shape[1])]
     state, chance = policy.init(models), np.random.default_rng(seed + 10**6).random(len(labels))
@@ -233,8 +233,8 @@ def by_context(name: str, seed: int) -> Array:
 
 
 def paper(name: str, world: World, seed: int) -> Array:
-    """The rules as printed: Exp3 with eta .1, Exp4 with eta .01 and no share; log-weights, else
-    they vanish."""
+    """Return the rules as in the paper: Exp3 with eta .1, Exp4 with eta .01 and no share; with
+    log-weights, because weights would underflow."""
     labels, answers = stream(world, seed)
     lost = (answers != labels[:, None]).astype(float)
     chance, logs = np.random.default_rng(seed + 10**6).random(len(labels)), np.zeros(lost.shape[1])

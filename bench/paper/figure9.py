@@ -87,7 +87,7 @@ def majority(votes: Array, present: Array, labels: Array) -> float:
 def served(
     server: clipper.ClipperServer, names: list[str], turns: list[tuple[Array, Array]]
 ) -> dict[str, Served]:
-    """The three ways of waiting, in turns."""
+    """Measure the three ways of waiting, in turns."""
     size = len(names)
     common: dict[str, Any] = {"models": names, "default": -1}
     apps = {
@@ -115,15 +115,15 @@ def draw(folder: Path, outcomes: Mapping[int, Mapping[str, Served]]) -> None:
 
 
 def digits() -> tuple[Array, Array, Array, Array]:
-    """-> inputs, labels, and which of them are trained on and asked."""
+    """Return the inputs, the labels, and which of them are for training and for queries."""
     x, y = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(x))
     return x, y, order[:TRAINED], order[TRAINED:]
 
 
 def tree(x: Array, y: Array, seed: int) -> Any:
-    """A small tree on a bootstrap sample of its own: alone it is right on little more than half of
-    the queries."""
+    """Return a small tree on a bootstrap sample of its own, which is right on little more than half
+    of the queries."""
     chosen = np.random.default_rng(seed).integers(0, len(x), BOOTSTRAP)
     return DecisionTreeClassifier(max_depth=6, max_features=8, random_state=seed).fit(
         x[chosen], y[chosen]
@@ -131,8 +131,8 @@ def tree(x: Array, y: Array, seed: int) -> Any:
 
 
 def straggler(model: Any, seed: int) -> Callable[[Any], Any]:
-    """Lognormal with a median of 6 ms; 4 % take three times as long, and 1 % wait for Pareto(1.6)
-    from 15 ms on."""
+    """Draw a lognormal latency with a median of 6 ms; 4 % take three times as long, and 1 % wait
+    for Pareto(1.6) from 15 ms on."""
     rng = np.random.default_rng(1000 + seed)
 
     def predict(xs: Any) -> Any:
@@ -151,15 +151,15 @@ def straggler(model: Any, seed: int) -> Callable[[Any], Any]:
 
 
 def in_turns(x: Array, y: Array, queries: int) -> list[tuple[Array, Array]]:
-    """Parts of the stream, so that a busy moment of the machine meets all the ways of waiting
+    """Return parts of the stream, so that a busy moment of the machine affects all ways of waiting
     alike."""
     chosen = np.random.default_rng(1).integers(0, len(x), queries)
     return [(x[part], y[part]) for part in np.array_split(chosen, max(1, queries // 100))]
 
 
 def serve(app: Any, inputs: Array, labels: Array) -> Served:
-    """Queries of one client, in a Poisson stream: a query that comes while the last one waits does
-    not wait for it."""
+    """Send queries of one client in a Poisson stream; a query does not wait for the answer of the
+    one before."""
     gaps = np.random.default_rng(len(inputs)).exponential(1 / QUERIES_PER_S, len(inputs))
     futures = []
     for x, gap in zip(inputs, gaps, strict=True):

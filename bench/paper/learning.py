@@ -37,8 +37,8 @@ BEST = "best model of each query"
 
 
 def main(quick: bool, rows: list[str] | None = None, seed: int = 1, seeds: int = 0) -> list[Row]:
-    """seed: of the worlds that are drawn, and of all streams.  seeds: repetitions; 0: 20, or 2.
-    rows: names of worlds and policies; all without one."""
+    """Run the benchmark. seed: of the worlds that are drawn, and of all streams. seeds:
+    repetitions; 0: 20, or 2. rows: names of worlds and policies; all without one."""
     policies, wanted = (*ALL_MODELS, *ONE_MODEL), set(rows or ())
     if unknown := wanted - {*NAMES, *policies, *PEERS}:
         known = ", ".join((*NAMES, *policies, *PEERS))
@@ -69,8 +69,8 @@ def main(quick: bool, rows: list[str] | None = None, seed: int = 1, seeds: int =
 
 
 def goal_of(name: str, world: str, errors: dict[str, Sample]) -> Goal | None:
-    """The bound of a policy's error: of the main one, what a policy reaches that does not learn or
-    learns one weight a model; of the recommended bandit, what Vowpal Wabbit reaches."""
+    """Return the bound of a policy's error: for the main one, the error of a policy that does not
+    learn, or learns one weight per model; for the recommended bandit, that of Vowpal Wabbit."""
     if name == RECOMMENDED and ANCHOR in errors:
         return Goal("value_at_most", round(errors[ANCHOR].median, 4))
     if name != MAIN or STILL not in errors or LEARNING not in errors:
@@ -91,7 +91,7 @@ def bound_of(name: str, errors: dict[str, Sample]) -> str:
 
 
 def interval(sample: Sample) -> str:
-    """The mean and its 95 % interval, by the normal approximation."""
+    """Return the mean and its 95 % interval, by the normal approximation."""
     mean, n = float(np.mean(sample.values)), len(sample.values)
     if n < 2:
         return f"mean {mean:.4f}"
@@ -107,13 +107,13 @@ def missing(name: str) -> str:
 
 
 def stream(world: str, seed: int, repetition: int) -> Stream:
-    """One repetition of a name of NAMES."""
+    """Return one repetition of a name of NAMES."""
     of = real_streams.real_stream if world in real_streams.NAMES else streams.stream
     return of(world, seed, repetition)
 
 
 def error(name: str, world: str, seed: int, repetition: int) -> float:
-    """The share of wrong answers. Also the start of each user's state is part of it."""
+    """Return the share of wrong answers, with those at the start of each user's state."""
     one = stream(world, seed, repetition)
     chance = np.random.default_rng([seed, repetition, 10**6]).random(len(one.labels))
     if name in PEERS:
@@ -122,8 +122,8 @@ def error(name: str, world: str, seed: int, repetition: int) -> float:
 
 
 def outputs(policy: Policy, one: Stream, chance: Array) -> Array:
-    """i64[queries]: the answers. Feedback comes `delay` queries later. A user's state begins with
-    the first feedback, from the state that all users share, as in the server."""
+    """Return the answers, i64[queries]. Feedback arrives `delay` queries later. A user's state
+    starts at the first feedback, from the state that all users share, as in the server."""
     n, k = one.answers.shape
     models = [VersionedModel(f"m{i:02}", 1) for i in range(k)]
     shared, is_shared = policy.init(models), not one.users.any()

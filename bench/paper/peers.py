@@ -78,7 +78,8 @@ Tell = Callable[[int, int, float, float], None]
 
 
 def streamed(one: Stream, chance: Array, pull: Pull, tell: Tell) -> Array:
-    """bool[queries]: which answers were wrong. Feedback comes `delay` queries later, if at all."""
+    """Return which answers were wrong, bool[queries]. Feedback arrives `delay` queries later, if at
+    all."""
     n = len(one.labels)
     picked: list[tuple[int, float]] = []
     lost = (one.answers != one.feedback[:, None]).astype(float).tolist()
@@ -94,7 +95,7 @@ def streamed(one: Stream, chance: Array, pull: Pull, tell: Tell) -> Array:
 
 
 def river_streamed(make: Callable[[Any, int], Any]) -> Callable[[Stream, Array], Array]:
-    """One policy for each user."""
+    """Run one policy for each user."""
 
     def run(one: Stream, chance: Array) -> Array:
         from river import bandit
@@ -112,7 +113,7 @@ def river_streamed(make: Callable[[Any, int], Any]) -> Callable[[Stream, Array],
 
 
 def vowpal_wabbit_streamed(one: Stream, chance: Array) -> Array:
-    """The user is a feature that is crossed with the model."""
+    """Run Vowpal Wabbit; the user is a feature that is crossed with the model."""
     import vowpalwabbit
 
     by_user = bool(one.users.any())
@@ -141,7 +142,7 @@ def vowpal_wabbit_streamed(one: Stream, chance: Array) -> Array:
 
 
 def mabwiser_streamed(make: Callable[[Any], Any]) -> Callable[[Stream, Array], Array]:
-    """One policy for each user, which begins with one right answer of each model."""
+    """Run one policy for each user, which starts with one right answer of each model."""
 
     def run(one: Stream, chance: Array) -> Array:
         from mabwiser.mab import MAB, LearningPolicy

@@ -12,7 +12,8 @@ SMOOTH = 250
 
 
 def pyplot() -> Any:
-    """matplotlib.pyplot without a display; None, with a line about it, when it is not installed."""
+    """Return matplotlib.pyplot without a display; None, after printing a line, if it is not
+    installed."""
     try:
         import matplotlib
     except ImportError:
@@ -27,7 +28,7 @@ def pyplot() -> Any:
 def curves(
     path: Path, title: str, errors: Mapping[str, Any], spans: tuple[tuple[int, int], ...] = ()
 ) -> None:
-    """Error over queries, the mean of 250: f64[queries] by name. spans: shaded."""
+    """Draw the error over queries, as the mean of 250: f64[queries] by name. spans: shaded."""
     plt = pyplot()
     if plt is None:
         return
@@ -44,7 +45,7 @@ def curves(
 
 
 def bars(path: Path, title: str, groups: Mapping[str, Mapping[str, float]]) -> None:
-    """A group of bars by name, each bar by name."""
+    """Draw a group of bars by name, each bar by name."""
     plt = pyplot()
     if plt is None:
         return
@@ -69,8 +70,8 @@ def lines(
     x: tuple[str, Sequence[float]],
     y: tuple[str, Mapping[str, Sequence[float]]],
 ) -> None:
-    """Curves by name over x, on a logarithmic scale, two of a kind together. x and y: what they
-    are, and their values."""
+    """Draw curves by name over x, on a logarithmic scale, two of a kind together. x and y: labels
+    and values."""
     plt = pyplot()
     if plt is None:
         return
@@ -98,7 +99,8 @@ def timeline(
     path: Path,
     title: str,
 ) -> None:
-    """Latencies over time, and what was done when. seen: (seconds, ms, why it failed or empty)."""
+    """Draw latencies over time, with marks of events. seen: (seconds, ms, reason of a failure or
+    empty)."""
     plt = pyplot()
     if plt is None:
         return

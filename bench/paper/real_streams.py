@@ -21,7 +21,7 @@ OWN = 0.75  # share of a model's rows that have labels of its own
 
 
 def real_stream(name: str, seed: int, repetition: int) -> Stream:
-    """One repetition of a name of NAMES: other parts, other models, other queries. With
+    """Return one repetition of a name of NAMES, with other parts, models and queries. With
     probabilities the answers are the same as without."""
     from sklearn import datasets
     from sklearn.preprocessing import scale
@@ -50,7 +50,7 @@ def real_stream(name: str, seed: int, repetition: int) -> Stream:
 
 
 def by_label(models: list[Any], p: list[Array], classes: int) -> Array:
-    """f64[queries, models, classes]: 0 for labels that a model has not seen."""
+    """Return f64[queries, models, classes], 0 for labels that a model has not seen."""
     found = np.zeros((len(p[0]), len(models), classes))
     for i, (model, one) in enumerate(zip(models, p, strict=True)):
         found[:, i, model.classes_] = one
@@ -58,7 +58,7 @@ def by_label(models: list[Any], p: list[Array], classes: int) -> Array:
 
 
 def trained(i: int, x: Array, labels: Array, rows: Array, rng: np.random.Generator) -> Any:
-    """Model i of five, trained on a fifth of the rows, of which it has its own share of labels."""
+    """Return model i of five, trained on a fifth of the rows, with its own shares of the labels."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.naive_bayes import GaussianNB
     from sklearn.neighbors import KNeighborsClassifier

@@ -33,7 +33,7 @@ class Trial:
 
 
 def lai_robbins(rounds: int) -> float:
-    """The least that any rule pays in the long run when losses come by chance."""
+    """Return the least regret of any rule in the long run when losses are random."""
     good = 1 - ERRORS
     best = good.max()
     return float(sum((best - g) / kl(g, best) for g in good if g < best) * math.log(rounds))
@@ -44,7 +44,8 @@ def kl(p: float, q: float) -> float:
 
 
 def shared(rounds: int) -> float:
-    """Herbster and Warmuth 1998, against the best sequence of models with BLOCKS - 1 switches."""
+    """Return the bound of Herbster and Warmuth 1998, against the best sequence of models with
+    BLOCKS - 1 switches."""
     eta, switches = 0.1, BLOCKS - 1
     paid = (
         (switches + 1) * math.log(K)
@@ -128,8 +129,8 @@ def regret(name: str, rounds: int, seed: int) -> float:
 
 
 def switching(rounds: int) -> Array:
-    """Losses that no chance is in: in every block another model is the only good one; over all, the
-    last is the best, a bit."""
+    """Return losses without randomness: in every block another model is the only good one; over
+    all, the last one is slightly the best."""
     rates = np.ones((rounds, K))
     for block, at in enumerate(np.array_split(np.arange(rounds), BLOCKS)):
         rates[at, block % K] = 0.0
@@ -138,7 +139,7 @@ def switching(rounds: int) -> Array:
 
 
 def one_asked(policy: Any, rates: Array, rng: Any) -> float:
-    """Against the best fixed model."""
+    """Measure the regret of a rule that queries one model, against the best fixed model."""
     rule, rows = policy.rule, policy.init([VersionedModel(f"m{i}", 1) for i in range(K)]).rows
     lost, chance = (rng.random(rates.shape) < rates).astype(float), rng.random(len(rates)).tolist()
     paid = 0.0
@@ -172,7 +173,8 @@ def all_heard(policy: Any, kind: str, rounds: int, rng: Any) -> float:
 
 
 def by_context(policy: Any, rounds: int, rng: Any) -> float:
-    """Rewards linear in the features; against the best model of every query."""
+    """Measure the regret with rewards that are linear in the features, against the best model of
+    every query."""
     rule, rows = policy.linear, np.tile(policy.linear.fresh(D), (K, 1))
     ways = rng.standard_normal((D - 1, K))
     x = np.column_stack([np.ones(rounds), rng.uniform(-1, 1, (rounds, D - 1))])

@@ -40,7 +40,7 @@ class Stream:
 
     @property
     def feedback(self) -> Array:
-        """The labels of the feedback; the right ones unless others were told."""
+        """Return the labels of the feedback: the right ones, unless others are given."""
         return self.told if len(self.told) else self.labels
 
 
@@ -53,7 +53,7 @@ def answered(
     confused: float = 0.5,
     apart: Array | None = None,
 ) -> Array:
-    """-> answers. A Gaussian copula of correlation `rho` ties the models' errors; a share
+    """Return the answers. A Gaussian copula of correlation `rho` ties the models' errors; a share
     `confused` of the wrong answers falls on the same wrong label. apart: bool[queries, models],
     where a model errs on its own."""
     n, k = rates.shape
@@ -83,7 +83,7 @@ def failing(rng: np.random.Generator) -> Stream:
 
 
 def drift(rng: np.random.Generator) -> Stream:
-    """The errors of five models rise and fall slowly, one after the other."""
+    """Return a stream in which the errors of five models rise and fall slowly, in turn."""
     labels = rng.integers(0, CLASSES, QUERIES)
     time = np.arange(QUERIES)[:, None] / QUERIES + np.arange(5) / 5
     rates = 0.27 + 0.15 * np.sin(2 * np.pi * time)
@@ -91,31 +91,31 @@ def drift(rng: np.random.Generator) -> Stream:
 
 
 def delay(rng: np.random.Generator) -> Stream:
-    """The failing world; feedback comes 500 queries late."""
+    """Return the failing world with feedback 500 queries late."""
     return replace(failing(rng), delay=500)
 
 
 def noise(rng: np.random.Generator) -> Stream:
-    """The failing world; a fifth of the told labels is drawn at random."""
+    """Return the failing world; a fifth of the labels of the feedback is drawn at random."""
     world = failing(rng)
     any_label = rng.integers(0, CLASSES, QUERIES)
     return replace(world, told=np.where(rng.random(QUERIES) < 0.2, any_label, world.labels))
 
 
 def sparse(rng: np.random.Generator) -> Stream:
-    """The failing world; one query in twenty has feedback."""
+    """Return the failing world; one query in twenty has feedback."""
     return replace(failing(rng), heard=rng.random(QUERIES) < 0.05)
 
 
 def ties(rng: np.random.Generator) -> Stream:
-    """Twenty models that are nearly equally good."""
+    """Return a world of twenty models that are nearly equally good."""
     labels = rng.integers(0, CLASSES, QUERIES)
     rates = np.tile(0.22 + rng.uniform(0, 0.04, 20), (QUERIES, 1))
     return Stream(labels, answered(rng, labels, rates), rates)
 
 
 def users(rng: np.random.Generator) -> Stream:
-    """Forty users, each with a best model."""
+    """Return a world of forty users, each with a best model."""
     labels, user = rng.integers(0, CLASSES, QUERIES), rng.integers(0, 40, QUERIES)
     best = rng.integers(0, 5, 40)[user]
     rates = np.where(best[:, None] == np.arange(5), 0.10, 0.35)
@@ -123,14 +123,14 @@ def users(rng: np.random.Generator) -> Stream:
 
 
 def class_experts(rng: np.random.Generator) -> Stream:
-    """Five models, each of which knows two of the ten labels."""
+    """Return a world of five models, each of which knows two of the ten labels."""
     labels = rng.integers(0, CLASSES, QUERIES)
     rates = np.where((labels // 2)[:, None] == np.arange(5), 0.05, 0.45)
     return Stream(labels, answered(rng, labels, rates, rho=0.3), rates)
 
 
 def confidences(rng: np.random.Generator) -> Stream:
-    """Five models that report honestly how sure they are of each answer."""
+    """Return a world of five models whose confidences are calibrated."""
     labels = rng.integers(0, CLASSES, QUERIES)
     sure = 0.1 + 0.9 * rng.beta(2.0, 1.2, (QUERIES, 5))
     return Stream(
@@ -142,7 +142,7 @@ def confidences(rng: np.random.Generator) -> Stream:
 
 
 def drawn(rng: np.random.Generator, shape: np.random.Generator) -> Stream:
-    """A world whose properties come from `shape`: 2 to 12 models, 2 to 50 classes of uneven
+    """Return a world whose properties come from `shape`: 2 to 12 models, 2 to 50 classes of uneven
     frequency, up to four phases, models that know some labels better, easy and hard queries,
     confidences that are honest, partly honest or noise, and late, rare or wrong feedback."""
     k, classes = int(shape.integers(2, 13)), int(shape.choice([2, 3, 5, 10, 20, 50]))
@@ -190,7 +190,7 @@ NAMES = (*WORLDS, *(f"drawn {i}" for i in range(1, DRAWN + 1)))
 
 
 def stream(name: str, seed: int, repetition: int) -> Stream:
-    """One repetition of a world. The drawn worlds are others for each seed; the nine are not."""
+    """Return one repetition of a world. The drawn worlds differ by seed; the nine do not."""
     rng = np.random.default_rng([seed, repetition, NAMES.index(name)])
     if name in WORLDS:
         return WORLDS[name](rng)

@@ -43,8 +43,8 @@ def error_rates(world: World) -> Array:
 
 
 def stream(world: World, seed: int) -> tuple[Array, Array]:
-    """-> labels i64[queries], answers i64[queries, models]: labels from 0. A Gaussian copula ties
-    the models' errors."""
+    """Return (labels i64[queries], answers i64[queries, models]), with labels from 0. A Gaussian
+    copula ties the models' errors."""
     rng = np.random.default_rng(seed)
     n, k, c = world.queries, len(world.errors), world.classes
     hard = rng.standard_normal(n)[:, None]
@@ -72,7 +72,7 @@ class Contexts:
 
 
 def contexts(world: Contexts, seed: int) -> tuple[Array, Array]:
-    """-> features f64[queries, features], error rates f64[queries, models]"""
+    """Return (features f64[queries, features], error rates f64[queries, models])."""
     rng = np.random.default_rng(seed)
     features = rng.uniform(-1, 1, (world.queries, world.features))
     ways = rng.standard_normal((world.features, world.models))
@@ -82,12 +82,13 @@ def contexts(world: Contexts, seed: int) -> tuple[Array, Array]:
 
 
 def oracle(world: World) -> float:
-    """Expected error of whoever knows the best model of each phase."""
+    """Return the expected error of a policy that knows the best model of each phase."""
     return float(error_rates(world).min(axis=1).mean())
 
 
 def quantile_normal(p: Array) -> Array:
-    """Inverse of the normal distribution function (Acklam's approximation, below 1e-8 off)."""
+    """Return the inverse of the normal distribution function (Acklam's approximation, below 1e-8
+    off)."""
     from statistics import NormalDist
 
     values, inverse = np.unique(p, return_inverse=True)

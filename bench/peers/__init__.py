@@ -52,7 +52,7 @@ class Peer:
         return (HOME / self.name / ".installed").exists()
 
     def install(self) -> None:
-        """Errors: CalledProcessError, with what pip said."""
+        """Install the environment of a peer. Errors: CalledProcessError, with the output of pip."""
         subprocess.run([sys.executable, "-m", "venv", str(HOME / self.name)], check=True)
         pip = [str(self.python), "-m", "pip", "install", "-q"]
         pip += ["--disable-pip-version-check", "--no-compile"]

@@ -92,7 +92,7 @@ def serve(keys: bool) -> None:
 
 
 def ask(target: Target, path: str, body: bytes, *headers: str, key: bool = True) -> bytes:
-    """The bytes of one POST."""
+    """Return the bytes of one POST."""
     mine = [f"Authorization: Bearer {target.key}"] if key and target.key else []
     head = [
         f"POST {path} HTTP/1.1",
@@ -124,7 +124,7 @@ def send_and_read(target: Target, data: bytes, until: float) -> None:
 
 
 def compute(target: Target, until: float) -> int:
-    """No attack: a process that computes, so that it takes as much of the machine as an attacker
+    """Compute without an attack, so that the process takes as much of the machine as an attacker
     does."""
     count = 0
     while time.monotonic() < until:
@@ -133,7 +133,7 @@ def compute(target: Target, until: float) -> int:
 
 
 def empty_lists(target: Target, until: float) -> int:
-    """A container answers each query by tensors of billions, and of 4096, empty lists."""
+    """Run a container that answers each query by tensors of billions, and of 4096, empty lists."""
     count = 0
     while time.monotonic() < until:
         with contextlib.suppress(OSError):
@@ -145,8 +145,8 @@ def empty_lists(target: Target, until: float) -> int:
 
 
 def _empty_replies(target: Target) -> Iterator[None]:
-    """One connection of the hostile container: replies that are just allowed, and one that ends it.
-    Yields after each."""
+    """Serve one connection of the hostile container: replies that are just allowed, and one that
+    ends it. Yields after each."""
     shapes = [(4096, 0, 0, 0)] * 20 + [(2**31, 2**31, 0, 0)]
     with (
         MemoryContainer(target.containers, target.token, "hostile", input="f64[1]") as container,
@@ -171,7 +171,7 @@ def _empty_replies(target: Target) -> Iterator[None]:
 
 
 def unread_answers(target: Target, until: float) -> int:
-    """Ten clients at a time ask 64 KB of requests for a large cached answer and read nothing."""
+    """Let ten clients send 64 KB of requests each for a large cached answer and read nothing."""
     request = ask(target, "/api/large/predict", b'{"input": [1.0]}')
     batch, count = request * (BATCH_BYTES // len(request)), 0
     while time.monotonic() < until:
@@ -186,7 +186,7 @@ def unread_answers(target: Target, until: float) -> int:
 
 
 def gzip_bombs(target: Target, until: float) -> int:
-    """Requests without a key, of 16 KB that become 16 MB."""
+    """Send requests without a key, of 16 KB that decompress to 16 MB."""
     body = gzip.compress(bytes(16 << 20), 9)
     bomb = ask(target, "/api/cheap/predict", body, "Content-Encoding: gzip", key=False)
     count = 0
@@ -197,7 +197,7 @@ def gzip_bombs(target: Target, until: float) -> int:
 
 
 def trailers(target: Target, until: float) -> int:
-    """Chunked bodies with trailers without end; the number of those megabytes that were taken."""
+    """Send chunked bodies with endless trailers. Return how many megabytes the server has read."""
     head = (
         b"POST /api/cheap/predict HTTP/1.1\r\nHost: here\r\nTransfer-Encoding:"
         b" chunked\r\n\r\n1\r\nx\r\n0\r\n"
@@ -213,7 +213,7 @@ def trailers(target: Target, until: float) -> int:
 
 
 def upgrades(target: Target, until: float) -> int:
-    """Thousands of pipelined requests that each offer another protocol."""
+    """Send thousands of pipelined requests that each offer another protocol."""
     offer = b"GET / HTTP/1.1\r\nHost: here\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n"
     count = 0
     while time.monotonic() < until:
@@ -223,7 +223,7 @@ def upgrades(target: Target, until: float) -> int:
 
 
 def long_names(target: Target, until: float) -> int:
-    """Queries of users whose names have ten million characters, each another."""
+    """Send queries of users with different names of ten million characters."""
     count = 0
     while time.monotonic() < until:
         body = json.dumps(
@@ -235,8 +235,8 @@ def long_names(target: Target, until: float) -> int:
 
 
 def strangers(target: Target, until: float) -> int:
-    """Connections to the socket of the containers that say half of a HELLO, more than may wait
-    there."""
+    """Open more connections than may wait to the socket of the containers, and send half of a HELLO
+    on each."""
     half, count = b"".join(wire.control_frame(wire.Kind.HELLO, bytes(100)))[:80], 0
     held: list[socket.socket] = []
     path = target.containers.removeprefix("unix:")
@@ -258,7 +258,7 @@ def strangers(target: Target, until: float) -> int:
 
 
 def deployments(target: Target, until: float) -> int:
-    """Four deployments at a time."""
+    """Make four deployments at a time."""
     counts = [0] * 4
 
     def deploy(which: int) -> None:
@@ -280,7 +280,8 @@ def deployments(target: Target, until: float) -> int:
 
 
 def failing_replica(target: Target, until: float) -> int:
-    """A second replica of the client's own model fails each batch at once, with a text of 60 KB."""
+    """Run a second replica of the client's own model that fails each batch at once, with a text of
+    60 KB."""
     count, text = 0, "\x1b]0;owned\x07 /etc/secret\r" * 2500
     hello = (target.containers, target.token, "cheap")
     while time.monotonic() < until:
@@ -322,7 +323,7 @@ ATTACKS: dict[str, tuple[Attack, str]] = {
 
 
 def attack(name: str, target: Target) -> None:
-    """Attack for as many seconds as each line of standard input says, and print the count."""
+    """Attack for the number of seconds on each line of standard input, and print the count."""
     run = ATTACKS[name][0]
     with contextlib.suppress(OSError):
         warm = http.client.HTTPConnection(target.http, timeout=10)

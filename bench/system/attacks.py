@@ -61,8 +61,8 @@ def _p99(values: list[float]) -> float:
 
 
 class Client:
-    """One keep-alive connection; queries at their times, one after another: a late answer makes the
-    next ones late."""
+    """One keep-alive connection, which sends queries at their times, one after another; a late
+    answer makes the next ones late."""
 
     def __init__(self, target: Target) -> None:
         host, _, port = target.http.rpartition(":")
@@ -74,7 +74,7 @@ class Client:
         self._line.close()
 
     def ask_for(self, seconds: float, into: Window) -> None:
-        """Ask for `seconds`. Raises OSError where no answer comes within 10 s."""
+        """Send queries for `seconds`. Raises OSError if no answer arrives within 10 s."""
         sleeper = bare_sleeper(seconds)
         begun = time.perf_counter()
         for i in range(int(seconds / EVERY_S)):
@@ -143,8 +143,8 @@ class Attacker:
 
 @contextlib.contextmanager
 def served(keys: bool = False) -> Iterator[Target]:
-    """A server in a process of its own, from the root of the repository. keys: whether its clients
-    need one."""
+    """Start a server in a process of its own, from the root of the repository. keys: whether its
+    clients need one."""
     root = Path(__file__).resolve().parents[2]
     command = [sys.executable, "-W", "ignore", "-m", MODULE, "server", *(["keys"] if keys else [])]
     with subprocess.Popen(
@@ -162,7 +162,7 @@ def served(keys: bool = False) -> Iterator[Target]:
 
 
 def memory_mib(pid: int, line: str) -> float:
-    """VmRSS, or VmHWM, the most since `forget_peak`."""
+    """Return VmRSS, or VmHWM, the peak since `forget_peak`."""
     text = Path(f"/proc/{pid}/status").read_text()
     return int(text.partition(f"{line}:")[2].split()[0]) / 1024
 
@@ -172,7 +172,7 @@ def forget_peak(pid: int) -> None:
 
 
 def measure(name: str, target: Target, turns: int, seconds: float) -> list[Row]:
-    """The rows of one attack."""
+    """Measure one attack. Return its rows."""
     idle, attacked, count = [Window() for _ in range(turns)], [Window() for _ in range(turns)], 0
     with (
         contextlib.closing(Client(target)) as client,
@@ -194,7 +194,8 @@ def measure(name: str, target: Target, turns: int, seconds: float) -> list[Row]:
 def rows_of(
     name: str, idle: list[Window], attacked: list[Window], growth: float, count: int
 ) -> list[Row]:
-    """The p99s are medians of the turns: a busy moment of the machine hits one of them."""
+    """Return the rows. The p99s are medians of the turns, because a busy moment of the machine
+    affects one of them."""
     calm, hard = (
         Sample(tuple(window.p99_ms for window in windows)) for windows in (idle, attacked)
     )
@@ -218,7 +219,7 @@ def rows_of(
 
 
 def main(quick: bool, rows: list[str] | None = None) -> list[Row]:
-    """rows: names of attacks, of ATTACKS in attackers.py; None: all."""
+    """Run the benchmark. rows: names of attacks, of ATTACKS in attackers.py; None: all."""
     if unknown := set(rows or ()) - set(ATTACKS):
         raise SystemExit(f"no attack {', '.join(sorted(unknown))}. Attacks: {', '.join(ATTACKS)}.")
     turns, seconds = (1, 0.5) if quick else (3, 2.0)

@@ -23,7 +23,8 @@ def compiled(source: Path, target: Path, *options: str) -> bool:
 
 
 class Bare:
-    """`measure("unix", n)`: ns a round trip, or an atomic add. See floor.c for the names."""
+    """The C program of floor.c. `measure("unix", n)` returns ns per round trip, or per atomic add;
+    floor.c has the names."""
 
     def __init__(self, program: Path) -> None:
         self._process = subprocess.Popen(
@@ -46,7 +47,7 @@ class Bare:
 
 @contextmanager
 def bare() -> Iterator[Bare | None]:
-    """The program while the block runs; None where there is no C compiler."""
+    """Run the program during the block. Yields None if there is no C compiler."""
     with tempfile.TemporaryDirectory(prefix="floor-") as folder:
         program = Path(folder, "floor")
         if not compiled(SOURCE, program):

@@ -112,8 +112,8 @@ def killing(server: clipper.ClipperServer, name: str) -> Iterator[list[int]]:
 
 
 def bare_sleeper(seconds: float) -> "subprocess.Popen[str]":
-    """A process that prints how late, in us, each of its sleeps of 1 ms ended. It has begun when
-    this returns."""
+    """Start a process that prints how late, in us, each of its sleeps of 1 ms ended. Returns after
+    its start."""
     sleeper = subprocess.Popen(
         [sys.executable, "-c", SLEEPER, str(seconds)], stdout=subprocess.PIPE, text=True
     )

@@ -67,7 +67,7 @@ State = dict[tuple[str, str], Any]  # by application and user
 
 
 def model(by: int) -> Callable[[Any], Any]:
-    """The second model reports class probabilities."""
+    """Deploy a model; the second one reports class probabilities."""
 
     def predict(xs: Any) -> Any:
         outputs = (xs[:, 0].astype(int) * by) % 7
@@ -132,7 +132,7 @@ def predict_and_give_feedback(app: Any, draw: random.Random) -> None:
 
 
 def taught(app: Any, draw: random.Random) -> int:
-    """One feedback of some kind; -> how many observations it was."""
+    """Send one feedback of some kind. Return its number of observations."""
     kind = draw.choice(["label", "label", "correct", "list", "array"])
     if kind == "array":
         xs = np.array([[draw.randrange(50)] for _ in range(draw.randint(1, 60))], float)
@@ -154,7 +154,8 @@ def taught(app: Any, draw: random.Random) -> int:
 
 
 def after(states: State, record: bytes) -> State:
-    """Serial replay: a user's first observation finds what all have taught before it."""
+    """Replay observations one by one: a user's first observation starts from the state that all
+    users share."""
     application, text, models, user, seen = read(record)
     policy, found = create_policy(text), dict(states)
     for whose in dict.fromkeys((user, "")):
@@ -281,14 +282,14 @@ class Teacher:
             self._news.notify_all()
 
     def line(self, i: int) -> dict[str, Any] | None:
-        """None when it ended without, or was too slow."""
+        """Return a line of the process; None if it ended without one, or was too slow."""
         with self._news:
             self._news.wait_for(lambda: len(self._lines) > i, LIVES_MAX_S)
             text = self._lines[i] if len(self._lines) > i else b""
         return json.loads(text) if text else None
 
     def kill(self) -> list[bytes]:
-        """-> what it said after it was ready."""
+        """Kill the process. Return its output after it was ready."""
         self.process.kill()
         self.process.wait()
         self._reader.join()
@@ -324,7 +325,7 @@ class Life:
         self.book = Book()
 
     def one_kill(self, seed: int) -> str:
-        """-> what went wrong."""
+        """Kill the process once. Return what went wrong."""
         draw = random.Random(seed)
         log = self.folder / "log"
         teacher = Teacher(self.state, str(self.folder / "state"), seed, log)
@@ -345,7 +346,7 @@ class Life:
         return self.book.read(said, self.folder / "state" / "journal")
 
     def last_look(self) -> str:
-        """One more start, without a kill before it has looked."""
+        """Start once more and check the states without a kill."""
         return self.one_kill(0)
 
     def end(self) -> None:
@@ -363,8 +364,8 @@ class Outcome:
 
 
 def killed(kills: int, seed: int, store: str, tell: Callable[[str], None]) -> Outcome:
-    """`kills` kills, LIFE to a folder; seeds count up from `seed`. A folder whose states are wrong
-    is given up. store: a key of STORES."""
+    """Make `kills` kills, LIFE per folder; seeds count up from `seed`. A folder whose states are
+    wrong is not used any more. store: a key of STORES."""
     found = Outcome()
     while found.kills < kills and len(found.failures) < 3:
         life = Life(store)
@@ -392,7 +393,7 @@ def killed(kills: int, seed: int, store: str, tell: Callable[[str], None]) -> Ou
 
 
 def progress() -> Callable[[str], None]:
-    """A line that is written over on a terminal, every tenth one elsewhere."""
+    """Print a progress line: overwritten on a terminal, otherwise every tenth one."""
     count = iter(range(1 << 60))
 
     def tell(text: str) -> None:

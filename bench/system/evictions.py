@@ -31,13 +31,13 @@ class Trace:
 
     @property
     def warm(self) -> int:
-        """Uses that are not counted: the first half."""
+        """Return the number of uses that are not counted: the first half."""
         return len(self.uses) // 2
 
 
 def zipf(models: int, uses: int, alpha: float, seed: int = 0) -> Trace:
-    """Independent draws by rank ** -alpha. Sizes are log-normal about 20 MB (a factor of e either
-    way), whatever the rank."""
+    """Return a trace of independent draws by rank ** -alpha. Sizes are log-normal about 20 MB (a
+    factor of e either way), whatever the rank."""
     rng = np.random.default_rng(seed)
     demand = np.arange(1, models + 1, dtype=np.float64) ** -alpha
     demand /= demand.sum()
@@ -46,7 +46,8 @@ def zipf(models: int, uses: int, alpha: float, seed: int = 0) -> Trace:
 
 
 def drifting(models: int, uses: int, alpha: float, seed: int = 0, phases: int = 8) -> Trace:
-    """The same, but in each of `phases` an eighth of the models change places in the ranking."""
+    """Return the same trace, but in each of `phases` an eighth of the models change places in the
+    ranking."""
     rng = np.random.default_rng(seed)
     trace = zipf(models, uses, alpha, seed)
     places, parts = np.arange(models), np.array_split(trace.uses, phases)
@@ -62,7 +63,7 @@ Rule = Callable[[Trace, int], NDArray[np.bool_]]
 
 
 def lru(trace: Trace, capacity: int) -> NDArray[np.bool_]:
-    """Least recently used."""
+    """Simulate LRU: evict the least recently used."""
     held: OrderedDict[int, int] = OrderedDict()
     sizes = trace.sizes.tolist()
     hits = np.zeros(len(trace.uses), np.bool_)
@@ -80,7 +81,7 @@ def lru(trace: Trace, capacity: int) -> NDArray[np.bool_]:
 
 
 def gdsf(trace: Trace, capacity: int) -> NDArray[np.bool_]:
-    """GreedyDual-Size-Frequency with a cost of one: clock + uses while here / size."""
+    """Simulate GreedyDual-Size-Frequency with a cost of one: clock + uses while here / size."""
     sizes = trace.sizes.tolist()
     hits = np.zeros(len(trace.uses), np.bool_)
     count: dict[int, int] = {}
@@ -106,7 +107,8 @@ def gdsf(trace: Trace, capacity: int) -> NDArray[np.bool_]:
 
 
 def belady_size(trace: Trace, capacity: int) -> NDArray[np.bool_]:
-    """Knows the future: of those here, the one of largest size * time to its next use goes."""
+    """Simulate a rule that knows the future: it evicts the model with the largest size * time to
+    its next use."""
     uses, n_uses = trace.uses, len(trace.uses)
     following = np.full(n_uses, 4 * n_uses, np.int64)
     last: dict[int, int] = {}
@@ -118,8 +120,8 @@ def belady_size(trace: Trace, capacity: int) -> NDArray[np.bool_]:
 
 
 def known_demand(trace: Trace, capacity: int) -> NDArray[np.bool_]:
-    """Knows the true demand, and not the future: of those here, the one of least demand / size
-    goes. The best that a rule can learn from independent draws."""
+    """Simulate a rule that knows the true demand, but not the future: it evicts the model with the
+    least demand / size. The best that a rule can learn from independent draws."""
     worth = (trace.sizes / trace.demand).tolist()
     return _by_score(
         trace, capacity, [worth[model] for model in trace.uses.tolist()], lambda n, at, sizes: at
@@ -129,8 +131,7 @@ def known_demand(trace: Trace, capacity: int) -> NDArray[np.bool_]:
 def _by_score(
     trace: Trace, capacity: int, facts: list[Any], score: Callable[[int, Any, Any], Any]
 ) -> NDArray[np.bool_]:
-    """Evict the model of the largest score; `facts` is what each use says of its
-    model."""
+    """Evict the model with the largest score; `facts` has the data of each use."""
     sizes = trace.sizes.astype(np.float64)
     places: list[int] = []
     place_of: dict[int, int] = {}
@@ -159,7 +160,7 @@ def _by_score(
 
 
 def ours(trace: Trace, capacity: int, **settings: Any) -> NDArray[np.bool_]:
-    """`clipper.mesh.decisions.model_cache`, as a node uses it."""
+    """Simulate `clipper.mesh.decisions.model_cache`, as a node uses it."""
     residents = ModelCache(capacity, models_max=1 << 30, **settings)
     sizes = trace.sizes.tolist()
     hits = np.zeros(len(trace.uses), np.bool_)

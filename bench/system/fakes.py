@@ -27,7 +27,7 @@ POLL_S = 0.1
 
 
 class Fake:
-    """One connection: what came in and is no whole frame yet."""
+    """One connection, with received bytes that are no complete frame yet."""
 
     def __init__(self, path: str, name: str) -> None:
         self.name, self.dismissed = name, False
@@ -53,8 +53,8 @@ class Fake:
                 self.send(Kind.HEARTBEAT)
 
     def read(self) -> bool:
-        """False at the end of the connection. Raises SystemExit when the server does not want
-        it."""
+        """Read from the connection. Return False at its end. Raises SystemExit if the server
+        rejects it."""
         try:
             data = self.socket.recv(4096)
         except ConnectionError:
@@ -78,8 +78,8 @@ class Fake:
 
 
 def main(address: str, count: int, prefix: str) -> None:
-    """Until the server has said goodbye to all, or is gone. One that is lost dials in again, as a
-    container does."""
+    """Run until the server has sent GOODBYE to all, or has ended. A lost connection is opened
+    again, as by a container."""
     path, poll = address.removeprefix("unix:"), select.epoll()
     fakes: dict[int, Fake] = {}
     absent = [f"{prefix}{number}" for number in range(count)]

@@ -113,7 +113,7 @@ class Server:
 
 
 class Client(threading.Thread):
-    """Asks, and sends feedback until it hears of it, now and then once more."""
+    """Sends queries, and feedback until it is acknowledged; sometimes once more."""
 
     def __init__(self, server: Server, history: FeedbackHistory, number: int, seed: int) -> None:
         super().__init__(daemon=True)

@@ -77,7 +77,7 @@ def bursts(slo_ms: float, cached: bool) -> list[tuple[float, float, int]]:
 
 
 def loop_faults() -> int:
-    """Minor page faults of the threads that run the engines' loops."""
+    """Return the minor page faults of the threads that run the engines' loops."""
     faults = 0
     for thread in threading.enumerate():
         if thread.name == "clipper-loop":

@@ -17,8 +17,8 @@ from clipper_core.results.future import Future
 
 
 def method_ns(n: int = 20000) -> float:
-    """A method of a compiled object that does nothing, looked up and called, with the loop around
-    it: a measurement of calls has its own loop around them too. By the thread's CPU time."""
+    """Measure a method of a compiled object that does nothing, looked up and called, with the loop
+    around it: a measurement of calls has its own loop around them too. By the thread's CPU time."""
     future = _ended_future()
     begun = CPU()
     for _ in range(n):
@@ -34,7 +34,7 @@ def _ended_future() -> Future:
 
 
 def copy_ns(rows: int, width_bytes: int) -> Callable[[], float]:
-    """memcpy of the same rows, ns a row."""
+    """Measure memcpy of the same rows, in ns per row."""
     source = np.zeros(rows * width_bytes, np.uint8)
     target = np.zeros_like(source)
 
@@ -48,7 +48,7 @@ def copy_ns(rows: int, width_bytes: int) -> Callable[[], float]:
 
 
 class PingPong:
-    """64 bytes there and back over a unix socket, with one blocked process on the other side."""
+    """Sends 64 bytes back and forth over a unix socket to a process that blocks on it."""
 
     def __init__(self) -> None:
         self._near, far = socket.socketpair()
@@ -59,7 +59,7 @@ class PingPong:
         far.close()
 
     def __call__(self, n: int = 500) -> float:
-        """ns a round trip."""
+        """Return ns per round trip."""
         message = bytes(64)
         begun = time.perf_counter_ns()
         for _ in range(n):

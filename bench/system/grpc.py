@@ -84,8 +84,8 @@ def take_turns(
 async def closed(
     address: str, requests: Callable[[], bytes], under_way: int, seconds: float
 ) -> tuple[list[float], float]:
-    """Each of `under_way` callers calls again once it is answered; -> the time of each call in us,
-    and how long it all took."""
+    """Let each of `under_way` callers call again once it is answered. Return the time of each call
+    in us, and the total time."""
     import grpc.aio
 
     took_us: list[float] = []

@@ -37,7 +37,7 @@ def response_of(value: float) -> Any:
 
 
 async def _trivial() -> None:
-    """The ceiling: takes any bytes, and answers always the same ones."""
+    """Serve the upper bound: accept any bytes, and always return the same ones."""
     always = response_of(1.0).SerializeToString()
 
     async def echo(request: bytes, context: Any) -> bytes:
@@ -47,7 +47,7 @@ async def _trivial() -> None:
 
 
 async def _parsing() -> None:
-    """The same, but it reads the message, and writes one."""
+    """Serve the same, but parse the message and serialize a reply."""
     request, response = (
         message("inference.ModelInferRequest"),
         message("inference.ModelInferResponse"),

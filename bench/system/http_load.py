@@ -42,7 +42,7 @@ class Found:
 
     @property
     def latency_us(self) -> "np.ndarray[Any, Any]":
-        """Latencies of all requests, in microseconds."""
+        """Return the latencies of all requests, in microseconds."""
         return self.records["latency_us"]
 
     @property
@@ -52,7 +52,7 @@ class Found:
 
     @property
     def per_s(self) -> float:
-        """Responses a second."""
+        """Return the responses per second."""
         return len(self.records) / self.seconds
 
     def quantile_us(self, share: float) -> float:

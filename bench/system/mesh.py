@@ -70,7 +70,8 @@ def main(quick: bool = False, rows: Sequence[str] | None = None) -> list[Row]:
 
 
 def way(quick: bool, folder: Path) -> list[Row]:
-    """Two nodes in this process; the model is loaded in the second, whose host serves both."""
+    """Measure the hop between two nodes in this process; the model is loaded in the second, whose
+    host serves both."""
     n = 300 if quick else 3000
     with nodes(folder, 2) as (a, b):
         a.mesh.joined.loader.set_stopping(True)  # so that the second gets it
@@ -111,7 +112,7 @@ def way(quick: bool, folder: Path) -> list[Row]:
 
 
 def route_us(node: clipper.ClipperServer, n: int) -> float:
-    """Microseconds of a look-up with its note of use, less an empty loop."""
+    """Measure a lookup that counts a use, in microseconds, minus an empty loop."""
     request = clipper.PredictionRequest(np.zeros(3), candidate_models=("m",))
     resolve = node._resolver.request
     begun = time.perf_counter_ns()
@@ -129,7 +130,7 @@ def cold_ms(node: clipper.ClipperServer, folder: Path, n: int) -> Iterator[float
 
 
 def paced(quick: bool, folder: Path) -> list[Row]:
-    """The published run: ten models, a hundred queries a second."""
+    """Measure the published run: ten models, a hundred queries per second."""
     seconds = 3 if quick else 10
     with nodes(folder, 1) as (node,):
         ids = [f"m{i}" for i in range(10)]
@@ -160,8 +161,8 @@ def paced(quick: bool, folder: Path) -> list[Row]:
 
 
 def many(quick: bool, folder: Path) -> list[Row]:
-    """Registered models in one process; those asked again and again are loaded, the others come and
-    go."""
+    """Measure many registered models in one process: popular ones stay loaded, the others are
+    loaded and evicted."""
     n, warm, seconds = (1000, 200, 3.0) if quick else (20_000, 2000, 15.0)
     before = resident_mib()
     with nodes(folder, 1, capacity_mib=4096, loaded_max=warm + warm // 4) as (node,):
@@ -256,9 +257,9 @@ def _offered(
 
 
 async def _send(node: clipper.ClipperServer, predict: Callable[[int], Any], times: Any) -> Load:
-    """An open loop whose one thread sends and hears, as that of an application with an event loop
-    does. A thread that sends while another hears measures Python's lock: each waits 5 ms for it
-    when the other has much to do."""
+    """Run an open loop whose single thread sends and receives, like an application with an event
+    loop. With two threads the benchmark would measure the GIL: each waits 5 ms for it while the
+    other is busy."""
     latencies, late = np.full(len(times), np.nan), np.zeros(len(times))
     load, numbers, finished = (
         Load(float(times[-1]), latencies, np.zeros(len(times), np.bool_), Counter()),
@@ -301,7 +302,7 @@ async def _send(node: clipper.ClipperServer, predict: Callable[[int], Any], time
 
 
 def _closed(node: clipper.ClipperServer, seconds: float, warm: int) -> float:
-    """Answers a second, with 512 queries always open."""
+    """Return the answers per second with 512 queries always open."""
     draw, count, waiting = np.random.default_rng(2), 0, []
     rows = draw.standard_normal((4096, 3))
     begun = time.perf_counter()

@@ -11,8 +11,8 @@ LOADED, LOADING, PINNED = "#2563eb", "#f59e0b", "#7c3aed"
 
 
 def write(path: Path, world: Simulation) -> None:
-    """The most asked models from left to right, an instance a line: a mark where it is loaded, and
-    how full the instance is."""
+    """Write the picture: the most queried models from left to right, one instance per line, a mark
+    where a model is loaded, and how full the instance is."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(drawn(world))
     print(f"wrote {path}", file=sys.stderr)

@@ -106,7 +106,7 @@ def hits(found: Mapping[Job, Mapping[str, float]], plot: Path | None) -> list[Ro
 def compared(
     plot: Path | None, kind: str, alpha: float, share: float, quick: bool
 ) -> dict[str, float]:
-    """Percent of hits by rule. Where demand changes, nobody can be told what it is."""
+    """Return the percentage of hits by rule. No rule knows the demand where it changes."""
     models, uses = (1000, 20_000) if quick else (3000, 90_000)
     trace = TRACES[kind](models, uses, alpha)
     rules = {
@@ -164,8 +164,9 @@ def draw_hits(path: Path, found: Mapping[tuple[str, float, float], Mapping[str, 
 
 
 def speed(plot: Path | None, seconds: float) -> tuple[Report, float, float, float]:
-    """A million models on a thousand instances, for some virtual seconds: what happened, seconds
-    that an hour takes (the last third's pace goes on), seconds of CPU that it took, memory in MiB.
+    """Simulate a million models on a thousand instances for some virtual seconds. Return what
+    happened, seconds that an hour takes (the last third's pace goes on), seconds of CPU that it
+    took, memory in MiB.
     """
     gc.collect()
     # nothing it makes is a cycle, and the collector would look through millions of records again
@@ -185,7 +186,7 @@ def speed(plot: Path | None, seconds: float) -> tuple[Report, float, float, floa
 
 
 def speed_rows(found: Mapping[Job, Any], plot: Path | None) -> list[Row]:
-    """The only job's rows."""
+    """Return the rows of the only job."""
     (((seconds,), (report, hour_s, cpu_s, peak)),) = found.items()
     waited = (
         f"half of the misses wait at most {report.wait_ms(0.5):g} ms, 99 %"

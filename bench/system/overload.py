@@ -56,7 +56,7 @@ class Phase:
         return float(np.quantile(self.latency_us[which], 0.99)) if np.any(which) else 0.0
 
     def windows(self) -> list[float]:
-        """The share in time of each window."""
+        """Return the share in time of each window."""
         at = (self.due_s / WINDOW_S).astype(int)
         return [float(np.mean(self.good[at == w])) for w in range(int(self.seconds / WINDOW_S))]
 
@@ -75,8 +75,8 @@ def sleeper(xs: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def offer(handle: Any, load: float, seconds: float, seed: int) -> Phase:
-    """Sends at `load` times the capacity. What is refused is done when predict returns; the rest
-    tells its own latency."""
+    """Send at `load` times the capacity. Refused queries are done when predict returns; the others
+    report their latency."""
     due = arrivals(load * CAPACITY, seconds, seed)
     rows = np.random.default_rng(seed).random((512, 4))
     futures: list[Any] = []

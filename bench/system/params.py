@@ -232,7 +232,7 @@ def _torch_step(torch: Any, weights: Any, optimizer: str, gradients: Any) -> Cas
 
 
 def small(quick: bool) -> list[Row]:
-    """Few ids at once, where the call itself is what costs."""
+    """Measure few ids at once, where the call itself is the cost."""
     world, few = World(50_000 if quick else 1_000_000, 64), 16
     out = np.empty((few, 64), np.float32)
     cases: dict[str, Case] = {
@@ -254,8 +254,8 @@ def small(quick: bool) -> list[Row]:
 
 
 def threads(quick: bool) -> list[Row]:
-    """Two threads in one table, which take locks then, beside one, which does not. By what each
-    does in its own CPU time."""
+    """Measure two threads in one table, which then take locks, beside one, which does not; by the
+    CPU time of each."""
     world, turns = World(50_000 if quick else 1_000_000, 64), 3 if quick else 7
     gradients: Any = np.ones((BATCH, 64), np.float32)
     cases: dict[str, Callable[[Any], object]] = {
@@ -314,7 +314,7 @@ class World:
         self.lines[:, 0] = np.arange(n)
 
     def together(self, run: Callable[[Any], object], count: int, batches: int) -> float:
-        """Millions of rows a second of CPU time, of all threads together."""
+        """Return millions of rows per second of CPU time, of all threads together."""
         ready = threading.Barrier(count, timeout=60.0)
 
         def work(which: int) -> float:
@@ -332,7 +332,7 @@ class World:
     def rates(
         self, cases: dict[str, Case], batches: int, turns: int, batch: int = BATCH
     ) -> dict[str, Sample]:
-        """Millions of rows a second of CPU time: of each turn, the median batch."""
+        """Return millions of rows per second of CPU time: the median batch of each turn."""
 
         def measure(run: Case) -> Callable[[], float]:
             def once() -> float:
@@ -357,8 +357,8 @@ def _beside(
     limit: str,
     limit_is: str,
 ) -> list[Row]:
-    """Ours, beside each of the others. limit: the case that bounds what ours can reach, which is
-    `limit_is` in words."""
+    """Return the rows of ours beside each of the others. limit: the case that bounds ours,
+    described by `limit_is`."""
     ours = rates["ours"]
 
     def bound(peer: str) -> str:
@@ -386,7 +386,7 @@ def _beside(
 
 @contextlib.contextmanager
 def floor() -> Iterator[Any]:
-    """rows_floor.c; None where there is no compiler."""
+    """Return the kernel of rows_floor.c; None if there is no compiler."""
     with tempfile.TemporaryDirectory(prefix="rows-") as folder:
         library = Path(folder, "rows.so")
         if not compiled(

@@ -70,7 +70,7 @@ def rows(quick: bool = False) -> list[Row]:
 
 
 def _rates(found: dict[str, Sample], note: str, bound_of_one: str) -> list[Row]:
-    """The rates beside torch's. bound_of_one: what bounds one worker."""
+    """Return the rates beside torch's. bound_of_one: what bounds one worker."""
 
     def beside(
         what: str, case: str, goal: Goal | None = None, against: str = "torch", why: str = ""
@@ -96,7 +96,7 @@ def _rates(found: dict[str, Sample], note: str, bound_of_one: str) -> list[Row]:
 
 
 class MeasuredCases:
-    """Trains each case, and keeps what its time was spent on, over all turns."""
+    """Trains each case, and records its time by part, over all turns."""
 
     def __init__(self, trainers: Sequence[ObjectProcess]) -> None:
         self._trainers = trainers
@@ -167,7 +167,7 @@ class MeasuredCases:
         return 1e6 * sum(run.cpu_s for run in self._runs[name]) / self._samples(name)
 
     def _by_part_us(self, name: str) -> defaultdict[str, float]:
-        """The CPU time of a sample by part, in us."""
+        """Return the CPU time of a sample by part, in us."""
         parts: defaultdict[str, float] = defaultdict(float)
         for run in self._runs[name]:
             named = run.by_part_s | {THE_REST: run.cpu_s - sum(run.by_part_s.values())}
@@ -186,7 +186,7 @@ def cpu_s_of(pid: int) -> float:
 
 @contextmanager
 def _files(case: Case) -> Iterator[tuple[str, int]]:
-    """A folder for a case, and the shard that runs there, or 0."""
+    """Return a folder for a case, and the process of the shard that runs there, or 0."""
     with tempfile.TemporaryDirectory(prefix="clipper-") as folder:
         if not case.by_shards:
             yield folder, 0

@@ -235,7 +235,7 @@ class Trainer:
         return area
 
     def _share(self, number: int, count: int) -> list[Torch]:
-        """The batches of one worker of `count`, each of which has as many."""
+        """Return the batches of one worker of `count`; all have the same number."""
         mine = self._batches[number::count][: len(self._batches) // count]
         self._samples += sum(len(labels) for _, labels in mine)
         return mine

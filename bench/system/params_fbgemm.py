@@ -42,7 +42,7 @@ class Table:
 
 
 def table(torch: Any, weights: Any, gradients: Any) -> Table | None:
-    """None where FBGEMM is not installed."""
+    """Return a table; None if FBGEMM is not installed."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -52,7 +52,7 @@ def table(torch: Any, weights: Any, gradients: Any) -> Table | None:
 
 
 def backward(both: Sample, forward: Sample) -> Sample:
-    """Rates of the way back alone, which cannot be run without the way there: turn by turn, what is
-    left of the time of both."""
+    """Return the rates of the backward pass, which cannot run without the forward pass: its time is
+    subtracted, turn by turn."""
     pairs = zip(both.values, forward.values, strict=True)
     return Sample(tuple(1 / max(1 / all_ - 1 / there, 1e-9) for all_, there in pairs))

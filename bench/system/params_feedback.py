@@ -91,8 +91,8 @@ def until(seen: Callable[[], bool], begun: float) -> float:
 
 
 def _rows(name: str, took_ms: list[float], goal: Goal | None) -> list[Row]:
-    """p50, and p99 with the goal (G10: at once on the same shard, within a second where it is
-    served)."""
+    """Return the rows of p50, and of p99 with the goal (G10: at once on the same shard, within a
+    second where it is served)."""
     note, p99 = f"{len(took_ms)} turns", float(np.percentile(took_ms, 99))
     return [
         row(f"{name}: p50", Sample(tuple(took_ms)), "ms", note=note),

@@ -69,7 +69,7 @@ def rows(quick: bool = False) -> list[Row]:
 
 @contextmanager
 def shard() -> Iterator[tuple[Any, Any, Any]]:
-    """A pull and a push by gRPC, and a client of ours, of one shard with a table."""
+    """Start a shard with a table. Yields a pull and a push by gRPC, and a client of ours."""
     import grpc
 
     from clipper.frontend.protocols import message

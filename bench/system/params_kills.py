@@ -137,7 +137,7 @@ class Reader(threading.Thread):
 
 
 def kill(local: LocalSet, shard: int, found: Found, again_s: float) -> None:
-    """One, and until it answers a pull and a push again."""
+    """Kill one shard, and wait until it answers a pull and a push again."""
     pid = local.pids().get(shard)
     if pid is None:
         return
@@ -195,7 +195,7 @@ def check(workers: list[Worker], client: Client, found: Found) -> None:
 
 
 def life(kills: int, seed: int, *, pause_s: float = 0.8, **settings: Any) -> Found:
-    """One set, so many kills. pause_s: at most, between them."""
+    """Run one set with this number of kills. pause_s: longest pause between them."""
     draw, found, history = random.Random(seed), Found(), PushHistory()
     threads: list[Worker | Reader] = []
     with tempfile.TemporaryDirectory(prefix="clipper-") as folder:

@@ -81,7 +81,7 @@ class BareFollower:
 
 @contextmanager
 def _exchange(size: int) -> Iterator[Callable[[], None]]:
-    """A message of this size to another process, and its acknowledgement."""
+    """Measure a message of this size to another process, and its acknowledgement."""
     with tempfile.TemporaryDirectory(prefix="rows-") as folder:
         path, message = str(Path(folder, "door")), bytes(size)
         acknowledged = memoryview(bytearray(HEAD_BYTES))
@@ -121,7 +121,7 @@ def _median_us(request: Callable[[], object], n: int) -> float:
 
 @contextmanager
 def _set(replicas: int) -> Iterator[Client]:
-    """A client of two shards."""
+    """Start a set. Yields a client of two shards."""
     with tempfile.TemporaryDirectory(prefix="clipper-") as folder:
         settings = ParamsSettings(shards=2, replicas=replicas, folder=folder, snapshot_s=0.0)
         local = LocalSet(settings).start()

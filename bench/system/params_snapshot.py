@@ -196,7 +196,8 @@ def serve(folder: str) -> None:
 
 
 def forerunner_s(table: dict[int, Any], path: Path) -> float:
-    """ElasticDL's: values gathered from a dict, put into a message, and that into a file."""
+    """Measure ElasticDL's way: values are collected from a dict, put into a message, and written to
+    a file."""
     _, tensor = messages()
     begun = time.perf_counter()
     values = np.stack(list(table.values()))

@@ -105,8 +105,8 @@ class Worker(threading.Thread):
 
 
 def train(folder: Path | str, *, workers: int, steps: int, kills: bool) -> Trained:
-    """kills: shard 1, by SIGKILL, while the workers are in the middle of their steps. Raises what a
-    worker failed by."""
+    """Train. kills: whether to kill shard 1 by SIGKILL in the middle of the steps. Raises the error
+    of a worker that failed."""
     local = LocalSet(
         ParamsSettings(shards=SHARDS, replicas=1, folder=str(folder), snapshot_s=0.0)
     ).start()

@@ -243,7 +243,7 @@ def over_grpc() -> Iterator[ShardRequest]:
 
 
 def messages() -> tuple[Any, Any]:
-    """PullEmbeddingVectorRequest and Tensor of the design document's appendix."""
+    """Return the messages PullEmbeddingVectorRequest and Tensor of the design's appendix."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
     file = descriptor_pb2.FileDescriptorProto(name="pserver.proto", syntax="proto3")

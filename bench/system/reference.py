@@ -74,7 +74,7 @@ class Reference:
         return future
 
     def predict_many(self, rows: NDArray[np.float64]) -> "Future[Any]":
-        """One future for a whole array; not cached."""
+        """Return one future for a whole array; it is not cached."""
         future: Future[Any] = Future()
         self._queue.put((None, rows, future))
         return future
@@ -93,8 +93,8 @@ class Reference:
         self.close()
 
     def _run(self) -> None:
-        """The IO thread. One thread for both ways: a second one would cost another hop, 40 us of
-        round trip."""
+        """Run the IO thread. It handles both directions, because a second thread would add 40 us to
+        a round trip."""
         buffer = bytearray(1 << 20)
         while batch := self._next_batch():
             many = batch[0][0] is None
@@ -151,7 +151,7 @@ def receive_exactly(sock: socket.socket, into: memoryview) -> bool:
 
 
 def container(path: str, dtype: str) -> None:
-    """The other process: a model that costs nothing, the first element of each row, as f64."""
+    """Run the other process: a model that returns the first element of each row, as f64."""
     item = np.dtype(dtype).itemsize
     head, buffer = bytearray(HEAD.size), bytearray(1 << 20)
     with socket.socket(socket.AF_UNIX) as sock:
@@ -167,7 +167,7 @@ def container(path: str, dtype: str) -> None:
 
 
 def distinct(n: int, width: int = 1) -> Callable[[], list[NDArray[np.float64]]]:
-    """Inputs that were never seen before, at every call."""
+    """Return a function that returns new inputs at every call."""
     start = 0
 
     def fresh() -> list[NDArray[np.float64]]:
@@ -183,8 +183,8 @@ def distinct(n: int, width: int = 1) -> Callable[[], list[NDArray[np.float64]]]:
 def measures(
     cached: Reference, uncached: Reference, quick: bool = False
 ) -> dict[str, Callable[[], float]]:
-    """Name -> a run that returns ns a prediction; for `interleave`, beside the runs of what is
-    compared."""
+    """Return runs by name, each of which returns ns per prediction; for `interleave`, beside the
+    runs of the compared cases."""
     n = 500 if quick else 5000
     known = [np.array([float(i)]) for i in range(100)]
     for x in known:

@@ -45,7 +45,7 @@ def main(quick: bool) -> list[Row]:
 
 @contextlib.contextmanager
 def _opened(kind: str) -> Iterator[tuple[Store, Callable[[], Any]]]:
-    """A store, and the least that one could do instead of a transaction of it."""
+    """Open a store. Yields it with the least that could be done instead of its transaction."""
     with contextlib.ExitStack() as held:
         folder = held.enter_context(tempfile.TemporaryDirectory(prefix="clipper-registry-"))
         if kind == "memory":
@@ -77,7 +77,7 @@ def _locked_put(lock: threading.Lock, content: dict[str, bytes]) -> None:
 
 
 def _bare_put(store: Any) -> Callable[[], Any]:
-    """One call of grpcio with the same messages and nothing around it."""
+    """Measure one call of grpcio with the same messages and nothing else."""
     from clipper.store.protocol import message, method
 
     path, _, answer = method("KV.Txn")
@@ -140,7 +140,7 @@ def _seen(kind: str, store: Store, quick: bool) -> Iterator[Row]:
 
 
 def _bootstrap(kind: str, store: Store, quick: bool) -> Row:
-    """Until the mirror can be asked for any record."""
+    """Measure the time until the mirror has every record."""
     count = 2000 if quick else RECORDS
     copies = {"node-1": Copy(1, 2, 123_456)}
     models = [
@@ -202,8 +202,7 @@ def _waits(put: Callable[[], Any], seconds: float) -> list[float]:
 
 
 def _contention(quick: bool) -> Iterator[Row]:
-    """Four processes write one file as fast as they can; the longest that one of them had to
-    wait."""
+    """Measure the longest wait of four processes that write one file as fast as they can."""
     spawn, seconds = multiprocessing.get_context("spawn"), 0.5 if quick else 2.0
 
     def run(work: Callable[..., None]) -> list[float]:

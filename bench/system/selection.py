@@ -39,8 +39,8 @@ def main(quick: bool, plot: Path | None = None) -> list[Row]:
 
 
 def feedback(quick: bool) -> list[Row]:
-    """Feedback of answers whose predictions are known, written to a journal that survives a kill,
-    two models each."""
+    """Measure feedback for answers whose predictions are known, with two models, written to a
+    journal that survives a kill."""
     with tempfile.TemporaryDirectory() as folder, clipper.start(state=folder) as server:
         deploy(server)
         cases: dict[str, Callable[[], float]] = {}
@@ -79,7 +79,7 @@ def feedback(quick: bool) -> list[Row]:
 
 
 def with_input(quick: bool) -> list[Row]:
-    """Feedback that gives the input again: its predictions come from the cache, or from the
+    """Measure feedback that has the input again: its predictions come from the cache, or from the
     models."""
     count = 100 if quick else 1000
     with tempfile.TemporaryDirectory() as folder, clipper.start(state=folder) as server:
@@ -175,8 +175,8 @@ def told_by_input(app: Any, count: int) -> Callable[[], float]:
 
 
 def river_per_s(quick: bool) -> float | None:
-    """Observations a second of a logistic regression on two votes: what stacking learns. None
-    without river."""
+    """Return the observations per second of river's logistic regression on two votes, as in
+    stacking. None without river."""
     try:
         from river import linear_model
     except ImportError:

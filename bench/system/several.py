@@ -85,7 +85,7 @@ class Server:
         return "\n".join(Path(f"{self._own}.log").read_text().splitlines()[-20:])
 
     def probe(self) -> bool:
-        """Ask whether it is ready."""
+        """Probe whether it is ready."""
         try:
             self.ready = send_request(self.port, "GET", "/v2/health/ready")[0] == 200
         except OSError:
@@ -263,7 +263,8 @@ class Client(threading.Thread):
         return "" if answer["output"] == number + 1.0 else f"a default: {answer.get('reason')}"
 
     def _open_line(self, place: Place) -> http.client.HTTPConnection | None:
-        """The connection to a server, unless the server has closed it, as urllib3 checks, too."""
+        """Return the connection to a server, unless the server has closed it, which urllib3 checks
+        too."""
         line = self._lines.pop(place, None)
         if line is not None and line.sock is not None and select.select([line.sock], [], [], 0)[0]:
             line.close()
@@ -351,7 +352,7 @@ def through(
 
 
 def predicted(port: int, number: float) -> tuple[str, float]:
-    """Ask a server; return the id of the answer, and the label that is right."""
+    """Send a query to a server. Return the id of the answer, and the right label."""
     _, answer = send_request(port, "POST", "/api/a/predict", {"input": [number, 1.0]})
     return str(answer["id"]), number + 1.0
 
@@ -362,8 +363,8 @@ def give_feedback(port: int, about: tuple[str, float]) -> dict[str, object]:
 
 
 def feedback_anywhere(servers: Cluster, count: int) -> tuple[int, int]:
-    """Ask one server and tell another one, for all pairs in turn; return how many of how many
-    counted once, and never twice."""
+    """Send a query to one server and its feedback to another one, for all pairs in turn. Return how
+    many of them counted exactly once."""
     ports = [server.port for server in servers.servers]
     good = 0
     for i in range(count):
@@ -428,7 +429,7 @@ def cpu_us(servers: Cluster, count: int, seconds: float, users: int = CLIENTS) -
 
 
 def _cpu_s(sessions: set[int]) -> float:
-    """CPU seconds so far of the processes of these sessions."""
+    """Return the CPU seconds so far of the processes of these sessions."""
     ticks = 0
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):

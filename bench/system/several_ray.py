@@ -133,7 +133,7 @@ class RayServing:
 
     @property
     def output(self) -> str:
-        """The text that the command has printed."""
+        """Return the text that the command has printed."""
         return self._log.read_text()
 
     def await_line(self, text: str, count: int = 1) -> None:
@@ -162,7 +162,7 @@ class RayServing:
         wait_until(lambda: len(ready()) >= count, f"{count} servers are ready", PATIENCE_S)
 
     def places(self) -> list[tuple[str, int]]:
-        """The one address of all servers."""
+        """Return the address that all servers share."""
         return [("127.0.0.1", self.http)]
 
     def server_pids(self) -> list[int]:

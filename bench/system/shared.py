@@ -23,7 +23,7 @@ WIDTHS = (16, 64, 256)
 
 
 def cpu_ns(pid: int) -> float:
-    """Processor time of a process so far."""
+    """Return the processor time of a process so far."""
     return sum(
         float(task.read_text().split()[0]) for task in Path(f"/proc/{pid}/task").glob("*/schedstat")
     )
@@ -74,7 +74,7 @@ class Way:
         }
 
     def counted(self, name: str, run: Callable[[], float], predictions: int) -> Callable[[], float]:
-        """The run, and the container's processor time for each prediction beside it."""
+        """Return the run, with the container's processor time per prediction."""
 
         def both() -> float:
             before = cpu_ns(self.pid)

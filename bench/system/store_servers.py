@@ -61,7 +61,7 @@ class Etcd:
 
 @contextlib.contextmanager
 def etcd(*options: str) -> Iterator[str]:
-    """Its URL. options: of the command."""
+    """Start etcd. Yields its URL. options: of the command."""
     with tempfile.TemporaryDirectory(prefix="etcd-") as folder:
         server = Etcd(Path(folder), *options)
         try:
@@ -126,7 +126,7 @@ class Redis:
 
 @contextlib.contextmanager
 def redis() -> Iterator[str]:
-    """Its URL; every write is on disk before it is answered."""
+    """Start Redis, which answers a write when it is on disk. Yields its URL."""
     with tempfile.TemporaryDirectory(prefix="redis-") as folder:
         server = Redis(Path(folder), *SYNCED)
         try:

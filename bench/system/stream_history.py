@@ -33,7 +33,7 @@ class Heard(NamedTuple):
 
 @dataclass
 class StreamHistory:
-    """Records what producers have asked, and what a reader has received. Threads: any."""
+    """Records what producers have added, and what a reader has received. Threads: any."""
 
     asked: dict[int, Asked] = field(default_factory=dict)
     heard: list[Heard] = field(default_factory=list)

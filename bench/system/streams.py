@@ -46,7 +46,7 @@ def total(xs: Any) -> Any:
 
 @contextlib.contextmanager
 def redis_server() -> Iterator[str]:
-    """One of our own, with a log, as one that keeps what it acknowledges."""
+    """Start a Redis with an append-only file, which keeps what it acknowledges."""
     import redis
 
     with tempfile.TemporaryDirectory() as folder:

@@ -41,8 +41,8 @@ def main(quick: bool, rows: Sequence[str] = ()) -> list[Row]:
 
 
 def measure(name: str, effort: Effort) -> list[Row]:
-    """The rows of one group; one row that says so where the group failed. Progress goes to
-    stderr."""
+    """Measure one group. Return its rows; a single row with the reason if the group failed.
+    Progress is printed to stderr."""
     module = importlib.import_module(f"{__name__}.{name}")
     question = (module.__doc__ or name).partition("\n")[0]
     gc.collect()

@@ -104,15 +104,14 @@ def run(
 
 @cache
 def best_static(cost: Cost, shape: str, load: float, share: float) -> tuple[int, int]:
-    """(rows in time, size) of the best of the fixed sizes, on the same arrivals; they too drop
-    early."""
+    """Return (rows in time, size) of the best fixed size on the same arrivals, with early drop."""
     times, best = times_of(cost, shape, load, share), cost.best()
     sizes = sorted({max(1, best // 2), best, min(SIZE_MAX, best * 3 // 2)})
     return max((run(cost, BatchingMode.STATIC, times, size).in_time, size) for size in sizes)
 
 
 def point(cost: Cost, mode: BatchingMode, shape: str, load: float, share: float) -> Point:
-    """Below 0.9 of the capacity, a fixed size answers all that is offered, and is not run."""
+    """Measure one point. A fixed size is not run below 0.9 of the capacity: it answers all."""
     times = times_of(cost, shape, load, share)
     tally = run(cost, mode, times)
     calm = load < 0.9 and shape == "Poisson"
@@ -140,8 +139,8 @@ def worst_of(name: str, points: list[Point], least: float, loads: int) -> Row:
 
 
 def to_the_optimum(mode: str, number: BatchingMode, plan: Plan) -> Row:
-    """Batches sent, from a cold start under three times the capacity, until one has 90 % of the
-    rows of the best size."""
+    """Return the number of batches sent, from a cold start under three times the capacity, until
+    one has 90 % of the rows of the best size."""
     most, where = 0, ""
     for cost in plan.costs:
         times = arrivals(3 * cost.capacity(), max(min(cost.seconds, 1.0), 0.2), seed=2)

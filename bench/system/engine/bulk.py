@@ -45,12 +45,12 @@ def rows(effort: Effort) -> list[Row]:
 
 
 def bulk_call(server: clipper.ClipperServer, name: str) -> Callable[[Any], Any]:
-    """One call for an array of rows; -> one future."""
+    """Submit an array of rows by one call. Return the future."""
     return server.model(name).predict_many
 
 
 def bind(submit: Callable[[Any], Any], batch: Any, times: int) -> Callable[[], float]:
-    """ns a row of one array after another."""
+    """Return a function that measures ns per row, with one array after another."""
     return lambda: per_call_ns(submit, [batch] * times) / len(batch)
 
 

@@ -72,8 +72,8 @@ def rows(effort: Effort) -> list[Row]:
 
 
 class Framing:
-    """ns that the engine takes from rows in a lane to a frame that is ready to be sent: one step()
-    on its manual clock."""
+    """Measures the ns that the engine takes from rows in a lane to a frame that can be sent: one
+    step() on its manual clock."""
 
     def __init__(self, type_: str, batch: Any, turns: int) -> None:
         kind, _, width = type_.rstrip("]").partition("[")
@@ -107,7 +107,7 @@ class Framing:
 
 
 def container_pieces(batch: NDArray[Any]) -> list[Any]:
-    """The SDK's frame: a header, and the rows where they lie."""
+    """Return the SDK's frame: a header, and the rows without a copy."""
     header, pieces = wire.encode_rows(
         wire.Kind.REPLY, wire.Rows(wire.DTYPE_OF[batch.dtype], len(batch), batch), 7, 1, False
     )
@@ -132,7 +132,8 @@ def timed(run: Callable[[], object], times: int) -> Callable[[], float]:
 
 
 def decoders(n: int, times: int) -> dict[str, Callable[[], float]]:
-    """The core's way and the container's: header read and checked, payload seen as an array."""
+    """Return the decoders of the core and of the container: the header is read and checked, and the
+    payload becomes an array."""
     frame = encode_rows(Kind.PREDICT, np.zeros((n, WIDE), np.float32))
     head, body, seen = (
         frame[:HEADER_BYTES],
@@ -269,7 +270,8 @@ def alignment() -> Row:
 
 
 def strings(found: dict[str, Sample], missing: dict[str, str]) -> list[Row]:
-    """Encoding only: what is decoded differs too much (list[str] here, bytes there)."""
+    """Measure the encoding of strings only, because the decoded types differ too much (list[str]
+    here, bytes there)."""
     name, gather, goal = (
         "codec, encode 1000 strings of 100",
         "join, encode and lengths, in Python",
@@ -311,5 +313,5 @@ def as_array(rows: list[bytes]) -> NDArray[Any]:
 
 
 def as_rows(batch: NDArray[Any] | list[str]) -> list[Any]:
-    """A batch as a program has it before a serializer sees it: rows by themselves."""
+    """Return a batch as separate rows, as a program has it before serialization."""
     return batch if isinstance(batch, list) else [one.tobytes() for one in batch]

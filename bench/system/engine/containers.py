@@ -129,7 +129,7 @@ def connected_of(server: clipper.ClipperServer, count: int) -> int:
 
 
 def idle_share(effort: Effort) -> float:
-    """CPU time of this process, in % of one core, while nobody asks anything. Both servers are in
+    """Return the CPU time of this process, in % of one core, without queries. Both servers are in
     it."""
     seconds = 10.0 if effort is FULL else 0.1 if effort is TINY else 2.0
     time.sleep(0.2)

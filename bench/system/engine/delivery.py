@@ -35,8 +35,8 @@ def rows(effort: Effort) -> list[Row]:
 
 
 def without_gil(server: clipper.ClipperServer, n: int) -> Row:
-    """The main thread never lets the GIL go while n queries are answered: what needed it would not
-    have come."""
+    """Count answers that needed the GIL: the main thread holds the GIL while n queries are
+    answered."""
     predict, inputs = server.model("cold").predict, distinct(n)()
     before = sys.getswitchinterval()
     sys.setswitchinterval(1000.0)
@@ -61,8 +61,8 @@ def without_gil(server: clipper.ClipperServer, n: int) -> Row:
 
 
 def wakes_a_batch(server: clipper.ClipperServer, n: int) -> list[Row]:
-    """One coroutine submits all and awaits them in order: turns of its loop that the core caused,
-    and batches sent."""
+    """Return the turns of the event loop that the core caused, and the batches sent, while one
+    coroutine submits all queries and awaits them in order."""
     predict, inputs, thread = server.model("cold").predict, distinct(n)(), loop_thread()
     turns, resolve = 0, dispatch._resolve
 
@@ -122,8 +122,8 @@ def batches(server: clipper.ClipperServer) -> int:
 
 
 def latency_us(server: clipper.ClipperServer, effort: Effort, busy: bool) -> float:
-    """Median time from submit to answer, by the core's own clock: the main thread waits in
-    result(), or runs Python."""
+    """Return the median time from submit to answer, by the core's own clock, while the main thread
+    waits in result(), or runs Python."""
     predict, found = server.model("cold").predict, []
     for x in distinct(effort.of(500, 20))():
         future = predict(x)

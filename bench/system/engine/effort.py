@@ -28,7 +28,7 @@ TINY, QUICK, FULL = Effort(1, 0.01), Effort(3, 0.1), Effort(15, 1.0)
 
 
 def rate(nanoseconds: Sample) -> Sample:
-    """ns an operation -> million operations a second."""
+    """Convert ns per operation to million operations per second."""
     return nanoseconds.map(lambda ns: 1e3 / ns)
 
 

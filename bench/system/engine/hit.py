@@ -47,7 +47,7 @@ def rows(effort: Effort) -> list[Row]:
 
 
 def submit_ns(predict: Any, inputs: list[Any]) -> float:
-    """predict() alone: of a hit, what is left is the future's result()."""
+    """Measure predict() alone; the rest of a hit is result() of the future."""
 
     class Alone:
         def result(self, timeout: float | None = None) -> None: ...
@@ -58,7 +58,7 @@ def submit_ns(predict: Any, inputs: list[Any]) -> float:
 
 
 def hash_ns(hasher: ClockCache, rows: bytes, times: int) -> float:
-    """The core's own hash of one wide row, without the GIL, ns."""
+    """Measure the core's hash of one wide row, without the GIL, in ns."""
     begun = CPU()
     for _ in range(times):
         hasher.keys(1, rows, 4 * WIDE)

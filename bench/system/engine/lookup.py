@@ -28,8 +28,8 @@ Run = Callable[[], object]
 
 
 def rows(effort: Effort) -> list[Row]:
-    """Every thread draws keys of its own, once each way through: a second pass would find them in
-    the CPU's caches."""
+    """Measure the rows. Every thread draws keys of its own for one pass, because a second pass
+    would find them in the CPU's caches."""
     entries = 5000 if effort is TINY else 1_000_000 if effort is FULL else 50_000
     lookups = 1000 if effort is TINY else 100_000 if effort is FULL else 20_000
     names, rng = [struct.pack("<Q", name) for name in range(entries)], np.random.default_rng(1)
@@ -80,11 +80,10 @@ def python_lookup(lookup: Callable[[bytes], object], drawn: list[bytes]) -> Run:
 
 
 def at_once(runs: list[Run], lookups: int, alone: list[float] | None = None) -> Callable[[], float]:
-    """Million lookups a second of as many threads as there are `runs`, from the first one's start
-    to the last one's end.
+    """Return a function that measures million lookups per second of one thread for each of `runs`.
 
-    `alone` gets the same by the threads' own CPU time: what they would make were there a core for
-    each.
+    The time is taken from the first thread's start to the last one's end. The rate by the threads'
+    own CPU time, which is what they would reach with a core each, is appended to `alone`.
     """
 
     def measure() -> float:

@@ -53,7 +53,7 @@ def rows(effort: Effort) -> list[Row]:
 
 
 def row_of(name: str, policy: str, shares: list[tuple[int, float, float]]) -> Row:
-    """The worse of the two sizes."""
+    """Return the row of the worse of the two sizes."""
     pairs = (
         f"cache of {size} % of the keys: {ours:.1f} %, global {policy} {other:.1f} %"
         for size, ours, other in shares
@@ -81,14 +81,15 @@ def drifting(rng: np.random.Generator, ranks: NDArray[np.int64], keys: int) -> N
 
 
 def zipf(rng: np.random.Generator, skew: float, keys: int, requests: int) -> NDArray[np.int64]:
-    """Ranks from 0, the i-th as likely as 1 / (i + 1) ** skew."""
+    """Draw ranks from 0, the i-th with a probability proportional to 1 / (i + 1) ** skew."""
     share = np.cumsum(1.0 / np.arange(1, keys + 1) ** skew)
     ranks: NDArray[np.int64] = np.searchsorted(share, rng.random(requests) * share[-1])
     return ranks
 
 
 def cached_share(policy: str, buckets: int, keys: list[int]) -> float | None:
-    """The core's cache: a lookup, and a fill where it failed. None if it has no such policy."""
+    """Return the hit share of the core's cache: a lookup, and a fill after a miss. None if it has
+    no such policy."""
     bytes_max = buckets * BUCKET_BYTES * 4 // 3 + 64
     try:
         cache = ClockCache(bytes_max, 1, policy=policy)
@@ -120,7 +121,8 @@ def _after_warm_up(hits: Callable[[Iterable[int]], int], keys: list[int]) -> flo
 
 
 def clock(keys: list[int], capacity: int) -> float:
-    """Global CLOCK: one hand over all entries; a referenced entry is spared once."""
+    """Return the hit share of global CLOCK: one hand over all entries; a referenced entry is kept
+    once."""
     slots: dict[int, int] = {}
     held = [-1] * capacity
     referenced = bytearray(capacity)
@@ -148,8 +150,9 @@ def clock(keys: list[int], capacity: int) -> float:
 
 
 def sieve(keys: list[int], capacity: int) -> float:
-    """Global SIEVE (Zhang and others, NSDI 2024): a queue in order of insertion; the hand moves
-    from old to new and spares the visited where they stand; new entries come in at the head."""
+    """Return the hit share of global SIEVE (Zhang and others, NSDI 2024): a queue in order of
+    insertion; the hand moves from old to new and spares the visited where they stand; new entries
+    come in at the head."""
     newer: dict[int, int] = {}
     older: dict[int, int] = {}
     visited: dict[int, bool] = {}

@@ -25,7 +25,7 @@ MODELS = {  # name: type, cached
 
 
 def key(*names: str) -> KeyInfo | None:
-    """The first configuration key of [server] or [limits] that has one of these names."""
+    """Return the first configuration key of [server] or [limits] with one of these names."""
     return next(
         (
             info
@@ -47,8 +47,8 @@ def switched(info: KeyInfo, on: bool) -> Any:
 
 
 def settings(transport: str) -> dict[str, Any] | str:
-    """The settings of clipper.start() for unix, tcp, shm (as it comes), "shm spin" or "shm futex";
-    or why there are none."""
+    """Return the settings of clipper.start() for unix, tcp, shm (the default), "shm spin" or "shm
+    futex"; or the reason why there are none."""
     shared, spin = key(*SHM_KEYS), key(*SPIN_KEYS)
     if not transport.startswith("shm"):
         chosen: dict[str, Any] = (
@@ -69,8 +69,8 @@ def settings(transport: str) -> dict[str, Any] | str:
 def servers(
     transports: tuple[str, ...], models: tuple[str, ...], **more: Any
 ) -> Iterator[tuple[dict[str, clipper.ClipperServer], dict[str, str]]]:
-    """One server a transport with these models of MODELS; and, for each transport that there is
-    not, why."""
+    """Start one server per transport with these models of MODELS. Return also the reason for each
+    transport that is missing."""
     running: dict[str, clipper.ClipperServer] = {}
     missing: dict[str, str] = {}
     with ExitStack() as stack:
@@ -87,7 +87,7 @@ def servers(
 def deploy(
     server: clipper.ClipperServer, models: tuple[str, ...], options: Mapping[str, Any] | None = None
 ) -> None:
-    """No-op models, each with a container of its own."""
+    """Deploy no-op models, each with a container of its own."""
     for name in models:
         type_, cached = MODELS[name]
         server.deploy(

@@ -43,11 +43,11 @@ class Cost:
     seconds: float
 
     def best(self) -> int:
-        """Rows of the batch that takes half the SLO."""
+        """Return the rows of the batch that takes half the SLO."""
         return max(1, min(SIZE_MAX, int((SLO_US / 2 - self.fixed_us) / self.row_us + 1e-9)))
 
     def capacity(self) -> float:
-        """Rows a second in such batches."""
+        """Return the rows per second in such batches."""
         return self.best() / (self.fixed_us + self.row_us * self.best()) * 1e6
 
     def took_us(self, n: int, rng: np.random.Generator) -> float:
@@ -64,7 +64,7 @@ COSTS = (
 
 @dataclass
 class Tally:
-    """Counts of the rows that arrived, by what became of them."""
+    """Counts of the rows that arrived, by outcome."""
 
     arrived: int = 0
     in_time: int = 0
@@ -96,7 +96,7 @@ class Replica:
         self._step()
 
     def run(self, times: NDArray[np.float64]) -> Tally:
-        """Until the last of `times` (seconds) has been answered or has met its deadline."""
+        """Run until the last of `times` (seconds) was answered or has reached its deadline."""
         ticks = np.ceil(times * 1e6 / TICK_US).astype(np.int64) + 1
         starts = np.flatnonzero(np.diff(ticks, prepend=-1))
         futures = []
@@ -142,7 +142,7 @@ class Replica:
                 self._evaluate(open_rows(header, payload).data, header.id)
 
     def _evaluate(self, rows: NDArray[np.float64], batch: int) -> None:
-        """One batch after another, in the order sent."""
+        """Evaluate one batch after another, in the order sent."""
         took = int(self.cost.took_us(len(rows), self.rng))
         self.free_us = max(self.now_us, self.free_us) + took
         self.tally.sizes.append(len(rows))
@@ -153,8 +153,8 @@ class Replica:
 
 
 def plain_aimd(cost: Cost, times: NDArray[np.float64], seed: int = 1) -> Tally:
-    """The paper's rule as it is written: +1 a full batch from 1, x 0.9 after one that took more
-    than half the SLO; a row is dropped only when it could not be in time even alone."""
+    """Simulate the paper's rule as it is written: +1 a full batch from 1, x 0.9 after one that took
+    more than half the SLO; a row is dropped only when it could not be in time even alone."""
     rng, tally = np.random.default_rng(seed), Tally(arrived=len(times))
     arrived = times * 1e6
     due = arrived + SLO_US

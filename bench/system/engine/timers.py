@@ -32,8 +32,8 @@ def rows(effort: Effort) -> list[Row]:
 
 
 def churn_ns(outstanding: int) -> float:
-    """A query a simulated microsecond, answered when its deadline has almost come: insert,
-    complete, meet the dead entry."""
+    """Measure a query per simulated microsecond, answered shortly before its deadline: insert,
+    complete, and remove the dead entry."""
     count = 3 * outstanding
     begun = CPU()
     churn(count, 1_000_000, outstanding, outstanding - outstanding // 1000)
@@ -41,7 +41,7 @@ def churn_ns(outstanding: int) -> float:
 
 
 def wheel_stall_ns(outstanding: int) -> float:
-    """The longest of the calls that clear away `outstanding` cancelled deadlines."""
+    """Return the longest of the calls that remove `outstanding` cancelled deadlines."""
     rng, wheel, longest = random.Random(2), TimerWheel(0), 0
     for ticket in range(outstanding):
         wheel.insert(20_000 + rng.randrange(1_000_000), ticket)
@@ -57,8 +57,8 @@ def wheel_stall_ns(outstanding: int) -> float:
 
 
 def loop_timers(fast: bool, outstanding: int, stalls: list[float]) -> Callable[[], float]:
-    """call_later() and cancel(), ns of both; and the turn of the loop after all were cancelled,
-    into `stalls`."""
+    """Measure call_later() and cancel(), in ns; and append the turn of the loop after all were
+    cancelled to `stalls`."""
 
     def nothing() -> None: ...
 

@@ -24,7 +24,8 @@ def rows(effort: Effort) -> list[Row]:
     published: list[float] = []
 
     def pair_ns() -> float:
-        """A lane filled and emptied, over and over; the first half of it into `published`."""
+        """Measure a lane that is filled and emptied repeatedly; the time of filling is appended to
+        `published`."""
         filling = emptying = 0
         for _ in range(turns):
             begun = CPU()
@@ -97,7 +98,8 @@ def rows_of(found: dict[str, Sample]) -> list[Row]:
 
 
 def system_calls(effort: Effort) -> list[Row]:
-    """Writes of the submitting thread that the loop thread did not ask for by going to sleep.
+    """Return the writes of the submitting thread that the loop thread did not cause by going to
+    sleep.
 
     The submitter's only system call is the write() to an eventfd that wakes the loop; the kernel
     counts a thread's writes in /proc, and how often the loop's thread went to sleep too: each sleep
@@ -130,7 +132,8 @@ def system_calls(effort: Effort) -> list[Row]:
 
 
 def own_writes() -> int | None:
-    """write() and its kin, by the calling thread; sendmsg() on a socket is not among them."""
+    """Return the number of write() calls and similar ones of the calling thread; sendmsg() on a
+    socket does not count."""
     try:
         fields = dict(
             line.split(": ") for line in Path("/proc/thread-self/io").read_text().splitlines()
@@ -141,7 +144,7 @@ def own_writes() -> int | None:
 
 
 def loop_thread() -> int:
-    """The kernel's number of the newest loop thread of this process."""
+    """Return the thread id of the newest loop thread of this process."""
     return max(
         thread.native_id or 0
         for thread in threading.enumerate()
