@@ -96,10 +96,10 @@ def at_once(runs: list[Run], lookups: int, alone: list[float] | None = None) -> 
             times.append((begun, time.perf_counter()))
             cpu.append(time.thread_time() - own)
 
-        crew = [threading.Thread(target=body, args=(run,)) for run in runs]
-        for thread in crew:
+        threads = [threading.Thread(target=body, args=(run,)) for run in runs]
+        for thread in threads:
             thread.start()
-        for thread in crew:
+        for thread in threads:
             thread.join()
         if alone is not None:
             alone.append(len(runs) * lookups / max(cpu) / 1e6)
