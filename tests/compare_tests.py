@@ -25,7 +25,7 @@ SAME_BODY = 0.8  # share of lines from which on a new function is an old one und
 
 
 def functions_of(root: Path) -> tuple[set[str], list[str]]:
-    """Node ids without parameters, and the errors of files that cannot be collected."""
+    """Return node ids without parameters, and the errors of files that cannot be collected."""
     command = [
         sys.executable,
         "-m",
@@ -56,7 +56,7 @@ def unpack(revision: str, root: Path) -> None:
 
 
 def body_of(root: Path, test: str) -> list[str]:
-    """The lines of a test function, without its name."""
+    """Return the lines of a test function, without its name."""
     path, *names = test.split("::")
     for node in ast.walk(ast.parse((root / path).read_text())):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == names[-1]:

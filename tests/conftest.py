@@ -43,8 +43,8 @@ def our_threads() -> set[threading.Thread]:
 
 
 def child_processes() -> dict[int, str]:
-    """Children of this process by id, with their command line; zombies included: nobody has waited
-    for them."""
+    """Return the children of this process by id, with their command line. Zombies are included:
+    their parent has not waited for them."""
     found = {}
     for task in os.listdir("/proc/self/task"):
         try:
@@ -99,7 +99,7 @@ def nothing_left_behind() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def errors_of_the_core(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Tests of the core see its own StatusError, whether or not a test before them has imported the
+    """Restore the core's own StatusError for its tests, in case an earlier test has imported the
     package above."""
     if Path(__file__).parent / "core" not in request.path.parents:
         yield
@@ -118,7 +118,7 @@ def stress() -> int:
 
 @pytest.fixture(scope="session")
 def etcd_server() -> Iterator["EtcdServer"]:
-    """One etcd for all tests; each takes a prefix of its own:
+    """Run one etcd for all tests. Each test uses a prefix of its own:
     `open_store(f"{etcd_server.url}/{tmp_path.name}")`."""
     from tests.store.etcd_server import started
 

@@ -177,7 +177,7 @@ def read(test: str, lines: Lines, seconds: Counter[str]) -> None:
 
 
 def functions_of(tree: ast.AST, name: str = "") -> Iterator[tuple[str, range]]:
-    """Names of functions, as tests.mutants has them, with the lines of their bodies."""
+    """Return the names of functions, as tests.mutants has them, with the lines of their bodies."""
     for child in ast.iter_child_nodes(tree):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             inner = f"{name}.{child.name}".lstrip(".")

@@ -59,14 +59,15 @@ class MemoryContainer:
     # -- frame by frame
 
     def send_hello(self) -> tuple[wire.Kind, str]:
-        """Say HELLO; -> WELCOME; or REFUSE and the server's reason."""
+        """Send HELLO; return WELCOME, or REFUSE and the server's reason."""
         self.send(*wire.control_frame(wire.Kind.HELLO, wire.pack_map(self.hello)))
         header, payload = self.read()
         kind = wire.Kind(header.kind)
         return kind, payload.decode() if kind is wire.Kind.REFUSE else ""
 
     def read(self) -> tuple[wire.Header, bytes]:
-        """The next frame that is no heartbeat. Raises: ConnectionError when the server closed."""
+        """Return the next frame that is no heartbeat. Raises: ConnectionError if the server closed
+        the connection."""
         while True:
             header, payload = self._frame()
             if header.kind != wire.Kind.HEARTBEAT:
@@ -77,7 +78,7 @@ class MemoryContainer:
         return header, self._exactly(header.payload_bytes)
 
     def read_batch(self) -> tuple[int, Any]:
-        """The next PREDICT: its id, and its rows as a model would get them."""
+        """Return the id of the next PREDICT, and its rows as a model would get them."""
         return self._batch(*self.read())
 
     def _batch(self, header: wire.Header, payload: bytes) -> tuple[int, Any]:
@@ -116,7 +117,7 @@ class MemoryContainer:
     # -- by itself
 
     def serve(self, predict: Callable[[Any], object]) -> Self:
-        """Say HELLO, then answer every batch with `predict(rows)` in a thread of its own, until
+        """Send HELLO, then answer every batch with `predict(rows)` in a thread of its own, until
         close()."""
         kind, why = self.send_hello()
         if kind is not wire.Kind.WELCOME:

@@ -72,8 +72,8 @@ LOGGING = re.compile(r"^(self\.)?_?log(ger)?\.|^logging\.|^warnings\.")
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change. path: relative to the checkout.  function: where.  start, end: offsets in the
-    file.  old, new: text."""
+    """One change. path: relative to the checkout. function: the one that is changed. start, end:
+    offsets in the file. old, new: text."""
 
     path: str
     line: int
@@ -100,7 +100,7 @@ class Verdict:
 
 
 def mutants_of(path: str, text: bytes) -> Iterator[Mutant]:
-    """All changes that can be made to the functions of a file."""
+    """Return all changes that can be made to the functions of a file."""
     starts = [0]
     for line in text.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
@@ -117,8 +117,8 @@ def mutants_of(path: str, text: bytes) -> Iterator[Mutant]:
 
 
 def nodes_in_functions(tree: ast.AST, name: str = "") -> Iterator[tuple[str, ast.AST]]:
-    """Statements and expressions of function bodies, with the function's name; no annotations,
-    defaults, decorators."""
+    """Yield the statements and expressions of function bodies, with the function's name; no
+    annotations, defaults or decorators."""
     for child in ast.iter_child_nodes(tree):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             inner = f"{name}.{child.name}".lstrip(".")
@@ -156,7 +156,7 @@ def is_logging(node: ast.AST) -> bool:
 
 
 def changes(node: ast.AST) -> Iterator[str]:
-    """The texts that could stand in the place of a node."""
+    """Yield the texts by which a node can be replaced."""
     if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in FLIPPED:
         yield ast.unparse(ast.Compare(node.left, [FLIPPED[type(node.ops[0])]()], node.comparators))
     elif isinstance(node, ast.BoolOp):

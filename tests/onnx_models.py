@@ -9,7 +9,7 @@ Named = dict[str, Any]
 
 
 def graph(nodes: list[Any], inputs: Named, outputs: Named, constants: Named) -> bytes:
-    """The bytes of an ONNX model; inputs and outputs: (type, shape) by name."""
+    """Return the bytes of an ONNX model. inputs, outputs: (type, shape) by name."""
     onnx = pytest.importorskip("onnx", reason="pip install onnx")
     helper, numpy_helper = onnx.helper, onnx.numpy_helper
     infos = [
@@ -27,7 +27,8 @@ def graph(nodes: list[Any], inputs: Named, outputs: Named, constants: Named) -> 
 
 
 def two_by_two() -> bytes:
-    """Two inputs (n, 3) and (n,), two outputs: their product, and the sum of a row."""
+    """Return a model of two inputs (n, 3) and (n,) with two outputs: their product, and the sum of
+    a row."""
     onnx = pytest.importorskip("onnx", reason="pip install onnx")
     node, floats = onnx.helper.make_node, onnx.TensorProto.FLOAT
     return graph(
@@ -43,7 +44,7 @@ def two_by_two() -> bytes:
 
 
 def encoder() -> bytes:
-    """An encoder of token ids with a mask: the mean of the embeddings that are not masked."""
+    """Return an encoder of token ids and a mask: the mean of the unmasked embeddings."""
     onnx = pytest.importorskip("onnx", reason="pip install onnx")
     node, proto = onnx.helper.make_node, onnx.TensorProto
     table = np.random.default_rng(7).normal(size=(50, 8)).astype(np.float32)

@@ -24,7 +24,7 @@ PR_SET_THP_DISABLE = 41
 
 
 def cpu_seconds() -> float:
-    """CPU time of this process and of its children that have ended."""
+    """Return the CPU time of this process and of its children that have ended."""
     used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
@@ -74,8 +74,8 @@ class Recorder:
 
 
 def _outcome(report: pytest.CollectReport | pytest.TestReport) -> dict[str, str]:
-    """Outcome and text of a report: the reason of a skip, or the traceback and captured output of a
-    failure."""
+    """Return the outcome and the text of a report: the reason of a skip, or the traceback and
+    captured output of a failure."""
     if report.outcome == "skipped":
         expected = getattr(report, "wasxfail", None)
         reason = f"xfail: {expected}" if expected is not None else report.longrepr

@@ -140,7 +140,8 @@ def split_arguments(arguments: Sequence[str], root: Path) -> tuple[list[str], li
 
 
 def tests_below(path: str, root: Path) -> list[str]:
-    """Test files below a folder, relative to the root; a file or a node id is itself."""
+    """Return the test files below a folder, relative to the root; a file or a node id is returned
+    as it is."""
     if not (root / path).is_dir():
         return [path]
     found = [
@@ -150,7 +151,7 @@ def tests_below(path: str, root: Path) -> list[str]:
 
 
 def folder_of(test: str) -> str:
-    """The room of a test: `core` for tests/core/test_ring.py, `container_sdk` for
+    """Return the room of a test: `core` for tests/core/test_ring.py, `container_sdk` for
     container_sdk/tests/test_wire.py."""
     parts = Path(test.split("::")[0]).parts
     if parts[0] != "tests":
@@ -312,7 +313,7 @@ def kill_all(processes: list[int]) -> None:
 
 
 def descendants(process: int) -> list[int]:
-    """Ids of all processes below one, wherever their sessions are."""
+    """Return the ids of all descendants of a process, in whatever session they are."""
     found = []
     for task in Path(f"/proc/{process}/task").glob("*/children"):
         try:
@@ -328,7 +329,7 @@ def descendants(process: int) -> list[int]:
 
 
 class FetchFailed(Exception):
-    """The command that fetches what tests need has failed."""
+    """Raised if the command that fetches what tests need has failed."""
 
 
 class Runner:
@@ -512,7 +513,7 @@ def forgive(results: list[Result], again: list[Result]) -> None:
 
 
 def times_of(results: list[Result]) -> dict[str, float]:
-    """Seconds of each file whose room ended by itself."""
+    """Return the seconds of each file whose room ended by itself."""
     times: Counter[str] = Counter()
     for result in results:
         for test in result.tests if not result.problem else ():

@@ -172,7 +172,7 @@ def serve(state: str, seed: int) -> None:
 
 
 class Watched:
-    """The server's process: its statistics, its memory and its descriptors."""
+    """Watches the server's process: its statistics, its memory and its descriptors."""
 
     def __init__(self, state: str, seed: int) -> None:
         command = [sys.executable, "-m", "tests.soak", "--serve", state, "--seed", str(seed)]
@@ -211,7 +211,7 @@ class Watched:
 
 
 class Client:
-    """One HTTP connection that sends a query after the other, and counts what it is answered."""
+    """One HTTP connection that sends one query after the other, and counts the answers."""
 
     def __init__(self, address: tuple[str, int], number: int, stopping: threading.Event) -> None:
         self._address, self._number, self._stopping = address, number, stopping
@@ -246,7 +246,8 @@ class Client:
 
 
 class Faults:
-    """Faults by seed. Each method is one; hostile clients are gone when it returns."""
+    """Causes faults by a seed. Each method is one fault; its hostile clients have disconnected when
+    it returns."""
 
     def __init__(self, watched: Watched, chance: random.Random) -> None:
         self._watched, self._random = watched, chance

@@ -108,7 +108,7 @@ def files(*roots: Path) -> Iterator[Path]:
 
 @cache
 def parsed(path: Path) -> ast.Module:
-    """The syntax tree of a file, which nobody changes."""
+    """Return the syntax tree of a file; it must not be changed."""
     return ast.parse(path.read_text())
 
 
@@ -130,7 +130,7 @@ def definitions(tree: ast.Module) -> Iterator[tuple[ast.AST, str, bool]]:
 
 
 def is_stub(node: ast.AST) -> bool:
-    """An overload or a property setter needs no docstring of its own."""
+    """Return whether a function is an overload or a property setter, which needs no docstring."""
     names = {ast.unparse(each).split(".")[-1] for each in getattr(node, "decorator_list", ())}
     return bool(names & {"overload", "setter", "override"})
 
@@ -141,7 +141,8 @@ def words(name: str) -> set[str]:
 
 
 def named(node: ast.AST) -> str:
-    """The argument, variable or attribute that a node names anew; empty if it names none."""
+    """Return the name of the argument, variable or attribute that a node introduces; empty if there
+    is none."""
     if isinstance(node, ast.arg):
         return node.arg
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -150,7 +151,7 @@ def named(node: ast.AST) -> str:
 
 
 def statements(tree: ast.Module) -> int:
-    """Statements of a file; docstrings are not counted."""
+    """Return the number of statements of a file, without docstrings."""
     return sum(
         isinstance(node, ast.stmt)
         and not (
@@ -164,7 +165,7 @@ def statements(tree: ast.Module) -> int:
 
 @cache
 def findings(path: Path) -> list[tuple[str, int, str]]:
-    """(rule, line, what) for one file. Rules that end in a # are plain counts."""
+    """Return (rule, line, what) for one file. Rules that end in a # are plain counts."""
     return list(_findings(path, parsed(path)))
 
 

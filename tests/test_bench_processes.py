@@ -9,7 +9,7 @@ from bench.processes import ObjectProcess, call_all
 
 
 class Served:
-    """An object of a process."""
+    """An object that lives in another process."""
 
     def __init__(self, number: int) -> None:
         if number < 0:

@@ -95,7 +95,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
 
 @pytest.fixture
 def checkout(built: Checkout, tmp_path: Path) -> Checkout:
-    """A copy of a checkout that is built: the three modules are up to date."""
+    """Return a copy of a built checkout, whose three modules are up to date."""
     shutil.copytree(built.root, tmp_path, dirs_exist_ok=True)
     return Checkout(tmp_path)
 

@@ -194,7 +194,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors that a page's headings make, as the usual renderers make them."""
+    """Return the anchors of a page's headings, as the usual renderers form them."""
     headings = re.findall(r"^#+ +(.*)$", page.read_text(), re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

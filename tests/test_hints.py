@@ -82,7 +82,8 @@ def words_of(text: str) -> list[str]:
 
 
 def commands_in(text: str) -> Iterator[str]:
-    """Commands in a line of a shell: what follows `clipper`, to the end of that command."""
+    """Yield the commands in a line of a shell: what follows `clipper`, up to the end of that
+    command."""
     for found in re.finditer(
         r"(?:^|[\s;&|(=])clipper +((?:[^;&|>#<\n\"']|\"[^\"]*\"|'[^']*')+)", text
     ):
@@ -155,7 +156,7 @@ def test_examples_of_the_help_exist() -> None:
 
 
 def texts_of(tree: ast.AST) -> Iterator[str]:
-    """Every string of a file; what is formatted into it is an X."""
+    """Yield every string of a file; a value that is formatted into it is an X."""
     inside: set[ast.AST] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
@@ -168,7 +169,7 @@ def texts_of(tree: ast.AST) -> Iterator[str]:
 
 
 def errors_of(tree: ast.AST) -> Iterator[str]:
-    """Texts of what is raised, and of hints."""
+    """Yield the texts of errors that are raised, and of hints."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Raise) and node.exc is not None:
             yield from texts_of(node.exc)
@@ -199,7 +200,7 @@ def test_commands_in_messages_exist() -> None:
 
 @cache
 def keywords() -> frozenset[str]:
-    """Names of parameters of what a user can call, and of settings."""
+    """Return the names of settings, and of the parameters of what a user can call."""
     clipper, container = (
         importlib.import_module("clipper"),
         importlib.import_module("clipper_container"),

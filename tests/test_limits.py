@@ -32,7 +32,7 @@ NO_PEERS = {  # what no peer can make grow: it bounds what the server's own conf
 
 
 def rows() -> list[tuple[str, str, float, str]]:
-    """(name, module or "", default, what happens) of each row of the page."""
+    """Return (name, module or "", default, what happens) of each row of the page."""
     found = [match for line in PAGE.read_text().splitlines() if (match := ROW.match(line))]
     return [
         (name, module or "", float(default), text)
@@ -41,7 +41,7 @@ def rows() -> list[tuple[str, str, float, str]]:
 
 
 def constant(module: str, name: str) -> float:
-    """A constant of a Python module, or one that a page or a module of the core declares."""
+    """Return a constant of a Python module, or one that a page or a module of the core declares."""
     if not module.startswith("clipper_core."):
         return float(getattr(importlib.import_module(module), name))
     base = ROOT / "src" / "clipper_core" / module.partition(".")[2].replace(".", "/")

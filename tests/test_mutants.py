@@ -162,7 +162,7 @@ def test_an_equivalent_mutant_may_be_that_of_one_line_alone() -> None:
 
 
 class FakeCopy:
-    """A copy in which some tests fail always, and others only while a mutant is made."""
+    """A fake copy in which some tests always fail, and others only while a mutant is made."""
 
     def __init__(self, always: set[str], mutated: set[str]) -> None:
         self.root, self._always, self._mutated = ROOT, always, mutated

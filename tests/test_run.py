@@ -78,7 +78,7 @@ def begin(root: Path, *arguments: str) -> "subprocess.Popen[str]":
 
 
 def run(root: Path, *arguments: str) -> tuple[int, str, str]:
-    """Exit status, output and last line of a run."""
+    """Return the exit status, the output and the last line of a run."""
     process = begin(root, *arguments)
     output, _ = process.communicate()
     return process.returncode, output, output.splitlines()[-1]

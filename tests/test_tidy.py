@@ -188,14 +188,14 @@ def rank_in(layers: tuple[tuple[str, ...], ...], name: str) -> int | None:
 
 
 def unit_of(path: Path) -> str:
-    """The room of a file of the package: `serving` for python/clipper/serving/query/stats.py,
-    `types` for types.py."""
+    """Return the room of a file of the package: `serving` for
+    python/clipper/serving/query/stats.py, `types` for types.py."""
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
 def imports_of(path: Path, tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Each imported module of a file as a full dotted name; `from clipper import x` counts as
-    clipper.x."""
+    """Return each imported module of a file as a full dotted name; `from clipper import x` counts
+    as clipper.x."""
     inside = path.relative_to(PACKAGE.parent).parts[:-1] if path.is_relative_to(PACKAGE) else ()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -210,7 +210,7 @@ def imports_of(path: Path, tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def forbidden_python_import(unit: str, target: str) -> str:
-    """Why a file of `unit` may not import `target`; the empty string if it may."""
+    """Return why a file of `unit` may not import `target`; the empty string if it may."""
     root, _, rest = target.partition(".")
     below = rest.split(".")[0]
     if root == "clipper_core":
@@ -270,7 +270,7 @@ MAY_IMPORT = re.compile(r"^# May import: (.+)\.$", re.M)
 
 
 def core_modules() -> dict[str, list[Path]]:
-    """The .pyx, .pxd and .hpp files of each module of the core, by its dotted name."""
+    """Return the .pyx, .pxd and .hpp files of each module of the core, by its dotted name."""
     found: dict[str, list[Path]] = {}
     for path in CODE:
         if path.is_relative_to(CORE) and path.suffix in (".pyx", ".pxd", ".hpp"):
@@ -281,7 +281,7 @@ def core_modules() -> dict[str, list[Path]]:
 
 
 def core_imports(text: str) -> set[str]:
-    """The core's modules that a .pyx, .pxd or .hpp refers to, by dotted name."""
+    """Return the dotted names of the core's modules that a .pyx, .pxd or .hpp refers to."""
     named = set()
     for base, name, module in CORE_IMPORT.findall(text):
         parts = (module or base or name).strip(".").split(".")
@@ -290,14 +290,14 @@ def core_imports(text: str) -> set[str]:
 
 
 def may_import(package: str) -> set[str]:
-    """The packages of the core that a package may import, as its __init__.pxd declares."""
+    """Return the packages of the core that a package may import, as its __init__.pxd declares."""
     found = MAY_IMPORT.search((CORE / package / "__init__.pxd").read_text())
     assert found, f"src/clipper_core/{package}/__init__.pxd: no line `# May import: ...`"
     return set() if found[1] == "nothing" else set(found[1].split(", "))
 
 
 def first_cycle(graph: dict[str, set[str]]) -> list[str]:
-    """Nodes along a cycle of the graph; empty if there is none."""
+    """Return the nodes along a cycle of the graph; empty if there is none."""
     left = {node: targets & graph.keys() for node, targets in graph.items()}
     while ends := [node for node, targets in left.items() if not targets]:
         for node in ends:
@@ -464,7 +464,7 @@ OURS = ("clipper", "clipper_core", "clipper_container", "bench", "tests")
 
 
 def module_file(name: str) -> Path | None:
-    """The file of one of our modules: .pyi of a compiled one."""
+    """Return the file of one of our modules: the .pyi of a compiled one."""
     for source in SOURCES:
         path = source.joinpath(*name.split("."))
         for file in (path / "__init__.py", path.with_suffix(".py"), path.with_suffix(".pyi")):
@@ -474,7 +474,8 @@ def module_file(name: str) -> Path | None:
 
 
 def bound_names(body: list[ast.stmt]) -> set[str]:
-    """Names that the statements of a module or class bind, attributes of `self` included."""
+    """Return the names that the statements of a module or class bind, attributes of `self`
+    included."""
     found = set()
     for node in (each for statement in body for each in ast.walk(statement)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -512,8 +513,8 @@ def is_missing(dotted: str) -> bool:
 
 
 def replaced_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Line and dotted name of what `setattr` replaces: by its full name, or as an attribute of
-    something imported from us."""
+    """Return line and dotted name of what `setattr` replaces: by its full name, or as an attribute
+    of something imported from us."""
     imported = {
         alias.asname or alias.name: (
             f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name

@@ -21,7 +21,7 @@ PATIENCE_S = 60.0
 
 
 class Refused(Exception):
-    """An answer that is not ok. args: the fault, and why."""
+    """Raised to answer with an error. args: the fault, and its reason."""
 
 
 class Node:

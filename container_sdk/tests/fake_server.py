@@ -134,7 +134,7 @@ def variable(rows: list[Any], dtype: int, id: int = 1) -> bytes:
 
 
 class Peer:
-    """The server's end of one connection."""
+    """The end of one connection at the server."""
 
     greeting: dict[str, Any]  # the HELLO; set by a test's fixture, like those below
     server: Server
@@ -208,7 +208,7 @@ class Peer:
 
 
 class Server:
-    """Listens on a unix socket, or on a TCP port."""
+    """A fake server that listens on a unix socket or on a TCP port."""
 
     def __init__(self, directory: Path, tcp: bool = False) -> None:
         self.path = None if tcp else str(directory / "s")

@@ -82,7 +82,8 @@ class Server:
 
 
 class Container:
-    """Doubles rows, and dials anew after some batches, and whenever it is closed or left alone."""
+    """A container that doubles rows. It connects again after some batches, and whenever its
+    connection is closed or it gets no batch."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.over = path, threading.Event()

@@ -1,5 +1,5 @@
-"""For pytest under failing.cpp: while the body of a test runs, one in FAILING_ONE_IN allocations of
-the core fails.
+"""A plugin of pytest under failing.cpp: while the body of a test runs, one in FAILING_ONE_IN
+allocations of the core fails.
 
 FAILING_SEED says which. A test may fail; one that waits for what never comes is ended after
 FAILING_TEST_S seconds. What must not be is that the process dies by a signal, or that a thread that
@@ -31,7 +31,7 @@ def waited(_number: int, _frame: FrameType | None) -> NoReturn:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Each test has a seed of its own, so that it can be run alone."""
+    """Set the seed of one test from its name, so that the test can also be run alone."""
     signal.signal(signal.SIGALRM, waited)
     signal.setitimer(signal.ITIMER_REAL, TEST_S)
     ALLOCATOR.failing_on(SEED + zlib.crc32(item.nodeid.encode()), ONE_IN)
@@ -49,6 +49,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure() -> None:
-    """Ends the process though threads of tests that failed still wait."""
+    """End the process even if threads of failed tests still wait."""
     sys.stdout.flush()
     os._exit(0)

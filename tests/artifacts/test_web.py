@@ -21,8 +21,8 @@ PASSWORD = "a-password-of-tests"
 
 
 class Web(BaseHTTPRequestHandler):
-    """`/cut.onnx` breaks off; `/down.onnx` redirects to http://, `/away.onnx` to another host;
-    `/mine.onnx` needs a password."""
+    """A web server: `/cut.onnx` breaks off, `/down.onnx` redirects to http://, `/away.onnx` to
+    another host, and `/mine.onnx` needs a password."""
 
     cuts = 0
     ranges: ClassVar[list[str]] = []

@@ -37,8 +37,9 @@ def _scaled(columns: Any) -> Any:
 def serving(
     prepare: Callable[[clipper.ClipperServer], None] = lambda server: None,
 ) -> Iterator[Addresses]:
-    """Applications `total` and `learns`, which does, of a model `sum` of f64[3], and one `shout` of
-    strings; `scaled`, of a model of two named tensors, each way."""
+    """Start a server with four applications. `total` and `learns` have a model `sum` of f64[3];
+    only `learns` takes feedback. `shout` takes strings. `scaled` has a model of two named tensors
+    as its input and output."""
     with clipper.start(http="127.0.0.1:0", grpc="127.0.0.1:0", admin="127.0.0.1:0") as server:
         server.deploy("sum", lambda rows: np.asarray(rows).sum(axis=1), input="f64[3]")
         server.deploy("words", lambda rows: [row.upper() for row in rows], input="str")

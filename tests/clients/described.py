@@ -41,8 +41,8 @@ def openapi_spec_validator(at: Addresses) -> Done:
 
 @contextlib.contextmanager
 def _fuzzed() -> Iterator[Addresses]:
-    """A server of its own: managing it is tried, too. Inputs of each kind, each with an answer
-    however early it is due."""
+    """Start a server only for this test, as the management API is tried, too. It has an application
+    for inputs of each kind, each with a default output."""
     kinds = {"sums": "f64[3]", "words": "str", "counts": "i32[*]", "blobs": "bytes"}
     with clipper.start(http="127.0.0.1:0", grpc="127.0.0.1:0", admin="127.0.0.1:0") as server:
         for name, type_ in kinds.items():
@@ -84,7 +84,7 @@ def _schemathesis(address: str, without: tuple[str, ...]) -> None:
 
 
 def openapi_python_client(at: Addresses) -> Done:
-    """A client is made of either description, without a warning; that of queries is used."""
+    """Generate a client from either description, without a warning; use the one of queries."""
     with tempfile.TemporaryDirectory(prefix="clipper-generated-") as folder:
         for name, address in (("generated_management", at.admin), ("generated_queries", at.http)):
             (Path(folder) / "openapi.json").write_text(json.dumps(document(address)))

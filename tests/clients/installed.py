@@ -34,8 +34,8 @@ _TYPESCRIPT = FOLDER / "typescript"
 
 
 def openapi_typescript(at: Addresses) -> Done:
-    """Types of either description; a program that uses them is compiled, strictly, and run by
-    node."""
+    """Generate types from either description; compile a program that uses them, strictly, and run
+    it with node."""
     for name, address in (("management", at.admin), ("queries", at.http)):
         (_TYPESCRIPT / f"{name}.json").write_text(json.dumps(document(address)))
         _run("npx", "openapi-typescript", f"{name}.json", "-o", f"{name}.d.ts", cwd=_TYPESCRIPT)
@@ -63,7 +63,7 @@ def kserve(at: Addresses) -> Done:
 
 
 def perf_analyzer(at: Addresses) -> Done:
-    """The load tester of Triton: how fast, and what rate keeps a latency."""
+    """Run Triton's load tester: measure the throughput, and the rate that keeps a latency."""
     for protocol, address in (("http", at.http), ("grpc", at.grpc)):
         rows = _perf(protocol, address, "--concurrency-range", "2")
         assert float(rows[0]["Inferences/Second"]) > 1

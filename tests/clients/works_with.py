@@ -160,7 +160,7 @@ def tritonclient_grpc(at: Addresses) -> Done:
 
 
 def _named_tensors(client: Any, triton: Any) -> None:
-    """Two inputs and two outputs, and one of these alone."""
+    """Infer with two named inputs; request both outputs, and then only one."""
     given = []
     for name, values in (("x", ROWS), ("factor", FACTORS)):
         given.append(triton.InferInput(name, [*values.shape], "FP64"))

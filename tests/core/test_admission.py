@@ -18,7 +18,8 @@ LINE = {"own_us": 1_000.0, "row_us": 10.0, "full_us": 2_000.0, "size": 100}
 def slow_finish(
     now: int, seen: int, ahead: int, begin: float, margin: float, tail: int, later: int
 ) -> float:
-    """The forecast, row by row: which batch is it, and what do those before it take?"""
+    """Return the forecast for a row, computed row by row: its batch, and the time that the batches
+    before it take."""
     begins, rows = now + margin * begin, ahead
     for _ in range(seen, tail):
         rows += 1
@@ -115,8 +116,8 @@ def test_the_margin_is_bounded_and_comes_to_rest() -> None:
 
 
 def taught(world: World, took_us: int = 1_000, size: int = 4, slo_ms: int = 10) -> tuple[Any, Any]:
-    """A model of one replica, batches of `size`, each known to take `took_us`, with a forecast for
-    queries of `slo_ms`."""
+    """Return a model of one replica whose batches of `size` rows are known to take `took_us`, with
+    a forecast for queries of `slo_ms`."""
     model = world.model(cached=False)
     container = world.container(model, mode=STATIC, size_max=size)
     for k in range(40):
@@ -194,7 +195,7 @@ def test_an_estimate_that_is_wrong_is_tried_again(world: World) -> None:
 
 
 def slow_and_cached(world: World) -> tuple[Any, Any]:
-    """A cached model of one replica that takes 200 ms for a row, and is known to; queries have 500
+    """Return a cached model of one replica that is known to take 200 ms for a row; queries have 500
     ms."""
     model = world.model(cached=True)
     container = world.container(model, mode=STATIC, size_max=1)

@@ -44,7 +44,8 @@ class Loop:
 
 
 def best(line: tuple[float, float], factor: float = 1.0, size_max: int = 4096) -> int:
-    """The most rows within the budget: half the SLO, or 0.4 of what one row alone leaves of it."""
+    """Return the most rows within the budget: half the SLO, or 0.4 of what a single row leaves of
+    it."""
     alone = factor * (line[0] + line[1])
     budget = max(SLO_US / 2, alone + 0.4 * (SLO_US - alone))
     return max(1, min(size_max, int((budget / factor - line[0]) / line[1] + 1e-9)))
@@ -54,8 +55,9 @@ def best(line: tuple[float, float], factor: float = 1.0, size_max: int = 4096) -
 
 
 class AimdTwin:
-    """AIMD over plain numbers; whether it missed, the room, whether no outliers run and what a size
-    is predicted to take over its budget are given."""
+    """A reference model of AIMD over plain numbers. What the batcher measures is an argument:
+    whether a batch missed its SLO, the room, whether no outliers run, and the predicted time of a
+    size over its budget."""
 
     def __init__(self, step: int, backoff: float, size_max: int) -> None:
         self.step, self.backoff, self.size_max = step, backoff, size_max
@@ -423,7 +425,8 @@ def test_a_fixed_size_has_its_second_batch_at_once() -> None:
 def answered(
     sizer: BatchSizer, latency: Callable[[int, int], float], until_us: int, every_us: int = 500
 ) -> list[int]:
-    """The engine's rule under steady arrivals; the times at which rows were answered in time."""
+    """Run the engine's rule under steady arrivals; return the times at which rows were answered
+    within their SLO."""
     now, head, done = 0, 0, []
     while now < until_us:
         tail = now // every_us + 1

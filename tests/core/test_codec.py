@@ -98,7 +98,7 @@ def opened(frame: bytes, **limits: int) -> tuple[FrameHeader, OpenRows]:
 
 
 def values_of(rows: OpenRows) -> list[Any]:
-    """The rows as the vectors write them."""
+    """Return the rows as the vectors write them."""
     if rows.lengths is None:
         return rows.data.tolist()  # type: ignore[no-any-return]
     ends = np.concatenate([[0], np.cumsum(rows.lengths, dtype=np.int64)])
@@ -264,8 +264,8 @@ def test_every_truncation_is_refused(vector: dict[str, Any]) -> None:
 
 
 def fits(header: FrameHeader, payload: bytes) -> bool:
-    """The page once more, slowly: does the payload consist of exactly the parts that its header
-    names?"""
+    """Return whether the payload consists of exactly the parts that its header names, by a second,
+    slow reading of docs/wire.md."""
     parts: list[int] = []
     item = NUMPY[DType(header.dtype)].itemsize if header.dtype in NUMPY else 1
     if header.flags & Flag.VARIABLE:

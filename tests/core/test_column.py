@@ -19,7 +19,7 @@ World = Any  # tests/core/conftest.py
 
 
 def column_of(outputs: list[Any]) -> Any:
-    """A future whose row i holds outputs[i], or is still pending where that is None."""
+    """Return a future whose row i holds outputs[i], or is still pending where that is None."""
     model = Model(Engine(manual_clock=True, cache_bytes_max=1 << 20), "m:1", 1, "f64", (1,))
     for i, output in enumerate(outputs):
         if output is not None:

@@ -159,7 +159,8 @@ def test_a_warm_up_seeds_the_fit_where_the_cost_is_known() -> None:
 
 
 class Replier:
-    """A container that takes a time by cost for each batch, and checks what it is sent."""
+    """A container that takes a time in proportion to the cost of a batch, and checks the batches
+    that it gets."""
 
     def __init__(self, container: Container, padded: bool, limit: int) -> None:
         self.container, self.padded, self.limit = container, padded, limit

@@ -27,7 +27,8 @@ def filled(recorded: list[int]) -> LatencyHistogram:
 
 
 def close_above(estimate: float, value: int) -> bool:
-    """Within the bucket of `value`: exact below 16, else at most an eighth off."""
+    """Return whether a result lies in the bucket of `value`: exact below 16, else at most an eighth
+    too high."""
     return estimate == value if value < 16 else abs(estimate - value) <= value / 8
 
 

@@ -328,9 +328,9 @@ class Twin:
         self.open = still
 
     def check_air(self) -> None:
-        """Equal rows are in the air once, but for batches that nobody waited for any more at some
-        moment, or whose deadline has passed: those are let go, and who joined them later with more
-        time goes elsewhere."""
+        """Check that equal rows are in flight only once. Batches do not count if, at some moment,
+        no query waited for them any more, or if their deadline has passed: a later query with more
+        time is then sent to another batch."""
         wanted = {x for future, x, _, _ in self.open if not future.done()}
         in_air: list[float] = []
         for container in self.world.containers:

@@ -23,8 +23,8 @@ def refused(*statuses: Status) -> Any:
 
 
 def lz4_twin(block: bytes) -> tuple[bytes, bool]:
-    """The format, byte by byte: what it holds, and whether every match lies inside. Raises
-    IndexError, ValueError."""
+    """Decode a block byte by byte and check that every match lies inside. Raises IndexError,
+    ValueError."""
     out, at, good = bytearray(), 0, True
 
     def length(nibble: int) -> int:
@@ -65,7 +65,7 @@ RUNS = st.lists(st.tuples(st.binary(min_size=1, max_size=20), st.integers(1, 400
 
 
 def reads_back(data: bytes, search: int) -> bytes:
-    """The block of `data`, which every reader opens to `data`."""
+    """Compress `data` and check that every reader restores it; return the block."""
     block = encode_lz4(data, search)
     assert len(block) <= bound_lz4(len(data))
     assert lz4.block.decompress(block, uncompressed_size=len(data)) == data
@@ -83,7 +83,7 @@ def test_what_is_written_is_read(search: int, data: bytes) -> None:
 
 
 def ends_as_the_format_wants(block: bytes, size: int) -> bool:
-    """The last five bytes are literals, and no match begins among the last twelve."""
+    """Check that the last five bytes are literals and no match begins among the last twelve."""
     at = made = 0
     while True:
         literals, match = block[at] >> 4, block[at] & 15

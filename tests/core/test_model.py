@@ -78,8 +78,9 @@ def test_rows_that_differ_in_length_arrive(
 
 
 def accepted(x: Any, name: str, shape: tuple[int, ...]) -> Any:
-    """The twin: the row for x, or None. Whole numbers wherever their values fit, except those of
-    signed arrays for an unsigned type; else casts of the same kind."""
+    """Return the row that the reference model makes of x, or None. Whole numbers are accepted
+    wherever their values fit, except those of signed arrays for an unsigned type; other types only
+    by casts of the same kind."""
     array, wanted = np.asarray(x), np.dtype(NUMPY[name])
     whole = array.dtype.kind in "iu" and wanted.kind in "iu"
     if array.shape != shape:

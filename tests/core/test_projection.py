@@ -16,7 +16,7 @@ MASK = 2**64 - 1
 
 
 class SlowProjection:
-    """The same draws, one at a time; sums by numpy in double."""
+    """A slow projection: the same random draws, one at a time, with sums by numpy in double."""
 
     def __init__(self, n: int, count: int, width: float, seed: int) -> None:
         self.state = seed

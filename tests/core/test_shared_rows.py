@@ -374,8 +374,8 @@ def test_a_cell_is_untouched_until_it_is_claimed_again() -> None:
 
 
 def frames_of(sock: socket.socket) -> Iterator[tuple[int, bytes, list[int]]]:
-    """(kind, payload, descriptors that were there with the frame's first byte: of REGION its own,
-    of others none).
+    """Return (kind, payload, descriptors that were received with the frame's first byte). A REGION
+    has its own, other frames have none.
 
     The kernel hands a descriptor over with the bytes that it was sent with, and perhaps some before
     them.

@@ -51,7 +51,8 @@ class SlowWheel:
 
 
 def drain(wheel: TimerWheel, now_us: int, due_max: int) -> list[int]:
-    """The way a loop uses the wheel: bounded calls until nothing is left at this time."""
+    """Call the wheel as a loop does, with bounded calls, until no ticket is left that is due at
+    this time."""
     fired: list[int] = []
     while True:
         due = wheel.step(now_us, due_max)
@@ -104,7 +105,7 @@ operations = st.lists(
 
 
 class Run:
-    """One sequence of operations on both wheels."""
+    """Runs one sequence of operations on both wheels."""
 
     def __init__(self, now_us: int, tick_us: int, entries_max: int, due_max: int) -> None:
         self.wheel, self.slow = pair(now_us, tick_us, entries_max)

@@ -19,12 +19,12 @@ _KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, " ": 32, "ArrowDown": 40, "ArrowUp
 
 
 def found() -> str:
-    """The browser's command, or empty."""
+    """Return the path of the browser's command, or an empty string."""
     return next((path for name in NAMES if (path := shutil.which(name))), "")
 
 
 class Chromium:
-    """Threads: one. `page()` opens a page in a profile of its own."""
+    """A Chromium process. `page()` opens a page in a profile of its own. Threads: one."""
 
     def __init__(self) -> None:
         self._folder = tempfile.mkdtemp(prefix="dashboard-browser-")
@@ -184,7 +184,7 @@ class Page:
         )
 
     def prefer(self, scheme: str) -> None:
-        """`dark` or `light`."""
+        """Set the preferred colour scheme, `dark` or `light`."""
         self.ask(
             "Emulation.setEmulatedMedia",
             features=[{"name": "prefers-color-scheme", "value": scheme}],
@@ -194,7 +194,7 @@ class Page:
         self.ask("Page.navigate", url=url)
 
     def run(self, script: str) -> Any:
-        """The value of an expression; of a promise, what it comes to."""
+        """Return the value of an expression; of a promise, the value that it resolves to."""
         found = self.ask(
             "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
         )

@@ -75,7 +75,7 @@ def server(set_of: Shards) -> Iterator[clipper.ClipperServer]:
 
 @pytest.fixture(scope="module", autouse=True)
 def work(set_of: Shards, server: clipper.ClipperServer) -> Iterator[None]:
-    """Most of it is shard 1's."""
+    """Send requests, most of them to shard 1."""
     stop = threading.Event()
 
     def train() -> None:

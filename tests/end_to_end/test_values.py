@@ -142,7 +142,7 @@ def test_output_i_belongs_to_input_i(deploy):
 
 
 def counting(path, seconds=0.0):
-    """A model that writes one byte for each row that it evaluates."""
+    """Evaluate rows, and write one byte to a file for each."""
 
     def predict(xs):
         import time

@@ -71,8 +71,8 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 class Environment:
-    """A new environment without pip. It has the dependencies that a wheel declares, and theirs,
-    from this one."""
+    """A new environment without pip. The dependencies that a wheel declares, and theirs, are taken
+    from the current environment."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -49,7 +49,8 @@ class Authority:
     def sign(
         self, name: str, days: float = 60, hosts: tuple[str, ...] = ("127.0.0.1", "localhost")
     ) -> tuple[str, str]:
-        """-> the files of a certificate and its key; days below 0: it has ended."""
+        """Create a certificate; return its file and that of its key. With `days` below 0 it has
+        expired."""
         key = ec.generate_private_key(ec.SECP256R1())
         end = datetime.datetime.now(datetime.UTC) + days * DAY
         names: list[Any] = [_host(host) for host in hosts]

@@ -11,8 +11,8 @@ from tests.frontend.conftest import PATIENCE_S
 
 
 class Collector:
-    """spans: those that came, as {name, trace_id, span_id, ...}, by hexadecimal ids. statuses: what
-    to answer next, else 200."""
+    """A fake collector of traces. spans: the spans that it received, as {name, trace_id, span_id,
+    ...}, by hexadecimal ids. statuses: of its next answers; 200 when there are none."""
 
     def __init__(self) -> None:
         self.spans: list[Any] = []
@@ -63,7 +63,7 @@ class Collector:
                 self.spans += scope.spans
 
     def named(self, name: str, count: int = 1) -> list[Any]:
-        """The spans of a name, once there are so many."""
+        """Return the spans of a name as soon as there are `count` of them."""
         self.await_that(lambda: len([span for span in self.spans if span.name == name]) >= count)
         return [span for span in self.spans if span.name == name]
 

@@ -96,7 +96,8 @@ def warm_workers(server: clipper.ClipperServer) -> None:
 
 @pytest.fixture
 def query(server: clipper.ClipperServer) -> Ask:
-    """query(method, path, body, headers) -> Reply, of the query listener."""
+    """Return a function query(method, path, body, headers) -> Reply, which sends to the query
+    listener."""
     return lambda *words, **more: ask(server.http_address, *words, **more)
 
 
@@ -120,7 +121,7 @@ class FakeTransport:
         return self.unread
 
     def get_extra_info(self, name: str) -> None:
-        """There is no socket."""
+        """Return None: there is no socket."""
 
     def write(self, data: bytes) -> None:
         assert not self.closed
@@ -221,7 +222,7 @@ class InMemoryConnection:
         return other
 
     def feed(self, data: bytes) -> "InMemoryConnection":
-        """Receive `data`, and let the loop have as many turns as it needs."""
+        """Receive `data`, and run the loop until it is idle."""
         self.protocol.data_received(data)
         while self.watcher.turn():
             pass

@@ -44,7 +44,7 @@ def page_server() -> Iterator[clipper.ClipperServer]:
 
 
 def steps() -> list[tuple[str, str]]:
-    """(command, what it prints) in the order of the page."""
+    """Return (command, its output) in the order of the page."""
     found = []
     for block in CONSOLE.findall(PAGE.read_text()):
         for step in block.removeprefix("$ ").split("\n$ "):

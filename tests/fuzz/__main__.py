@@ -59,7 +59,8 @@ def fuzz(target: str, seconds: float, seed: int, page: mmap.mmap) -> int:
 
 
 def watch(target: str, seconds: float, seed: int) -> bool:
-    """Fuzz in a process of its own; -> True without a fault. An input that was one is kept."""
+    """Fuzz in a new process; return True if no fault was found. An input that causes a fault is
+    stored."""
     with tempfile.NamedTemporaryFile(prefix="clipper-fuzz-") as file:
         file.write(bytes(_PAGE_BYTES))
         file.flush()

@@ -47,8 +47,8 @@ _WORDS = (
 
 
 def mutated(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
-    """A copy of `data` with one to six changes; `others` are inputs that pieces may be taken
-    from."""
+    """Return a copy of `data` with one to six changes; pieces may be taken from the inputs
+    `others`."""
     out = bytearray(data)
     for _ in range(1 + min(rng.getrandbits(3), 5)):
         _change(rng, out, others)

@@ -28,7 +28,8 @@ PATIENCE_S = 20.0
 
 
 class Target(NamedTuple):
-    """seeds: -> sound inputs by name.  run: reads one input; what it raises is a fault."""
+    """One reader to fuzz. seeds: returns valid inputs by name. run: reads one input; an exception
+    that it raises is a fault."""
 
     seeds: Callable[[], dict[str, bytes]]
     run: Callable[[bytes], object]
@@ -135,7 +136,7 @@ def _reply_seeds() -> dict[str, bytes]:
 
 
 def _batch_in_flight() -> tuple[Any, list[Any], int]:
-    """A world on a clock of its own in which three queries were sent to one container; and the id
+    """Return a world on its own clock in which three queries were sent to one container, and the id
     of their batch."""
     from tests.core.conftest import World
 
@@ -191,8 +192,8 @@ def _http_seeds() -> dict[str, bytes]:
 
 
 def _h11_requests(data: bytes) -> list[tuple[bytes, bytes, bytes]]:
-    """Method, target and body of the requests that h11 reads, up to the first that is no
-    request."""
+    """Return the method, target and body of the requests that h11 reads, up to the first invalid
+    one."""
     import h11
 
     found, connection = [], h11.Connection(h11.SERVER)
@@ -529,7 +530,8 @@ def _snapshot_seeds() -> dict[str, bytes]:
 
 
 def _run_snapshot(data: bytes) -> None:
-    """The first byte says which of the two files of a part the rest is."""
+    """Read one file of a part of a snapshot. The first byte of the input says which of the two
+    files it is."""
     from clipper.errors import FrameError, StoreError
     from clipper.params.shard import snapshots
 
@@ -587,7 +589,8 @@ def _string_seeds() -> dict[str, bytes]:
 
 
 def _run_strings(data: bytes) -> None:
-    """The first byte says whether the rest is a block with its size, or a message of version 1."""
+    """Read strings. The first byte of the input says whether the rest is a block with its size, or
+    a message of version 1."""
     from clipper_container.wire import frames as wire
     from clipper_core.wire.codec import V1_HEAD_BYTES, decode_v1, message_bytes_v1
     from clipper_core.wire.lz4 import Search, decode_lz4, encode_lz4

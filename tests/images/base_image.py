@@ -39,7 +39,7 @@ SETTINGS = (
 
 
 def base_tar(packages: Iterable[str]) -> bytes:
-    """The tar that `docker import` takes."""
+    """Return the tar for `docker import`."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
         for path, content, mode in _files(packages):
@@ -119,7 +119,7 @@ def _libraries(natives: list[Path]) -> set[str]:
 
 
 def wheel(name: str) -> tuple[str, bytes]:
-    """An installed package as the wheel that it came from."""
+    """Rebuild the wheel of an installed package; return its path."""
     found = importlib.metadata.distribution(name)
     tags = [
         line.partition(": ")[2]

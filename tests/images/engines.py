@@ -32,8 +32,8 @@ events_logger = "file"
 
 @dataclass(frozen=True)
 class Engine:
-    """kind: "docker" or "podman".  settings: of a server that uses it.  words: of its shell
-    command."""
+    """A container engine. kind: "docker" or "podman". settings: of a server that uses it. words: of
+    its shell command."""
 
     kind: str
     settings: dict[str, Any]
@@ -57,7 +57,7 @@ class Engine:
 
 
 def reach() -> dict[str, str]:
-    """An environment in which a daemon is found that only root has on PATH."""
+    """Return an environment in which a daemon is found that only root has on PATH."""
     return {**os.environ, "PATH": os.pathsep.join([os.environ["PATH"], "/usr/sbin"])}
 
 

@@ -24,7 +24,7 @@ def summed(rows: Any) -> Any:
 
 
 def seen_from_inside(rows: Any) -> list[str]:
-    """A model that reports what a model can see and do in its container."""
+    """Report what a model can see and do in its container."""
     import pathlib
     import socket
 

@@ -232,7 +232,7 @@ def test_exported_containers_dial_in_at_an_exported_server(
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A configuration of a model that a program serves."""
+    """Return the configuration of a model that a program serves."""
     (tmp_path / "svm").write_text("#!/bin/sh\n")
     (tmp_path / "svm").chmod(0o755)
     (tmp_path / "svm.txt").write_text("1 2 3\n")

@@ -238,7 +238,7 @@ class Pod:
         self._forget()
 
     def lose(self) -> None:
-        """Lose its machine: it is heard of no more, then gone."""
+        """Cut off the pod's machine: its link goes down, then the pod is removed."""
         run("ip", "link", "set", f"{self._link}h", "down")
         self.terminating = True
         self._forget()
@@ -401,8 +401,8 @@ class Cluster:
         self.wait_ready(self.of(deployment))
 
     def lose(self, node: str, but: Sequence[str] = ()) -> None:
-        """Lose a machine with its pods; their Deployments start others. but: of these Deployments,
-        whose pods are on another machine."""
+        """Cut off a machine with its pods; their Deployments start others. but: names of
+        Deployments whose pods stay, as if they were on another machine."""
         lost_pods = [pod for pod in self.pods if pod.node == node and pod.owner not in but]
         for pod in lost_pods:
             pod.lose()

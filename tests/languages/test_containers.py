@@ -41,7 +41,7 @@ SLO_MS = 10_000
 
 
 def program(language, name, *words):
-    """The command of a test's program or of an example."""
+    """Return the command of a test's program or of an example."""
     example = name in ("svm", "noop")
     if language == "cpp" and example:
         return [str(cpp(CPP / "examples" / f"{name}.cpp")), *words]
@@ -84,7 +84,7 @@ def deploy(server, request):
 
 
 def started_by_hand(command, address, token, **variables):
-    """A container that the server did not start."""
+    """Start a container without the server."""
     environment = {"CLIPPER_ADDRESS": address, "CLIPPER_TOKEN": token, "CLIPPER_MODEL": "hand"}
     environment |= {f"CLIPPER_{key}": value for key, value in variables.items()}
     return subprocess.Popen(

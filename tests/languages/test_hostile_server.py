@@ -48,7 +48,7 @@ def received(peer, size):
 
 
 def greeted(listener, welcome):
-    """A container that has had WELCOME."""
+    """Accept a container, read its HELLO, and send WELCOME; return the connection."""
     peer, _ = listener.accept()
     peer.settimeout(30)
     header = received(peer, 64)
@@ -58,7 +58,7 @@ def greeted(listener, welcome):
 
 
 def wild(numbers):
-    """A PREDICT with a correct header that announces anything, without its payload."""
+    """Return a PREDICT with a correct header that announces random sizes, and without a payload."""
     header = bytearray(frame_named("predict_f64_vectors")[:64])
     header[12:16] = numbers.choice((1, 1 << 20, (1 << 32) - 1)).to_bytes(4, "little")
     sizes = (1 << 62, (64 << 20) + 1, 1 << 40, (1 << 64) - 1)

@@ -20,7 +20,7 @@ SCALAR = 1000.0  # of this row alone the model "picky" returns a scalar
 
 
 def program(language, name, *words, flags=()):
-    """The command of a model of the tests."""
+    """Return the command of a model of the tests."""
     if language == "cpp":
         return [str(cpp(CPP / "tests" / "models.cpp", *flags)), name, *words]
     return [*java_command(java(JAVA / "tests"), f"clipper.container.{name.title()}"), *words]
@@ -71,7 +71,7 @@ def texts(*rows):
 
 
 def with_sessions(rows, sessions):
-    """A batch of f64 rows with a session for each."""
+    """Return a batch of f64 rows with a session for each."""
     payload = np.array(rows).tobytes() + np.array(sessions, "<u8").tobytes()
     return fake.frame(
         fake.PREDICT, payload, dtype=12, dims=(2,), flags=Flag.SESSIONS, rows=len(rows), id=1
@@ -187,7 +187,7 @@ def server():
 
 
 def outcomes(model, rows):
-    """The output or the error of each of many queries."""
+    """Return the output or the error of each of many queries."""
     futures = [model.predict(row, slo_ms=SLO_MS) for row in rows]
     return [future.exception(20) or future.result(20) for future in futures]
 

@@ -28,7 +28,8 @@ DAMAGED = 4000
 
 @pytest.fixture(scope="session", params=LANGUAGES)
 def reader(request):
-    """The program that reads frames: a function from (version, bytes) pairs to what they mean."""
+    """Return a function that has a program read frames: from (version, bytes) pairs to their
+    meanings."""
     if request.param == "cpp":
         command = [str(cpp(CPP / "tests" / "vectors.cpp", *SANITIZERS))]
     else:

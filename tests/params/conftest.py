@@ -20,8 +20,7 @@ full: Any = np.full
 
 
 def until(true: Callable[[], bool]) -> None:
-    """Threads and processes take their time; a test waits for what it says, and fails when that
-    does not come."""
+    """Wait until the condition holds; fail if it does not within the patience of a test."""
     give_up = time.monotonic() + 60
     while not true():
         assert time.monotonic() < give_up, "it does not come true"
@@ -29,8 +28,8 @@ def until(true: Callable[[], bool]) -> None:
 
 
 class Shards:
-    """A set in a folder. end(i): in good order; lose(i): as a kill would, without a snapshot;
-    begin(i): again."""
+    """A parameter set in a folder. end(i) closes a shard; lose(i) closes it without a snapshot, as
+    a kill would; begin(i) starts it again."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.settings = root, ParamsSettings()

@@ -45,8 +45,8 @@ def refused(head: Head, code: int, about: int, **more: Any) -> bytes:
 
 
 class ScriptedShard:
-    """A shard that answers each connection with the next `hello`, and each request as `then`
-    says; it notes what arrives."""
+    """A shard that answers each connection with the next `hello`, and each request as `then` says.
+    It records what it receives."""
 
     def __init__(self, hellos: list[dict[str, Any] | int], then: Answer) -> None:
         self._hellos, self._then = iter(hellos), then

@@ -20,7 +20,7 @@ from tests.params.conftest import TOKEN, Shards
 
 @pytest.fixture
 def two(shards: Shards) -> Shards:
-    """Two shards whose folder has their addresses; the rows of table `users` differ."""
+    """Return two shards whose folder has their addresses; the rows of table `users` differ."""
     shards.up(2)
     write_addresses(shards.root, *shards.addresses)
     shards.client().create(TableSpec("users", 3, initializer="normal"))

@@ -51,7 +51,7 @@ def again(shards: Shards, *which: int) -> None:
 
 
 class Disk:
-    """Syncs of the log. `open` lets them through."""
+    """Replaces the syncs of the log: each waits until the event `open` is set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.open, self.entered, self.count = threading.Event(), threading.Event(), 0
@@ -168,7 +168,7 @@ def test_full_disk_makes_pushes_wait_and_loses_none(
 
 @pytest.fixture
 def files(shards: Shards) -> Iterator[list[Path]]:
-    """The log of three lives; the last file has 5 pushes."""
+    """Return the files of the log of three runs; the last one has 5 pushes."""
     client = up(shards)
     for life in range(3):
         for _ in range(3 + life):

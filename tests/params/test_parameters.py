@@ -14,7 +14,7 @@ WIDTHS = (3, 1, 8)
 
 
 def filled(seed: int, rows: int = 60) -> Parameters:
-    """Tables of several widths, the last one without rows, and variables."""
+    """Return tables of several widths, the last one without rows, and variables."""
     draw, made = np.random.default_rng(seed), Parameters()
     settings: Any = {"optimizer": "sgd", "optimizer_settings": {"rate": 1.0}}
     for n, width in enumerate(WIDTHS):

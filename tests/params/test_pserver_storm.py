@@ -29,7 +29,7 @@ def front(shards: Shards) -> Iterator[Any]:
 
 
 def seeds() -> list[tuple[str, bytes]]:
-    """A sound message of each call."""
+    """Return a valid message of each call."""
     made = document()
     info = made["EmbeddingTableInfo"](name="t", dim=[2], initializer="zeros")
     gradients = [tensor("w", [1.0, 2.0]), tensor("t", np.ones((3, 2)), [1, 2, 1 << 40])]

@@ -143,7 +143,8 @@ def begin(client: Client) -> None:
 
 @contextlib.contextmanager
 def loaded(folder: Path) -> Iterator[Client]:
-    """A client; what was pushed meanwhile is there at the end, once."""
+    """Yield a client while others push; check at the end that each of their pushes was applied
+    once."""
     with Client(folder, patience_s=PATIENCE_S) as client:
         begin(client)
         loads = [Load(folder), Load(folder, ODD)]
@@ -604,7 +605,8 @@ def test_resharding_of_synchronous_shards_survives_a_kill(
 
 @contextlib.contextmanager
 def synchronous(folder: Path, **options: Any) -> Iterator[list["SynchronousWorker"]]:
-    """Three workers of two shards; what they pushed is there at the end, once."""
+    """Yield three workers of two shards; check at the end that each of their pushes was applied
+    once."""
     wait = {"mode": "sync", "grads_to_wait": 3, "lag_max": 1000}
     with running(folder, 2, **wait, **options), Client(folder, patience_s=PATIENCE_S) as client:
         begin(client)
@@ -629,8 +631,8 @@ def synchronous(folder: Path, **options: Any) -> Iterator[list["SynchronousWorke
 
 
 def hanging(client: Client) -> tuple[threading.Event, threading.Event]:
-    """Have the first push of a client hang between shard 0 and the others. Return events: it hangs;
-    it is to go on."""
+    """Have the first push of a client hang between shard 0 and the others. Return two events: the
+    first is set when it hangs; setting the second lets it continue."""
     real, hangs, goes = client._shards.call_all, threading.Event(), threading.Event()
 
     def call_all(name: str, **fields: Any) -> Any:

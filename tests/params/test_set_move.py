@@ -27,7 +27,7 @@ from tests.params.test_resharding import COUNTS
 
 @pytest.fixture
 def target(shards: Shards, tmp_path: Path) -> Iterator[ShardServer]:
-    """The shard of a new set in set-1, which the one of an old set can fill."""
+    """Return the shard of a new set in set-1, which the shard of an old set can fill."""
     home = tmp_path / "set-1"
     home.mkdir()
     shards.up(1)

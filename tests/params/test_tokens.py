@@ -18,7 +18,7 @@ from tests.params.test_table_changes import SGD
 
 
 def made(path: Path, role: str) -> str:
-    """A token of a role, in a file."""
+    """Return the token of a role, written to a file."""
     found = CliRunner().invoke(key, [f"{role}ers", "--role", role, "--file", str(path)])
     assert found.exit_code == 0, found.output
     return found.output.splitlines()[0]
@@ -115,7 +115,8 @@ def test_deleted_token_closes_its_open_connections(shards: Shards, tmp_path: Pat
     file.write_text(lines[1].replace(" manage ", " read ") + "\n")
 
     def refused(client: Client, match: str) -> bool:
-        """The shards look at the file a few times a second, each by itself."""
+        """Return whether a push is refused with this text. Each shard reads the file a few times a
+        second."""
         try:
             client.push("t", [1, 2], 0 * ones((2, 2)))
         except Forbidden as error:

@@ -18,7 +18,7 @@ def explorer() -> Explorer:
 
 @pytest.fixture(scope="session")
 def explored() -> list[str]:
-    """Lines for the table."""
+    """Return the lines for the table."""
     return EXPLORED
 
 

@@ -46,7 +46,7 @@ WEAKER = {
 
 @dataclass(frozen=True)
 class Site:
-    """One order in a header."""
+    """One place in a header that names a memory order."""
 
     number: int
     header: str
@@ -85,8 +85,8 @@ def sites_of(header: str, text: str, first: int) -> list[Site]:
 
 
 class Explorer:
-    """The compiled explorer. Made once for each content of the headers and of this folder, in
-    build/schedules."""
+    """The compiled explorer. It is compiled into build/schedules, once for each content of the
+    headers and of this folder."""
 
     def __init__(self) -> None:
         self.texts = {

@@ -72,7 +72,7 @@ for source in sorted(HERE.glob("*.cpp")):
 
 
 def described(result: dict[str, Any], mutant: str = "") -> str:
-    """A failure as a reader wants it: what went wrong, step by step, and how to see it again."""
+    """Describe a failure: its reason, its steps, and the command that reproduces it."""
     preemptions, stale, taken = result["choices"].split(" ")
     again = f"{preemptions} {stale} 0 {result['name']} {taken or '0'} {mutant}".rstrip()
     return "\n".join(

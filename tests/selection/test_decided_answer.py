@@ -108,7 +108,8 @@ def test_models_queried_beside_the_choice_of_the_policy() -> None:
 
 
 def learned_state(policy: str, rounds: int = 400):
-    """A is right, B and C are wrong, and agree."""
+    """Return a state that has learned from queries in which A is right, and B and C agree on a
+    wrong label."""
     chosen = create_policy(policy)
     state = chosen.init([A, B, C])
     for i in range(rounds):

@@ -33,7 +33,7 @@ class LastWord:
 
 
 class Learns(Ensemble):
-    """Its state counts observations, and it fails where it is told to."""
+    """A policy whose state counts observations. Its methods named in `fails` raise."""
 
     def __init__(self, fails: str = "") -> None:
         self.fails = fails
@@ -76,7 +76,7 @@ class Learns(Ensemble):
 
 
 class Nonsense(LastWord):
-    """kind: which."""
+    """A policy that returns an invalid selection. kind: which one."""
 
     def __init__(self, kind: str = "plan") -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class Two:
 
 
 class Patient:
-    """Whoever is there after so long."""
+    """A decider that answers with the first model that has arrived after `until_ms`."""
 
     def __init__(self, until_ms: float = 20.0) -> None:
         self.until_ms = until_ms
@@ -157,7 +157,7 @@ class SaysNonsense:
 
 
 class Hangs:
-    """Until `released` is set; as one in ten queries sees it, by the number of those asked."""
+    """A decider that hangs until `released` is set, if an output is `hang`."""
 
     released = threading.Event()
     hung = threading.Event()
@@ -170,7 +170,7 @@ class Hangs:
 
 
 class GoodEnough:
-    """A decider: the first model that says of its output that its quality is at least `quality`."""
+    """A decider that answers with the first output whose reported quality is at least `quality`."""
 
     def __init__(self, quality: float = 3) -> None:
         self.quality = quality
@@ -184,7 +184,7 @@ class GoodEnough:
 
 
 class BestQuality:
-    """A policy: everybody is asked, and the output of the best quality is the answer."""
+    """A policy that queries all models and answers with the output of the best quality."""
 
     def select(self, state: Any, query: Query, candidates: Sequence[VersionedModel]) -> Plan:
         return Plan(tuple(candidates))

@@ -25,11 +25,11 @@ class Model:
     seconds: float
 
     def best(self, size_max: int = 4096) -> int:
-        """Rows of the best static batch: the largest that takes at most half the SLO."""
+        """Return the rows of the best static batch: the largest that takes at most half the SLO."""
         return max(1, min(size_max, int((SLO_US / 2 - self.fixed_us) / self.row_us + 1e-9)))
 
     def capacity(self) -> float:
-        """Rows per us at the best static batch."""
+        """Return the rows per us at the best static batch."""
         return self.best() / (self.fixed_us + self.row_us * self.best())
 
 
@@ -66,8 +66,8 @@ class Replica:
 
 
 class PaperAimd:
-    """The anchor: the paper's AIMD, +1 a full batch from 1, and sheds only what could not finish
-    even alone."""
+    """The paper's AIMD, for comparison: it begins at 1, adds 1 after a full batch, and sheds only
+    rows that could not finish even alone."""
 
     def __init__(self, model: Model) -> None:
         self.alone_us = model.fixed_us + model.row_us
@@ -93,8 +93,8 @@ Sizer = BatchSizer | PaperAimd
 
 
 def shed_head(sizer: Sizer, due: np.ndarray, head: int, tail: int, now: int) -> int:
-    """The engine's rule: shed from the head, n recomputed as the queue shrinks, until the batch
-    fits its oldest row."""
+    """Return the head of the queue after shedding by the engine's rule: drop rows from the head,
+    with the size computed anew each time, until the batch is in time for its oldest row."""
     while head < tail and sizer.must_shed(now, now, sizer.size(tail - head), int(due[head])):
         head += 1
     return head
@@ -139,7 +139,7 @@ def poisson(rate_per_us: float, seconds: float, seed: int) -> np.ndarray:
 
 
 def goodput(mode: str, model: Model, load: float, seed: int = 1) -> tuple[float, float]:
-    """(rows in time over the least of offered and capacity, late rows over arrivals)."""
+    """Return (rows in time / the lesser of offered rows and capacity, late rows / arrivals)."""
     arrivals = poisson(load * model.capacity(), model.seconds, seed)
     tally = simulate(BatchSizer(mode), Replica(model, seed), arrivals)
     reachable = min(len(arrivals), model.capacity() * float(arrivals[-1]))

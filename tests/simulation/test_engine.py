@@ -27,7 +27,7 @@ SLOS_US = [700, 3_000, 20_000, 33_000, 100_000, 250_000]
 
 
 def a_zoo(world: World, rng: Random, *, lane_rows: int = 256) -> list[Kin]:
-    """A few models of different input types, some cached."""
+    """Create a few models of different input types, some of them cached."""
     return [
         world.model(
             f"m{i}",

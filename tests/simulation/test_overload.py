@@ -156,7 +156,8 @@ LINES = {"gpu": (3_000, 30), "kernel": (100, 1_000)}
 
 
 def best_of(name: str) -> tuple[int, float]:
-    """Rows of a batch of half the SLO, and its rows a microsecond as a multiple of CAPACITY."""
+    """Return the rows of a batch of half the SLO, and its rows per microsecond as a multiple of
+    CAPACITY."""
     a_us, b_us = LINES[name]
     size = (SLO_US // 2 - a_us) // b_us
     return size, size / (a_us + b_us * size) / CAPACITY

@@ -29,7 +29,7 @@ def submit_queries(
 
 
 def ask_arrays(world: World, rng: Random, kin: Kin, until_us: int, *, keys: int) -> None:
-    """Arrays large enough for pieces, single queries among them."""
+    """Send arrays that are large enough to be split, and single queries among them."""
     while world.now_us < until_us:
         n = rng.choice([1, 32, 200, 700])
         wanted = [rng.randrange(keys) for _ in range(n)] if n > 1 else rng.randrange(keys)

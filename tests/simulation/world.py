@@ -79,7 +79,7 @@ class Kin:
         return row
 
     def key(self, row: Any) -> int:
-        """Which k the row was made of. It must be whole."""
+        """Return the k of which the row was made; check the whole row."""
         if isinstance(row, (bytes, str)):
             k = int(row.partition(":" if isinstance(row, str) else b":")[0])  # type: ignore[arg-type]
         else:
@@ -200,8 +200,8 @@ class World:
     # -- judgement
 
     def check(self) -> Counter[Status]:
-        """Every query has ended, once, in a way that exists; what was delivered is right. -> how
-        they ended."""
+        """Check that each query has ended once, with a known status, and that delivered outputs are
+        right. Return how they ended."""
         ended: Counter[Status] = Counter()
         for query in self.queries:
             assert query.future.done(), f"seed {self.seed}: a future never ended"
@@ -218,8 +218,8 @@ class World:
         return ended
 
     def check_rest(self) -> None:
-        """Nothing is left over once all is quiet: no row queued, and every cell takes a row
-        again."""
+        """Check that nothing is left once all queries have ended: no row is queued, and every cell
+        takes a row again."""
         for container in self.containers:
             container.comes_back = False
             container.close()
@@ -351,7 +351,7 @@ class Container:
         self.world.after(HEARTBEAT_MS * 1000, lambda: self._if_alive(life, beat))
 
     def say_welcome(self) -> None:
-        """The control thread's part."""
+        """Attach the connection and send WELCOME, as the control thread does."""
         self.world.engine.attach(
             self.conn,
             self.kin.number,
@@ -383,7 +383,7 @@ class Container:
             self.close()
 
     def close(self) -> None:
-        """The connection is gone, for both sides."""
+        """Close the connection at both ends."""
         if self.conn:
             del self.world.ends[self.conn]
             self.world.engine.lost(self.conn, self.world.now_us)
@@ -502,7 +502,7 @@ class Container:
         return True
 
     def _take(self, keys: list[int], batch_id: int, left_us: int, runs: Any = None) -> None:
-        """A batch came. It is evaluated when those before it are."""
+        """Receive a batch. It is evaluated after those before it."""
         self.batches.append(len(keys))
         for k in keys:
             self.world.evaluations[self.kin.number, k] += 1
@@ -611,7 +611,7 @@ class Container:
 
 
 def huge_frame(batch_id: int) -> bytes:
-    """A sound header that declares 16 TB."""
+    """Return a valid header that declares 16 TB."""
     head = struct.pack(
         "<4sBBBBHHIQ4IQQI",
         b"CLPR",

@@ -94,21 +94,22 @@ def redis_server() -> Iterator[RedisServer]:
 
 @pytest.fixture
 def own_redis() -> Iterator[RedisServer]:
-    """A test's own, to be killed: by default Redis answers before it writes while a sync takes its
-    time."""
+    """Start a Redis that a test may kill. It syncs each write before it answers, which is not the
+    default."""
     yield from started("--appendfsync", "always")
 
 
 @pytest.fixture
 def own_etcd() -> Iterator[EtcdServer]:
-    """A test's own, to be killed."""
+    """Start an etcd that a test may kill."""
     for servers in etcd.started():
         yield servers[0]
 
 
 @pytest.fixture(params=["memory", "sqlite", "redis"])
 def open_with(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenStore]:
-    """A function from events_max to a fresh store, of those that keep so many changes."""
+    """Yield a function that opens an empty store with a given events_max, for each kind of store
+    that has this setting."""
     opened: list[Store] = []
 
     def build(events_max: int) -> Store:
@@ -145,5 +146,6 @@ def _fresh(
 
 @pytest.fixture
 def short_s(store: Store) -> float:
-    """A lease so short that a test can wait for its end; etcd counts whole seconds."""
+    """Return the time of a lease that is short enough for a test to wait for its end; etcd counts
+    whole seconds."""
     return 1.0 if isinstance(store, Rebased) else 0.5

@@ -35,8 +35,8 @@ def send(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
 
 
 class EtcdServer:
-    """Quick elections, so that it is up within a quarter of a second and grants leases of 1 s.
-    options: of the command."""
+    """An etcd process with quick elections, so that it starts within a quarter of a second and
+    grants leases of 1 s. options: of its command line."""
 
     def __init__(
         self, folder: Path, *options: str, scheme: str = "http", name: str = "default"

@@ -9,7 +9,8 @@ from clipper.store import ABSENT, Compare, Event, Op, Record, Store, TxnResult, 
 
 
 class Rebased(Store):
-    """Right while nobody else writes to that etcd."""
+    """A store whose revisions begin at 0, over an etcd in which other tests have written. It is
+    correct as long as nobody else writes to that etcd."""
 
     def __init__(self, store: Store) -> None:
         self.name, self._store, self._origin = store.name, store, store.revision

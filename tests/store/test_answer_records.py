@@ -58,7 +58,7 @@ class Server:
 
 @pytest.fixture
 def server(connect: Connect) -> Iterator[Callable[..., Server]]:
-    """A function that starts a server on the same store."""
+    """Return a function that starts a server on the same store."""
     started: list[Server] = []
 
     def build(every_s: float = 0.01, bytes_max: int = 1 << 20) -> Server:

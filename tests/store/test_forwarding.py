@@ -28,7 +28,7 @@ Start = Callable[..., Forwarding]
 
 
 class Counting:
-    """A fake of a server's feedback: learns each id once."""
+    """A fake of a server's feedback, which learns each id once."""
 
     def __init__(self) -> None:
         self.received: list[ForwardedFeedback] = []
@@ -43,7 +43,7 @@ class Counting:
 
 @pytest.fixture
 def start(connect: Connect, tmp_path: Path) -> Iterator[Start]:
-    """A function that starts what a server does to take and to forward feedback."""
+    """Yield a function that starts the parts of a server that receive and forward feedback."""
     started: list[Forwarding] = []
 
     def build(

@@ -21,7 +21,7 @@ TEXT = "kl_ucb(discount=1.0)"
 
 @pytest.fixture(params=["memory", "sqlite", "redis", "etcd"])
 def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Connect]:
-    """A function that connects once more to one and the same store."""
+    """Return a function that opens another connection to the same store."""
     opened: list[Store] = []
 
     def build() -> Store:
@@ -46,7 +46,7 @@ def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Connect]
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A context waits for a store that is slow, instead of beginning as a new one."""
+    """Have a context wait for a slow store, instead of starting as a new one."""
     monkeypatch.setattr("clipper.serving.feedback.states.READ_S", PATIENCE_S)
 
 

@@ -338,7 +338,7 @@ def test_a_path_that_cannot_be_is_a_typed_error(tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def without_privilege() -> Iterator[None]:
-    """Root may write everywhere, so for a moment this process is nobody."""
+    """Run the block as the user `nobody`, because root may write everywhere."""
     was = os.geteuid()
     if was == 0:
         os.seteuid(65534)

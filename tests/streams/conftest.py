@@ -41,6 +41,6 @@ def server() -> Iterator[clipper.ClipperServer]:
 
 @pytest.fixture(scope="session")
 def fresh() -> Callable[[], str]:
-    """Names of streams that no test had before."""
+    """Return a function that makes names of streams that no test has used."""
     numbers = itertools.count()
     return lambda: f"s{next(numbers)}"

@@ -36,7 +36,7 @@ def client(redis_server: RedisServer) -> Iterator[Client]:
 
 @pytest.fixture(scope="module")
 def serving() -> Iterator[clipper.ClipperServer]:
-    """Its containers come and go with the models."""
+    """Yield a server of this module; its models are deployed and retired by the tests."""
     with clipper.start(drain_s=1.0) as started:
         yield started
 
@@ -74,7 +74,7 @@ def entries(client: Client, stream: str) -> list[dict[str, str]]:
 def updates(
     serving: clipper.ClipperServer, redis_server: RedisServer, fresh: Callable[[], str]
 ) -> Iterator[Any]:
-    """A stream of models; what it deployed is retired after the test."""
+    """Yield a stream of models; retire what it deployed after the test."""
     with serving.models_from(redis_server.url, stream=fresh(), keep=0) as running:
         yield running
     for model in serving.catalog.models():

@@ -178,11 +178,11 @@ def test_a_deadline_passes_that_nobody_waits_for(node: Node, model: Model) -> No
 def leader(
     node: Node, act: Callable[[Future], object]
 ) -> tuple[Future, threading.Thread, list[object]]:
-    """A thread that leads for a query without an answer; -> its future, itself, and a list for what
-    `act` will give.
+    """Start a thread that owns the loop while it waits for a query without an answer. Return the
+    query's future, the thread, and a list that will hold what `act` returns.
 
-    Whether it does is chance: on a busy machine the loop thread may be back between the query and
-    the wait.
+    It may not become the owner: on a busy machine the loop thread can take the loop back between
+    the query and the wait. It is tried again then.
     """
     futures: list[Future] = []
     ended: list[object] = []

@@ -40,7 +40,8 @@ def observation(features=(), chosen=A, output=1, label=1, weight=1.0):
 
 
 def trained(policy: Policy, seed: int, n: int, models=(A, B), begin=None):
-    """a is right where the feature is negative, b where it is positive."""
+    """Train a policy on queries where a is right if the feature is negative, and b if it is
+    positive."""
     draw, state, right = random.Random(seed), begin or policy.init(models), 0
     for t in range(n):
         x = draw.uniform(-1, 1)

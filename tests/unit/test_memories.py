@@ -14,7 +14,8 @@ DISCOUNTS = np.array([1.0, 0.9995, 0.998, 0.99])
 
 
 class Reference:
-    """The definition in numpy: right and wrong answers by model and memory, weights of memories."""
+    """A reference model in numpy: right and wrong answers by model and memory, and weights of
+    memories."""
 
     def __init__(self) -> None:
         self.right, self.wrong = np.zeros((3, 4)), np.zeros((3, 4))

@@ -25,9 +25,9 @@ K, SHARE = 3, 1e-3
 
 
 class Reference:
-    """The definition, written with dictionaries: no buckets, no columns.
+    """A reference model of the mixture, written with dictionaries: no buckets, no columns.
 
-    user: of a user's state, in which one of the models may be better.
+    user: whether it is a user's state, in which one of the models may be better.
     """
 
     def __init__(self, user: bool = False) -> None:
@@ -40,7 +40,7 @@ class Reference:
         self.share = np.full(6 + user, 1 / (6 + user))
 
     def favoured(self, i: int, said: list[Any], sure: list[float], classes: float) -> Any:
-        """Probabilities if model i is the better one."""
+        """Return the probabilities if model i is the better one."""
         p, other = self.p(2, said, sure, classes)
         times = {label: math.exp(1.5) if label == said[i] else 1.0 for label in p}
         total = sum(p[label] * times[label] for label in p) + 1 - sum(p.values())
@@ -79,7 +79,7 @@ class Reference:
     def move(
         self, table: Any, key: Any, j: int, g: float, h: float, low: float, high: float
     ) -> None:
-        """g, h: first and second derivative of the loss by the weight."""
+        """Update a weight. g, h: first and second derivative of the loss by the weight."""
         step: float
         if j in (1, 2):
             step = (0, 0.02, 0.1)[j]
@@ -180,7 +180,7 @@ def test_the_core_computes_what_its_definition_states(user: bool) -> None:
 
 
 class Pool:
-    """Component 8, written with dictionaries."""
+    """A reference model of component 8, written with dictionaries."""
 
     def __init__(self) -> None:
         self.weights: dict[Any, float] = dict.fromkeys(range(K), 1.0)
@@ -197,7 +197,7 @@ class Pool:
         return np.exp(scores) / total, 1 / total
 
     def learn(self, evidence: Any, labels: list[int], classes: float) -> None:
-        """The first label is right."""
+        """Learn from an observation whose first label is right."""
         p, _ = self.p(evidence, labels, classes)
         slope, bend = p - (np.arange(len(p)) == 0), p * (1 - p)
         for at, label in enumerate(labels):
@@ -293,7 +293,7 @@ NUMBERS = [0.5, 0.25, 0.001, 1.0, 2.0, -1.0, 0, 1, True, math.nan, math.inf, Non
 
 
 def labels_named(qualifiers: dict[str, Any], kind: type) -> dict[object, float]:
-    """The definition: the evidence of one model, by label key."""
+    """Return the evidence of one model by label key, as it is defined."""
     found: dict[object, float] = {}
     for name, p in qualifiers.items():
         if not name.startswith("p:") or not isinstance(p, int | float) or p != p:
@@ -356,8 +356,8 @@ def test_evidence_of_any_names_and_numbers_is_as_defined(kind: Any) -> None:
 
 
 def probable(rng: np.random.Generator, label: int) -> dict[VersionedModel, Any]:
-    """Each model prefers a wrong label of its own, and thinks that the right one is nearly as
-    probable."""
+    """Return predictions in which each model prefers another wrong label, and gives the right one
+    nearly the same probability."""
     found = {}
     for i, model in enumerate(MODELS):
         wrong = (label + 1 + i + int(rng.integers(0, 2)) * 3) % 10

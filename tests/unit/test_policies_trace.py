@@ -36,7 +36,7 @@ LEARNING = [name for name in POLICIES if isinstance(create_policy(name), Learnin
 
 
 def text(value: object) -> str:
-    """Numbers with six digits; an array of many by its shape and three sums."""
+    """Format a value: numbers with six digits, a large array by its shape and three sums."""
     if isinstance(value, np.ndarray):
         if value.size <= 12:
             return f"{value.dtype}{text(value.tolist())}"

@@ -175,7 +175,7 @@ VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "records.json").re
 
 
 def value_of(spec: TensorSpec, value: Any) -> Any:
-    """A value of a vector, in which bytes are hexadecimal."""
+    """Return a value of a vector, in which bytes are hexadecimal."""
     if spec.dtype != "bytes":
         return value
     return bytes.fromhex(value) if isinstance(value, str) else [value_of(spec, v) for v in value]

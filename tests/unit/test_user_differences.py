@@ -23,7 +23,8 @@ MODELS = tuple(VersionedModel(name, 1) for name in "abcde")
 
 
 def learned(policy: LearningPolicy, differ: bool, seed: int, users: int = 60, per: int = 40):
-    """Ten users at a time give feedback; each has another best model, or all the same."""
+    """Learn from the feedback of ten users at a time. With `differ` each has another best model,
+    else all have the same."""
     draw, shared = random.Random(seed), policy.init(MODELS)
     for first in range(0, users, 10):
         best = [draw.randrange(5) if differ else 4 for _ in range(10)]
@@ -78,7 +79,7 @@ def test_without_users_the_shared_state_counts_as_thirty() -> None:
 
 
 class Unread(ObservationRows):
-    """Rows that are learned as columns only."""
+    """Observations that fail if one of them is read as an object instead of in columns."""
 
     def observation(self, i: int) -> Observation:
         """Fail."""

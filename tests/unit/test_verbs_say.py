@@ -31,7 +31,7 @@ MIB = 2**20
 
 
 class RecordingServer:
-    """A server that notes what it is asked, and answers from a table."""
+    """A fake server that records its requests and answers from a table."""
 
     def __init__(self, answers: dict[str, Any], notes: list[str], path: str = "") -> None:
         self._answers, self._notes, self._path = answers, notes, path
@@ -59,7 +59,8 @@ def plain(text: str) -> str:
 
 @pytest.fixture
 def transcript(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A function: runs a command line against answers; returns what it asks and prints."""
+    """Return a function that runs a command line against given answers, and returns its requests
+    and its output."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TZ", "UTC")
     for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS"):

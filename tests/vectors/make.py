@@ -190,7 +190,8 @@ def variable(
     qualifiers: list[str] | None = None,
     **fields: Any,
 ) -> Vector:
-    """values: lists of numbers, str, or (for bytes) hexadecimal str."""
+    """Return a frame of rows of variable length. values: lists of numbers, str, or (for bytes)
+    hexadecimal str."""
     if dtype == "str":
         rows = [value.encode() for value in values]
     elif dtype == "bytes":
@@ -225,7 +226,7 @@ def shared(
     flags: int = 0,
     **fields: Any,
 ) -> Vector:
-    """runs: [region, first row, rows] each."""
+    """Return a frame whose rows are in shared memory. runs: [region, first row, rows] each."""
     payload = b"".join(struct.pack("<IIQ", number, count, first) for number, first, count in runs)
     fields |= {
         "dtype": dtype,
@@ -237,7 +238,7 @@ def shared(
 
 
 def feedback(name: str, inputs: Vector, labels: Vector, flags: int = 0) -> Vector:
-    """Two whole frames in one: a PREDICT with sessions, and a REPLY."""
+    """Return a FEEDBACK frame, whose payload is two frames: PREDICT with sessions, and REPLY."""
     payload = bytes.fromhex(inputs["hex"] + labels["hex"])
     meaning = {"inputs": inputs["meaning"], "labels": labels["meaning"]}
     return frame(name, FEEDBACK, payload, flags=flags, meaning=meaning)
@@ -259,7 +260,7 @@ def accuracy(
 
 
 def literals(data: bytes) -> bytes:
-    """An LZ4 block without matches."""
+    """Return an LZ4 block without matches."""
     n = len(data)
     if n < 15:
         return bytes([n << 4]) + data
@@ -267,7 +268,7 @@ def literals(data: bytes) -> bytes:
 
 
 def pack(value: Any) -> bytes:
-    """The msgpack of maps, str, bool and int from 0 to 2**32 - 1, as short as msgpack allows."""
+    """Encode maps, str, bool and int from 0 to 2**32 - 1 as msgpack, in the shortest form."""
     if isinstance(value, dict):
         return bytes([0x80 | len(value)]) + b"".join(
             pack(part) for pair in value.items() for part in pair
@@ -508,8 +509,8 @@ def version1() -> list[Vector]:
 
 
 def refused() -> list[Vector]:
-    """Well-formed but for the one thing that `why` names; header CRCs are right unless it is the
-    CRC."""
+    """Return frames that are well-formed except for the error that `why` names. CRCs are right
+    unless the CRC is that error."""
     found: list[Vector] = []
 
     def add(name: str, why: str, data: bytes, version: int = 2) -> None:
@@ -660,7 +661,7 @@ def refused() -> list[Vector]:
 
 
 def refused_sharing(add: Any, row: Vector) -> None:
-    """REGION and SHARED: what can be told without having mapped anything."""
+    """Add frames of REGION and SHARED whose errors can be found without any mapped memory."""
     run, two = struct.pack("<IIQ", 3, 1, 5), row | {"rows": 2}
     add("region_short", "REGION is told in 24 bytes", header(REGION, payload_bytes=16) + run)
     add(
@@ -719,7 +720,7 @@ def refused_sharing(add: Any, row: Vector) -> None:
 
 
 def refused_learning(add: Any) -> None:
-    """SESSIONS, FEEDBACK and ACCURACY."""
+    """Add invalid frames with SESSIONS, FEEDBACK and ACCURACY."""
     row: Vector = {"dtype": "f64", "rows": 1}
     one, two = struct.pack("<d", 1.0), struct.pack("<dd", 1.0, 2.0)
     told: Vector = row | {"flags": QUALIFIERS}
@@ -803,7 +804,7 @@ def shape_of(type: str) -> tuple[str, list[str]]:
 
 
 def record(schema: dict[str, str], row: dict[str, Any]) -> bytes:
-    """The tensors of one row, as docs/wire.md says."""
+    """Return the tensors of one row, encoded as in docs/wire.md."""
     numbers, parts = b"", b""
     for name, type in schema.items():
         dtype, sizes = shape_of(type)
@@ -825,7 +826,7 @@ def record(schema: dict[str, str], row: dict[str, Any]) -> bytes:
 
 
 def records() -> list[Vector]:
-    """Schemas with rows, and records that are damaged."""
+    """Return schemas with rows, and damaged records."""
     sound: list[tuple[str, dict[str, str], list[dict[str, Any]]]] = [
         ("one", {"x": "f64"}, [{"x": 0.5}, {"x": -1.0}]),
         (

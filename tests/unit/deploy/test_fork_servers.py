@@ -85,7 +85,7 @@ def packages(tmp_path):
 
 
 def report(deployer, replica=0):
-    """The JSON line that SOURCE prints."""
+    """Return the JSON line that SOURCE prints."""
     until(lambda: any(line.startswith("{") for line in deployer.logs("svm", 1, replica)))
     lines = deployer.logs("svm", 1, replica)
     return json.loads(next(line for line in reversed(lines) if line.startswith("{")))

@@ -29,7 +29,7 @@ PATIENCE_S = 60.0  # what starts has a low priority, and gets little of a machin
 
 
 class Events:
-    """The deployer's events, to wait for."""
+    """Records the deployer's events, and waits for them."""
 
     def __init__(self) -> None:
         self._queue: queue.Queue[ReplicaEvent] = queue.Queue()

@@ -89,7 +89,7 @@ FIELD = re.compile(r"([^=]+)=(-?[0-9.e+-]+i?)")
 
 
 def points(text: bytes) -> list[tuple[str, dict[str, str], dict[str, float], int]]:
-    """The line protocol, read strictly: one unescaped blank before the fields and one before the
+    """Parse the line protocol strictly: one unescaped blank before the fields and one before the
     time."""
     found = []
     for line in text.decode().split("\n")[:-1]:
