@@ -76,7 +76,7 @@ def test_a_changed_byte_of_a_checked_payload_is_noticed(at, change):
 
 @given(st.data())
 def test_hostile_headers_are_refused_or_fit_their_payload(data):
-    """Headers with a right CRC and any fields: rows are opened only when they fill the payload
+    """Headers have a right CRC and random fields: rows are read only if they fill the payload
     exactly."""
     draw = data.draw
     size = draw(st.integers(0, 64))

@@ -211,7 +211,7 @@ def test_faults_are_named(
 def test_a_server_that_dies_in_the_middle(
     s3: S3Server, pulls: Puller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A proxy cuts the connection after a part; the pull goes on where it was."""
+    """A proxy cuts the connection after a part; the pull continues from there."""
     content = os.urandom(6 * MIB)
     s3.put("cut.bin", content)
     from tests.artifacts.cutting_proxy import CuttingProxy

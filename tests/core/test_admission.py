@@ -177,7 +177,7 @@ def test_admission_accepts_again_when_the_queue_is_served(world: World) -> None:
 
 
 def test_an_estimate_that_is_wrong_is_tried_again(world: World) -> None:
-    """A model that was slow refuses all rows but single ones, by which it is found to be fast."""
+    """A model that was slow refuses all rows but single ones; these show that it is fast again."""
     model, container = taught(world, 20_000, size=1, slo_ms=5)
     sent = []
     for _ in range(60):
@@ -255,7 +255,7 @@ def test_a_query_whose_answer_has_just_been_cached_is_not_refused(world: World) 
 
 
 def test_equal_queries_take_no_place_from_others(world: World) -> None:
-    """A joined query adds no row to the forecast, nor to the rate of arriving rows."""
+    """A joined query adds no row to the forecast or to the rate of arriving rows."""
     model, container = slow_and_cached(world)
     for _ in range(100):
         model.predict(1.0, 500)
@@ -315,8 +315,8 @@ def test_a_model_without_a_replica_admits_what_one_may_still_come_for(world: Wor
 
 
 def test_all_queries_that_wait_in_vain_are_answered_at_once(world: World) -> None:
-    """Rows of several lanes, joined ones, pieces of arrays, and what a lost container was sent;
-    what may be in time waits."""
+    """Queries with rows in several lanes, joined rows, pieces of arrays and rows of a closed
+    container end at once; those that may still be in time wait."""
     model, container = taught(world)
     in_hand = model.predict(7.0, 500)
     world.step()

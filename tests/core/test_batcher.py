@@ -366,8 +366,8 @@ def test_one_batch_in_a_hundred_exceeds_the_worst(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["fit", "quantile"])
 def test_the_limit_rises_from_batches_that_nearly_fill_it(mode: str) -> None:
-    """A second batch leaves a little early: were only full ones to raise the limit, noise would
-    push it down for ever."""
+    """A second batch is sent a little before it is full: if only full ones raised the limit, noise
+    would lower it for ever."""
     loop = Loop(BatchSizer(mode), LINES["gpu"], 0.05, 3)
     list(loop.run(60))
     limits = []
@@ -474,7 +474,8 @@ def test_a_stall_is_probed_and_left_behind(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ADAPTIVE)
 def test_a_high_fixed_cost_does_not_trap_it_at_one_row(mode: str) -> None:
-    """12 ms + 30 us a row: two rows must not be taken to cost twice one row."""
+    """A batch takes 12 ms + 30 us a row: the batcher must not predict twice the time of one row for
+    two."""
     done = answered(BatchSizer(mode), lambda n, now: 12_000.0 + 30 * n, 8_000_000, every_us=1000)
     assert sum(t >= 6_000_000 for t in done) / 2000 >= 0.5  # at one row a batch it would be 0.08
 

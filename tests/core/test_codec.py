@@ -362,7 +362,7 @@ def test_arbitrary_payloads_open_exactly_when_they_fit(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_headers_with_a_right_crc_and_wrong_fields(seed: int) -> None:
-    """Any header is refused, or is one that encodes to the same bytes again."""
+    """Any header is refused, or encodes to the same bytes again."""
     rng = random.Random(seed)
     heads = [bytes.fromhex(vector["hex"])[:60] for vector in VERSION2]
     accepted = 0

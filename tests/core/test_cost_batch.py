@@ -133,7 +133,8 @@ def test_a_cost_that_is_none_of_these(world: World) -> None:
 
 @pytest.mark.parametrize("mode", [0, 1, 2], ids=["aimd", "fit", "quantile"])
 def test_the_fit_is_over_cost(mode: int) -> None:
-    """Batches of one to eight rows that cost 10 to 500 each; 2 ms and 20 us a unit."""
+    """Batches have one to eight rows that cost 10 to 500 each; they take 2 ms and 20 us for each
+    unit of cost."""
     rng = random.Random(mode)
     sizer = BatchSizer(("aimd", "fit", "quantile")[mode], by_cost=True)
     for now in range(400):
@@ -183,7 +184,7 @@ class Replier:
 def test_each_row_is_in_exactly_one_batch_and_in_time_where_it_can_be(
     world: World, seed: int
 ) -> None:
-    """Rows of several SLOs at half of what the replicas can do; one replica dies on the way."""
+    """Rows of several SLOs arrive at half the capacity of the replicas, one of which dies."""
     rng = random.Random(seed)
     padded, limit = rng.random() < 0.5, rng.choice([50, 400, 3000])
     model = world.model("i64", (-1,), cost="length", padded=padded, cached=False)
@@ -227,7 +228,7 @@ def test_each_row_is_in_exactly_one_batch_and_in_time_where_it_can_be(
 
 
 def test_nothing_starves_behind_cheaper_rows(world: World) -> None:
-    """One long row waits among ever more short ones, which are worth more together."""
+    """One long row waits while short ones keep arriving, which together have more value."""
     model = world.model("i64", (-1,), cost="length", padded=True, cached=False)
     container = world.container(model, mode=STATIC, cost_max=640)
     model.predict(row(5), 2000.0)

@@ -41,7 +41,8 @@ def columns(seed):
     "kind", [RuleKind.HEDGE, RuleKind.EXP3, RuleKind.STACKING, RuleKind.MIXTURE]
 )
 def test_one_by_one_and_all_at_once(kind):
-    """Compares states bit for bit; the rule that chooses has other models and odds in every row."""
+    """States are compared bit for bit; for the rules that choose one model, each row has other
+    models and probabilities."""
     update = update_of(kind)
     values, arrived, confidence, label, rng = columns(1)
     alone = kind == RuleKind.EXP3

@@ -312,7 +312,7 @@ def test_a_cancelled_prediction_still_fills_the_cache(world: World) -> None:
 
 @pytest.mark.parametrize("end", ["finish", "forget"])
 def test_a_future_outlives_its_engine(end: str) -> None:
-    """Rows on the heap, rows in the ring, joined rows, rows on their way, an answer that is a
+    """The future has rows on the heap, in the ring, joined and in flight, and an answer that is a
     blob."""
     engine = Engine(manual_clock=True, cache_bytes_max=1 << 16)
     texts, numbers = Model(engine, "t:1", 1, "str"), Model(engine, "n:1", 2, "f64", (3,))
@@ -520,8 +520,8 @@ def test_awaiting_and_callbacks_need_a_face(world: World) -> None:
 
 
 def test_two_waiters_never_skip_a_task_between_them(world: World) -> None:
-    """Both look at the tasks without the GIL; the one that is behind must not count for the one
-    ahead."""
+    """Both read the tasks without the GIL; the count of the slower one must not replace that of the
+    faster one."""
     model = world.model(cached=False)
     container = world.container(model, size_max=1)
     early: list[int] = []

@@ -23,7 +23,7 @@ def test_a_row_depends_on_key_and_id_alone(name: str) -> None:
 
 
 def test_what_is_drawn_never_changes() -> None:
-    """Rows that were never updated are stored nowhere: another draw would be another model."""
+    """Rows that were never updated are not stored, so a different draw would change the model."""
     drawn = [
         Initializer(name).rows(2**63 + 11, [-3, 0, 2**62], 3) for name in ("uniform", "normal")
     ]

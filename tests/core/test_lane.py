@@ -226,7 +226,7 @@ def test_lanes_at_time_zero_are_known_once(new_world: Callable[..., World]) -> N
 
 
 def test_first_come_first_served_within_a_lane_and_first_due_across(world: World) -> None:
-    """Exactly: each batch of one is the head that is due first, of the heads of all lanes."""
+    """Each batch of one row is the head with the earliest deadline of the heads of all lanes."""
     rng = random.Random(5)
     model = world.model(cached=False)
     waiting: dict[int, list[tuple[int, float]]] = {}
@@ -381,7 +381,8 @@ def test_whatever_happens_every_task_ends_once_and_in_time(
 
 @pytest.mark.parametrize("seed", range(4))
 def test_cells_come_back_whatever_happened(world: World, seed: int) -> None:
-    """After all that, and once the containers are gone, each lane takes exactly its bound again."""
+    """When all queries have ended and the containers have disconnected, each lane accepts exactly
+    its bound of rows again."""
     twin = Twin(world, 100 + seed, True)
     for _ in range(300):
         twin.round()

@@ -118,7 +118,8 @@ def test_every_length_around_the_ends_of_the_format(search: int) -> None:
 
 
 def test_matches_of_every_length_code() -> None:
-    """Lengths of 15, 15 + 254, 15 + 255 and their kin, of literals and of matches."""
+    """Literals and matches have lengths around 15, 15 + 254, 15 + 255 and so on, where the encoding
+    of lengths changes."""
     noise = random.Random(1).randbytes(900)
     for literals in (0, 14, 15, 16, 269, 270, 271, 525, 780):
         for match in (4, 18, 19, 20, 273, 274, 275, 529, 5000):

@@ -137,7 +137,7 @@ def test_inputs_become_rows_as_in_the_reference(name: str, x: Any) -> None:
 
 @pytest.mark.parametrize("rows", [np.array([[1, 127, -128], [1, 2, 128]]), [[1, -129, 0]]])
 def test_whole_numbers_of_an_array_that_the_type_cannot_hold_are_refused(rows: Any) -> None:
-    """All rows are, and none is submitted: numpy would keep the last bits."""
+    """All rows are refused, and none is submitted: numpy would keep the last bits only."""
     model = Model(Engine(manual_clock=True), "m:1", 1, "i8", (3,))
     for x, ask in ((rows, model.predict_many), (np.asarray(rows)[-1], model.predict)):
         with pytest.raises(StatusError, match=r"a value lies beyond -128 to 127$"):
@@ -507,7 +507,7 @@ def test_a_watched_row_is_another_with_another_number(world: World, how: str) ->
 
 @pytest.mark.parametrize("shape", [(), (2,)])
 def test_each_row_of_an_array_has_a_number_of_its_own(world: World, shape: tuple[int, ...]) -> None:
-    """More rows than are looked up together, and than one piece holds."""
+    """The array has more rows than are looked up together, and than one piece holds."""
     model, watcher, n = world.model("f64", shape), Numbers(), 2000
     world.container(model)
     model.watch = watcher

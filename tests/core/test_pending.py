@@ -89,7 +89,7 @@ def test_touching_changes_nothing(entries_max: int) -> None:
 
 
 def test_a_touched_table_needs_no_memory() -> None:
-    """The loop thread waits for none in a first burst."""
+    """The loop thread does not wait for new pages in a first burst."""
     table, rng = Pending(1 << 19), random.Random(1)
     start, calls = table.touch(), 1
     while start:
@@ -102,7 +102,7 @@ def test_a_touched_table_needs_no_memory() -> None:
 
 
 def test_touching_disturbs_no_one() -> None:
-    """One thread touches while the loop's adds and removes."""
+    """One thread touches the table while the loop's thread adds and removes entries."""
     table, twin, rng, done = (
         Pending(1000),
         dict[tuple[int, int], int](),

@@ -170,8 +170,8 @@ def texts(number: int, n: int) -> bytes:
 def test_memory_comes_back(
     new_world: Callable[..., World], reply: Callable[[int, int], bytes], cached: bool
 ) -> None:
-    """100,000 tasks of 500 bytes each: a reference lost one time in a hundred would be half a
-    megabyte."""
+    """There are 100,000 tasks of 500 bytes: a reference leaked in one of a hundred would cost half
+    a megabyte."""
     world = new_world(cache_bytes_max=1 << 15)
     model = world.model("i64", cached=cached)
     container = world.container(model, size_max=500)

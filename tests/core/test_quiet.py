@@ -153,7 +153,8 @@ def test_an_unlisted_model_is_counted_when_it_is_named() -> None:
 
 
 def test_links_that_rest_keep_no_buffer(world: World) -> None:
-    """16 KiB each is what the first bytes of a link are received into."""
+    """The first bytes of a link are received into a buffer of 16 KiB, which is freed when the link
+    is idle."""
     model = world.model(cached=False)
     before = allocated_bytes()
     conns = [world.engine.open(world.now_us) for _ in range(500)]

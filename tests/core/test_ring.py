@@ -118,6 +118,5 @@ def test_rows_of_another_length_are_refused() -> None:
 
 
 def test_memory_is_touched_lazily() -> None:
-    """A terabyte of address space that nobody can have is an answer, not a crash; a large lazy one
-    is no problem."""
+    """A terabyte of address space is refused with an error; a large lazy ring is created."""
     assert WorkRing(1 << 20, 1 << 12).push(bytes(1 << 12))

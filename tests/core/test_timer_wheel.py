@@ -281,8 +281,8 @@ def test_one_call_does_bounded_work(deadline_us: int, cancel_every: int) -> None
 
 
 def test_what_a_call_leaves_keeps_next_us_at_the_present() -> None:
-    """Time jumps to where a bucket begins; the hundred that are due lie below forty thousand that
-    only need moving."""
+    """Time jumps to the start of a bucket; a hundred tickets that are due lie below forty thousand
+    that only have to be moved."""
     wheel = TimerWheel(0)
     start_us = 4 * 65536 * 64
     for ticket in range(40_000):

@@ -192,8 +192,8 @@ def test_a_second_hello(server, serving):
 
 
 def test_bit_flips_in_replies(server, serving):
-    """A reply with one bit wrong is either the same numbers in another place of the float, or the
-    end of its connection."""
+    """A reply with one flipped bit either has another number as an output, or closes its
+    connection."""
     rng = random.Random(2)
     for round in range(60):
         with MemoryContainer(server.address, server.token, "flips", input="f64[4]") as container:
@@ -264,7 +264,7 @@ def test_silent_connections_do_not_stop_service(server, serving):
 
 
 def test_a_container_that_floods(server, serving):
-    """Heartbeats and late replies without end, from several at once."""
+    """Several containers send heartbeats and late replies without end."""
     stop = threading.Event()
 
     def flood(i):
@@ -301,8 +301,8 @@ def test_a_container_that_does_not_read(server, serving):
 
 
 def test_out_of_descriptors(tmp_path):
-    """The server lives with a full table of descriptors: those connected are served, and others
-    come when there is room."""
+    """The server works with a full table of descriptors: connected clients are served, and others
+    are accepted when there is room."""
     script = textwrap.dedent("""
         import os, resource, socket, numpy as np, clipper
         from tests.memory_container import wait_until

@@ -241,8 +241,8 @@ def test_the_file_is_followed(here: Path) -> None:
 
 
 def test_the_page_states_what_commands_print(here: Path) -> None:
-    """docs/managing.md: each command in turn, on the file that it shows; times, names and ids
-    aside."""
+    """Run each command of docs/managing.md in order, on the file that the page shows; times, names
+    and ids are not compared."""
     page = (Path(__file__).resolve().parents[2] / "docs" / "managing.md").read_text()
     (file,) = re.findall(r"^```toml\n(.*?)^```", page, re.M | re.S)
     (console,) = re.findall(r"^```console\n(.*?)^```", page, re.M | re.S)

@@ -151,7 +151,7 @@ def test_host_that_hangs_is_replaced_and_its_queries_are_answered(
 
 @pytest.mark.slow
 def test_host_that_reports_failing_is_replaced(start: Start, folder: Path) -> None:
-    """Three loads that overran their time, and cannot be ended."""
+    """Three loads have exceeded their time limit and cannot be cancelled."""
     node = start(load_s=0.3, loading_max=4, tries=1)
     (folder / "stuck.py").write_text("import time\ntime.sleep(60)\ndef f(rows): ...")
     for n in range(3):

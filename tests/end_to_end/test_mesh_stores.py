@@ -124,8 +124,8 @@ def test_a_node_that_does_not_wait_for_its_store_does_not_start_and_leaves_nothi
 def test_a_node_waits_for_its_store_and_serves_when_it_comes(
     server: Any, nodes_of: NodesOf, tmp_path: Path
 ) -> None:
-    """The node then serves models of others and its own applications of them; until then queries
-    fail with the reason."""
+    """Once the store is back, the node serves models of others and its own applications of them;
+    until then queries fail with the reason."""
     (one,) = nodes_of("a")
     register(one, tmp_path)
     one.app("twice", ["m"], slo_ms=20_000)
@@ -167,7 +167,7 @@ def lease_threads() -> int:
 def test_a_store_that_goes_again_while_a_node_enters_is_waited_for_again(
     own_redis: Any, nodes_of: NodesOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each failed try leaves nothing, whatever it had reached."""
+    """A failed try leaves nothing behind, at whatever step it failed."""
     own_redis.kill()
     failing = ["number", "token", "enter"]
 

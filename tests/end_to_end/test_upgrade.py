@@ -177,7 +177,7 @@ def test_a_rolling_upgrade_fails_no_query() -> None:
 
 
 def test_a_rollout_that_is_reverted_or_ends_fails_no_query() -> None:
-    """But for those that the broken version had: these get the default, and are few."""
+    """Only queries that were sent to the broken version get the default; they are few."""
     with clipper.start(http="127.0.0.1:0", **QUICK) as server:
         server.deploy("m", one, input="f64[2]", replicas=2)
         server.deploy("m", two, input="f64[2]", replicas=2, promote=False)
@@ -199,7 +199,7 @@ def test_a_rollout_that_is_reverted_or_ends_fails_no_query() -> None:
 
 
 def test_the_latest_is_retired_and_the_one_before_takes_over() -> None:
-    """The catalog moves first, so nobody is sent to what is about to stop."""
+    """The catalog is changed first, so no query is sent to containers that are about to stop."""
     with clipper.start(http="127.0.0.1:0", **QUICK) as server:
         server.deploy("m", one, input="f64[2]", replicas=2)
         server.deploy("m", two, input="f64[2]", replicas=2)

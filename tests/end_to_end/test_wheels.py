@@ -190,7 +190,7 @@ def sdk_place() -> str:
 
 @pytest.mark.slow
 def test_wheels_are_the_same_for_the_same_files(wheels: tuple[Path, Path], tmp_path: Path) -> None:
-    """The SDK that goes into environments and images is what its own wheel is."""
+    """The SDK that is installed into environments and images is the content of its own wheel."""
     sdk.wheel_into(tmp_path)
     with zipfile.ZipFile(wheels[1]) as built, zipfile.ZipFile(tmp_path / sdk.WHEEL) as shipped:
         code = [name for name in built.namelist() if not name.startswith("clipper_container-")]

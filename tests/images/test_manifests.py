@@ -267,7 +267,8 @@ def test_a_program_is_exported_with_the_files_that_its_command_names(
 
 
 def test_words_that_name_no_file_stay_as_they_are(program: Path, tmp_path: Path) -> None:
-    """A program of PATH, though a folder has its name; a word that is longer than a path can be."""
+    """Words stay if they name a program of PATH, even if a folder has that name, or if they are
+    longer than a path can be."""
     (tmp_path / "sh").mkdir()
     (tmp_path / "sh" / "notes.txt").write_text("of this host")
     os.mkfifo(tmp_path / "queue")

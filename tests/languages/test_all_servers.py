@@ -83,7 +83,7 @@ def running(*addresses: str) -> Iterator[list[Server]]:
 def test_a_container_serves_both_servers_through_a_kill_of_each(
     language: str, tmp_path: Path
 ) -> None:
-    """One over TCP, one over a unix socket."""
+    """One server is reached over TCP, one over a unix socket."""
     addresses = f"tcp:127.0.0.1:{free_port()}", f"unix:{tmp_path}/clipper.sock"
     alive = tmp_path / "alive"
     command = program(language, "echo", "str", "str")

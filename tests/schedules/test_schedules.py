@@ -180,7 +180,7 @@ def test_no_order_is_overlooked(explorer: Explorer) -> None:
 
 
 def test_the_steps_are_nowhere_else() -> None:
-    """Orders other than relaxed belong into the headers, where the explorer sees them.
+    """Memory orders other than relaxed are used in the headers only, where the explorer sees them.
 
     The table of evaluations in flight, the first section of lane.pyx, has no header.
     """

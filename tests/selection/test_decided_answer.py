@@ -102,7 +102,7 @@ def test_user_defined_decider_answers_from_the_used_models_only() -> None:
 
 
 def test_models_queried_beside_the_choice_of_the_policy() -> None:
-    """The chosen one's word; another's, if it was not heard."""
+    """The chosen model's output is the answer; another's, if that one is missing."""
     assert decided_answer("all", arrivals({A: 1, B: 2}, "exp3", plan=(B,)), [A, B]).output == 2
     assert decided_answer("all", arrivals({A: 1}, "exp3", plan=(B,)), [A]).output == 1
 

@@ -221,8 +221,8 @@ ROW = st.tuples(
 def test_a_table_is_accepted_only_if_its_rules_widen(
     rows: list[tuple[int, set[str], float]],
 ) -> None:
-    """Accepted are exactly those in which whatever may answer at one time may answer ever after. No
-    model: any."""
+    """A table is accepted only if each model that may answer at one time may also answer later. No
+    model means any."""
     text = "; ".join(
         f"{time}: {', '.join(sorted(models)) or 'any'} >= {sure}" for time, models, sure in rows
     )

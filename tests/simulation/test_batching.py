@@ -170,7 +170,8 @@ def test_early_drop_has_seven_times_the_goodput_of_the_papers_rule(model: Model)
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
 @pytest.mark.parametrize("mode", ["fit", "aimd", "quantile"])
 def test_overload_leaves_nothing_behind(mode: str, model: Model) -> None:
-    """0.5 x, 2 x, then 0.8 x: the last third is as good as if there had been no overload."""
+    """The load is 0.5 x, 2 x, then 0.8 x the capacity: the last third is as good as without the
+    overload."""
     span = model.seconds / 3
     parts = [
         poisson(load * model.capacity(), span, seed) for seed, load in enumerate((0.5, 2.0, 0.8))
@@ -186,7 +187,7 @@ def test_overload_leaves_nothing_behind(mode: str, model: Model) -> None:
 
 @pytest.mark.parametrize("mode", ["fit", "aimd", "quantile"])
 def test_goodput_recovers_after_a_slowdown(mode: str) -> None:
-    """Three times slower in the middle third, at a load that the slow replica cannot carry."""
+    """The replica is three times slower in the middle third, at a load above its capacity then."""
     third = SVM.seconds * 1e6 / 3
     arrivals = poisson(0.6 * SVM.capacity(), SVM.seconds, 5)
     replica = Replica(SVM, 5, lambda now: 3.0 if third <= now < 2 * third else 1.0)
@@ -197,7 +198,7 @@ def test_goodput_recovers_after_a_slowdown(mode: str) -> None:
 
 
 def test_delay_makes_larger_batches_and_keeps_deadlines() -> None:
-    """Delayed batching (Clipper, Figure 5): fewer, larger batches at a moderate load."""
+    """A delay (Clipper, Figure 5) makes fewer and larger batches at a moderate load."""
     arrivals = poisson(0.1 * SVM.capacity(), 1, 1)
     sent, held = (
         simulate(BatchSizer("aimd", delay_us=delay), Replica(SVM, 1), arrivals)

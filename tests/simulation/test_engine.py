@@ -166,8 +166,8 @@ def test_random_faults_cause_each_status() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_equal_queries_cost_one_evaluation(seed: int) -> None:
-    """Joined in flight or found in the cache, whatever their SLOs: one evaluation a key, and every
-    one of them is answered."""
+    """Queries are joined in flight or found in the cache, whatever their SLOs: each key is
+    evaluated once, and every query is answered."""
     rng = Random(seed)
     world = World(seed)
     kin = world.model("m", cached=True)
@@ -295,8 +295,8 @@ def test_batches_are_sized_for_the_slo_of_the_query(mode: int) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_unequal_replicas_share_rows_by_their_speed(seed: int) -> None:
-    """A replica ten times slower takes less, and no row is dropped for its sake while the fast one
-    could be in time."""
+    """A replica that is ten times slower gets fewer rows, and no row is dropped by it that the fast
+    one could answer in time."""
     world = World(seed)
     kin = world.model("m", cached=False)
     fast = Container(world, kin, a_us=1_000, b_us=20)
@@ -329,8 +329,8 @@ def test_equal_replicas_share_equally(seed: int) -> None:
 
 
 def test_a_popular_row_does_not_wait_for_a_hung_container_forever() -> None:
-    """The container beats but does not answer. Equal queries keep joining its row; they are
-    answered by the other one."""
+    """The container sends heartbeats but no answer. Equal queries keep joining its row; the other
+    container answers them."""
     world = World(1)
     kin = world.model("m", cached=True)
     Container(world, kin, faults=["stuck"], fault_share=1)
@@ -347,7 +347,7 @@ def test_a_popular_row_does_not_wait_for_a_hung_container_forever() -> None:
 
 
 def test_a_hung_container_gets_nothing_until_it_answers() -> None:
-    """Its heart beats all the while: that does not answer the batch."""
+    """It keeps sending heartbeats, which do not count as an answer to its batch."""
     world = World(2)
     kin = world.model("m", cached=False)
     hung = Container(world, kin, faults=["stuck"], fault_share=1)
@@ -500,8 +500,8 @@ def test_both_protocols_carry_all_rows(protocol: int, dtype: str, shape: tuple[i
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_full_socket_holds_its_rows_and_no_more(seed: int) -> None:
-    """A container that does not read: its rows stay where they are until the link goes, and all
-    cells come back."""
+    """A container does not read: its rows stay in their cells until its connection closes, and then
+    all cells are free again."""
     rng = Random(seed)
     world = World(seed)
     kin = world.model("m", rng.choice(["f64", "str"]), cached=rng.random() < 0.5, lane_rows=64)

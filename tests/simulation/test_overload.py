@@ -188,8 +188,8 @@ def test_a_cold_replica_gets_batches_of_the_best_size_within_20(mode: int, name:
 @pytest.mark.parametrize("name", LINES)
 @pytest.mark.parametrize("mode", [0, 1, 2, 3], ids=["aimd", "fit", "quantile", "static"])
 def test_admission_keeps_no_replica_from_its_best_batches(mode: int, name: str) -> None:
-    """A short queue invites small second batches, and rows that are soon done a margin that nobody
-    needs."""
+    """A short queue could cause small second batches, and rows that finish early an unneeded
+    margin."""
     size, near = best_of(name)
     world, kin = a_model(1)
     most = size if mode == 3 else 4096
@@ -256,7 +256,7 @@ def test_rows_wait_for_a_fast_replica_if_the_slow_one_takes_longer() -> None:
 
 
 def test_no_fast_replica_is_idle_while_rows_wait() -> None:
-    """Whenever rows wait, the fast one is at work, but for the moment of a reply's way back."""
+    """Whenever rows wait, the fast replica has a batch, except while its reply is on the way."""
     world, kin = a_model(8)
     fast = Container(world, kin, a_us=FIXED_US, b_us=ROW_US, checked=False, mode=1, size_max=4096)
     Container(world, kin, a_us=4 * FIXED_US, b_us=4 * ROW_US, checked=False, mode=1, size_max=4096)

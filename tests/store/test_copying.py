@@ -23,7 +23,8 @@ def contents(store: Store) -> dict[str, bytes]:
 
 
 def test_all_records_are_copied_but_those_on_a_lease(store: Store) -> None:
-    """Into every kind of store; more, and larger, than one transaction takes."""
+    """Records are copied into every kind of store, more and larger ones than one transaction can
+    have."""
     source = MemoryStore()
     expected = {f"k/{i}": bytes([i % 251]) * (i % 7) for i in range(250)} | {
         f"big/{i}": bytes(200_000) for i in range(4)

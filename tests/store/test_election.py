@@ -62,7 +62,7 @@ def test_a_leader_whose_lease_ends_is_followed_and_fenced(store: Store, short_s:
 
 
 def test_no_candidate_leads_after_its_lease_expired_by_its_own_clock() -> None:
-    """Though its store, whose clock stands still, still has the key."""
+    """Its store, whose clock stands still, still has the key then."""
     store = MemoryStore(now_s=lambda: 0.0)
     lease = store.lease(0.5)
     candidate = Candidate(store, "x", b"", lease)

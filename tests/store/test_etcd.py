@@ -103,7 +103,8 @@ def test_a_range_of_several_answers_is_one_snapshot(
 
 
 def test_a_watch_and_a_mirror_lose_nothing_when_etcd_is_killed(own_etcd: EtcdServer) -> None:
-    """Two kills under a writer: every acknowledged write comes to the watch, in order, once."""
+    """etcd is killed twice while a client writes: the watch reports every acknowledged write in
+    order, once."""
     draw, seen, acknowledged = random.Random(1), list[Event](), list[int]()
     stop = threading.Event()
     with open_store(own_etcd.url) as store, Mirror(store, "n", int) as mirror:
@@ -149,8 +150,8 @@ def test_a_watch_and_a_mirror_lose_nothing_when_etcd_is_killed(own_etcd: EtcdSer
 
 @pytest.mark.usefixtures("impatient")
 def test_a_hung_etcd_raises_an_error_and_is_used_again_later(own_etcd: EtcdServer) -> None:
-    """SIGSTOP: calls end by their deadline, the watch by its watchdog; after SIGCONT nothing was
-    missed."""
+    """After SIGSTOP calls end by their deadline, and the watch by its watchdog; after SIGCONT no
+    change is missing."""
     with open_store(own_etcd.url) as store:
         store.put("a", b"1")
         watch = store.watch("")
@@ -341,7 +342,7 @@ def test_a_cluster_continues_without_one_of_three_members() -> None:
 def test_a_transaction_of_unknown_fate_is_not_sent_twice(
     own_etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two endpoints, the same hung server: a read tries both, a transaction one."""
+    """Two endpoints lead to the same hung server: a read tries both, a transaction only one."""
     monkeypatch.setattr(etcd_channel, "PATIENCE_S", 0.3)
     with open_store(f"etcd://{own_etcd.address},localhost:{own_etcd.port}") as store:
         store.put("a", b"1")

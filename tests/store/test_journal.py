@@ -136,8 +136,8 @@ def test_an_error_of_the_disk_names_the_file(tmp_path: Path, mode: journal.Mode)
 def test_a_full_disk_loses_no_accepted_record(
     tmp_path: Path, mode: journal.Mode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Small records until the disk is full, in the room that was allocated ahead too: each is there
-    or was refused."""
+    """Small records are written until the disk and the space allocated ahead are full: each is
+    stored or was refused."""
     log, taken = Journal(tmp_path, mode), list[bytes]()
     full = OSError(errno.ENOSPC, "No space left on device")
     size_max = 500

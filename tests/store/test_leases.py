@@ -118,8 +118,8 @@ def test_a_lease_time_outside_its_bounds_is_refused(store: Store, ttl_s: float) 
 
 
 def test_leases_expire_as_in_a_simple_model() -> None:
-    """Each lease ends exactly when its time is over, in the order of the ends, one revision
-    each."""
+    """Each lease ends exactly when its time is over, in the order of their ends, each with a
+    revision of its own."""
     now = [0.0]
     store = MemoryStore(now_s=lambda: now[0])
     ids = [store.grant(ttl)[0] for ttl in (5, 1, 3, 3)]

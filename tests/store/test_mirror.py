@@ -144,8 +144,8 @@ def test_a_watch_that_missed_changes_costs_no_change(open_with: OpenStore) -> No
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_mirror_follows_random_writers(open_with: OpenStore, seed: int) -> None:
-    """Told changes, applied one after the other, make the same content as the mirror, and as the
-    store."""
+    """The reported changes, applied one after the other, give the content of the mirror, which is
+    that of the store."""
     store, rng = open_with(20), random.Random(seed)
     twin: dict[str, int] = {}
 

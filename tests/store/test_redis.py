@@ -107,7 +107,7 @@ def test_a_read_only_redis_refuses_writes_and_keeps_its_records(own_redis: Redis
 def test_an_error_reply_of_redis_is_raised_and_records_are_kept(
     own_redis: RedisServer, how: str
 ) -> None:
-    """The server's own errors: OOM, BUSY and LOADING. Acknowledged data is there afterwards."""
+    """The server replies OOM, BUSY and LOADING. Acknowledged data is there afterwards."""
     with RedisStore(own_redis.url) as store:
         store.put("a", b"1")
         with refusing(own_redis, store._redis, how) as words:
@@ -270,7 +270,7 @@ def test_a_server_restores_its_state_from_redis(own_redis: RedisServer, tmp_path
 def test_feedback_continues_without_redis_and_is_written_later(
     own_redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """Neither a prediction nor feedback waits for it, of users that were never seen either."""
+    """Neither a prediction nor feedback waits for Redis, also for users that are new."""
     monkeypatch.setattr(redis, "PATIENCE_S", 0.3)
     settings: dict[str, Any] = {
         "state": own_redis.url,

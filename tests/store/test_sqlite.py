@@ -487,7 +487,8 @@ def test_a_file_of_the_format_before_leases_is_migrated(tmp_path: Path) -> None:
 
 
 def test_no_lease_outlives_the_machine(tmp_path: Path) -> None:
-    """The monotonic clock begins anew with each boot, and everybody who held a lease is dead."""
+    """The monotonic clock starts anew with each boot, and every process that held a lease has
+    ended."""
     path = tmp_path / "state.db"
     with SqliteStore(path) as store:
         lease = store.lease(60)

@@ -84,8 +84,8 @@ def updates(
 def test_versions_are_deployed_from_a_stream_without_a_failed_query(
     serving: clipper.ClipperServer, client: Client, updates: Any, digits: Any
 ) -> None:
-    """Real models, as ONNX and as skops, by data, key and chunks; meanwhile queries go on: no
-    default, no failure."""
+    """ONNX and skops models are deployed by data, by key and in chunks, while queries are sent:
+    none fails or gets the default."""
     stream, old, new = updates.settings.stream, trained(digits, 300), trained(digits, 1500)
     contents = [as_onnx(old), as_onnx(new), skops.dumps(old)]
     with redis.Redis.from_url("unix://" + client.connection_pool.connection_kwargs["path"]) as raw:

@@ -251,7 +251,7 @@ def test_tensors_of_bytes_wait_for_an_application_that_is_away(
     client: Client,
     fresh: Callable[[], str],
 ) -> None:
-    """A record and feedback that are base64: their tensors are not known when they are read."""
+    """A record and feedback are base64: their tensors are not known when they are read."""
 
     def sizes(columns: dict[str, Any]) -> Any:
         return [float(len(photo)) for photo in columns["photo"]]
@@ -447,7 +447,7 @@ def test_any_server_of_the_group_learns_about_a_record(
     client: Client,
     fresh: Callable[[], str],
 ) -> None:
-    """The one that answered is gone: the record itself is read again from its stream."""
+    """The server that answered has ended: the record is read from its stream again."""
     name = fresh()
     names = streams(fresh)
     app = server.app(f"learns-{name}", models=["total"], slo_ms=5000, policy="exp4")

@@ -29,8 +29,8 @@ def together(work: Callable[[int], None], threads: int) -> None:
 
 
 def test_no_update_is_lost_between_threads(stress: int) -> None:
-    """Gradients of -1 at a rate of 1 count themselves, in rows that all threads update and read
-    while it grows."""
+    """Gradients of -1 at a rate of 1 make each row the count of its updates, while all threads
+    update and read rows and the table grows."""
     threads, rounds, n = 4, 60 * stress, 500
     table = Table("t", 8, optimizer=Optimizer("sgd", rate=1.0), initializer=Initializer("zeros"))
     torn: list[Array] = []
@@ -58,7 +58,8 @@ def test_no_update_is_lost_between_threads(stress: int) -> None:
 
 
 def test_rows_are_found_while_their_memory_is_made(stress: int) -> None:
-    """One adds the first row of a table and its memory with it, while others look ahead for it."""
+    """One thread adds the first row of a table, which allocates its memory, while others look for
+    the row."""
     ids = np.arange(8)
 
     for _ in range(150 * stress):

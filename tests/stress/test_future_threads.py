@@ -120,8 +120,8 @@ async def wait_for(future: Future) -> Any:
 
 
 def test_callbacks_waiters_and_cancels_meet_on_one_future(node: Node, stress: int) -> None:
-    """Each future has a callback, two blocked threads, and perhaps a canceller; nobody is left
-    behind."""
+    """Each future has a callback, two blocked threads, and perhaps a thread that cancels it; all of
+    them are notified."""
     model, rounds = node.models[b"vector"], 150 * stress
     called: list[Future] = []
     futures = [model.predict_many(np.tile(row(1), (5, 1)), slo_ms=20_000) for _ in range(rounds)]

@@ -109,8 +109,8 @@ async def all_of(futures: list[Future]) -> float:
 
 @pytest.mark.parametrize("threads", [1, 2, THREADS])
 def test_callers_of_every_kind(node: Node, stress: int, threads: int) -> None:
-    """Alone, in pairs, many: led and not, from one query to the next. All sums are whole numbers of
-    queries, all answered."""
+    """One, two and many threads send queries, and own the loop for some of them. All queries are
+    counted and answered."""
 
     def run(which: int) -> None:
         rng = random.Random(which)
@@ -124,7 +124,7 @@ def test_callers_of_every_kind(node: Node, stress: int, threads: int) -> None:
 
 
 def test_leaders_that_come_and_go(node: Node, model: Model, stress: int) -> None:
-    """Now one thread sends queries, now all do, in random turns; each counts its own answers."""
+    """At random one thread or all threads send queries; each counts its own answers."""
     rounds, sums = ROUNDS * stress, [0] * THREADS
 
     def run(which: int) -> None:

@@ -137,7 +137,7 @@ def test_threads_that_block_and_cancel(pair: Pair, stress: int) -> None:
 
 
 def test_a_lone_caller_of_both_and_of_each(pair: Pair, stress: int) -> None:
-    """A loop thread parks, and leaves its turns to a caller that does not take them."""
+    """A loop thread that has parked must not leave the loop to a caller that does not run it."""
     rng = random.Random(1)
     for serial in range(400 * stress):
         for _ in range(rng.randrange(10)):
@@ -219,8 +219,8 @@ def test_containers_that_die_on_either_side(pair: Pair, stress: int) -> None:
 
 
 def test_a_mailbox_that_two_loops_write_at_once(pair: Pair, stress: int) -> None:
-    """No callback thread and no event loop: who finds the other at the ring leaves the notice that
-    has no place in it."""
+    """There is no callback thread and no event loop; two loops write to one mailbox, whose ring may
+    be in use or full."""
     mailbox = MailboxReader(pair.engines[0].completion)
     models = tuple(pair.models.values())[:2]
     done = 0

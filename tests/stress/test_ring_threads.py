@@ -19,7 +19,7 @@ WORDS = {
 
 @pytest.mark.parametrize("size", WORDS)
 def test_the_sum_of_all_words_arrives(size: int, stress: int) -> None:
-    """The ring is used without the GIL on either side, and is full again and again."""
+    """Both sides use the ring without the GIL, and it is often full."""
     words = WORDS[size] * stress
     ring, total = WorkRing(size, 8), []
 

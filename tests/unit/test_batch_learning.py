@@ -254,7 +254,7 @@ def test_the_weight_of_an_observation(text: str) -> None:
 
 @every_policy
 def test_a_million_of_the_worst_leave_every_number_finite(text: str) -> None:
-    """Right and wrong in whatever order, with the least probability there can be."""
+    """Right and wrong answers come in several orders, with the least possible probability."""
     policy, rng, n = create_policy(text), np.random.default_rng(7), sized(1 << 17, 1 << 20)
     state = policy.init(MODELS[:2])
     alone = policy.select(state, Query(None, 0.5), MODELS[:2]).models != MODELS[:2]

@@ -116,7 +116,7 @@ def core_learns(native: Any, state: Any, seen: Observation) -> bool:
 @pytest.mark.parametrize("name", ["mixture", "stacking"])
 @pytest.mark.parametrize("each", [60, 90, 300])
 def test_more_labels_than_the_core_reads_are_learned_by_the_policy(name: str, each: int) -> None:
-    """Four models name other labels each, so 240, 360 or 1200 in all."""
+    """Each of four models names different labels, 240, 360 or 1200 in all."""
     policy: Any = create_policy(name)
     native = native_update_of(policy)
     fast = slow = policy.init(MODELS)

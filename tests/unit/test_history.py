@@ -64,7 +64,7 @@ def test_a_rehearsal_checks_and_writes_nothing() -> None:
 
 
 def test_the_last_are_kept_and_numbers_go_on() -> None:
-    """Beside a list of what was written, through restarts of the catalog."""
+    """Compare with a list of what was written, through restarts of the catalog."""
     rng, wrote = random.Random(7), 0
     with MemoryStore() as store:
         for _ in range(4):

@@ -213,7 +213,7 @@ def test_a_batch_of_one_fixed_tensor(type_: str, n: int) -> None:
 
 @pytest.mark.parametrize("type_", ["i8", "i16", "i32"])
 def test_whole_numbers_of_an_array_that_the_type_cannot_hold_are_refused(type_: str) -> None:
-    """Arrays of numpy as lists are: numpy would keep their last bits."""
+    """Arrays of numpy are refused as lists are: numpy would keep their last bits only."""
     tensors = Tensors.parse({"x": type_})
     most = int(np.iinfo(tensors.specs[0].numpy).max)
     for n in (most, -most - 1):

@@ -477,7 +477,8 @@ feedback digits new --wrong -o json"""
 
 
 def test_logs_that_are_followed(transcript: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that closes, is gone, comes back, and says that lines are lost; then Ctrl-C."""
+    """A server closes the connection, cannot be reached, is back, and reports lost lines; then
+    Ctrl-C is pressed."""
 
     def arguments(after: str, *replicas: tuple[int, list[str], int]) -> dict[str, Any]:
         rows = [

@@ -111,7 +111,7 @@ def test_without_ray_the_command_that_installs_it_is_printed(
 
 @pytest.mark.parametrize("host", ["fd00::7", "10.0.0.7", "machine-7"])
 def test_addresses_of_a_host_are_read_as_they_are_written(host: str) -> None:
-    """An IPv6 address has brackets: without them a URL of it has another host."""
+    """An IPv6 address is put in brackets: without them its URL would name another host."""
     peers, http = node_addresses(host, 8000)[1::2]
     assert host_port(http) == (host, 8000)
     assert peers.startswith("tcp:")

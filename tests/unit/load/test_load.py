@@ -220,8 +220,8 @@ def test_each_query_is_new_to_a_cache() -> None:
 
 
 def test_latency_counts_from_when_a_query_was_due() -> None:
-    """One connection and a server that takes 20 ms: what waits for the connection is late by all
-    that."""
+    """There is one connection, and a server that takes 20 ms: the time that a query waits for the
+    connection counts."""
 
     def reply(number: int, body: dict[str, Any]) -> tuple[int, Any]:
         time.sleep(0.02)

@@ -140,7 +140,7 @@ def test_model_of_unknown_size_takes_as_much_as_those_that_are_loaded() -> None:
     [(56, 100, True), (54, 100, False), (910, 1000, True), (890, 1000, False)],
 )
 def test_of_full_ones_the_longest_unused(idle_s: int, best_s: int, both: bool) -> None:
-    """Within 45 s, or a tenth of the best's age, they are alike."""
+    """Ages within 45 s, or within a tenth of the best one's age, count as equal."""
     found = drawn(model(), [full_node("other", idle_s), full_node("best", best_s)])
     assert found == ({"best", "other"} if both else {"best"})
 

@@ -45,7 +45,7 @@ def test_it_stays_within_its_bounds() -> None:
 
 
 def test_it_finds_what_a_model_can_do() -> None:
-    """A model that is late when more than 100 are in flight: it is kept busy, and seldom late."""
+    """A model is late if more than 100 records are in flight: it is kept busy but rarely late."""
     intake, late, total = Intake(10_000), 0, 0
     for _ in range(2000):
         size = intake.size

@@ -60,7 +60,8 @@ def test_states_that_others_changed_do_not_keep_the_rest_of_a_batch_from_being_w
 
 
 def test_a_full_memory_forgets_those_that_were_not_used_lately_and_not_the_rest() -> None:
-    """Contexts by a Zipf law over more than fit: as often in memory as by LRU."""
+    """Contexts follow a Zipf law over more than fit into memory: they are found there as often as
+    by LRU."""
     store, draw, size = MemoryStore(), random.Random(18), 100
     server = Server(store, None, contexts_max=size)
     learner = server.learner("exp4")

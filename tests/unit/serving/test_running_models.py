@@ -34,7 +34,7 @@ def test_one_for_each_record(running):
 
 
 def test_models_that_no_application_links_run_too(running):
-    """So that they load, and answer by their own names, before an application has them."""
+    """They can then load, and answer by their own names, before an application links them."""
     resolver: Any = object.__new__(ApplicationResolver)
     resolver._running, resolver._tallies, resolver._may_roll = running, {}, lambda _: True
     view: Any = SimpleNamespace(
