@@ -23,7 +23,7 @@ help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo '  make demo ARGS="--seconds 10"     options of the command behind a target'
-	@echo '  make bench NAME=reference         one benchmark of bench/system or bench/paper'
+	@echo '  make bench NAME=reference         one benchmark, as `python -m bench` lists them'
 	@echo '  make bench ARGS="--rows hit,miss" some groups of rows of the engine; ARGS=--markdown: a page'
 	@echo '  CLIPPER_BUILD=debug make test     release (default), debug or coverage'
 

@@ -19,11 +19,10 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from bench import results
-from bench.__main__ import questions
 from bench.harness import Row, short, verdict
+from bench.names import source_of
 from bench.paper import __main__ as paper
 from bench.paper.runs import exit_on_sigterm
 from bench.results import ROOT, Result, age, section, title_of
@@ -82,6 +81,7 @@ PLAN = (
     Planned("params_reshard", 150),
     Planned("stream_kills", 240, ("--kills", "20")),
     Planned("feedback_kills", 180, ("--kills", "20")),
+    Planned("streams", 60),
     Planned("gpu", 120),
     *(Planned(name, 240) for name in paper.figures()),
 )
@@ -209,12 +209,6 @@ def results_page(kept: Sequence[tuple[Planned, Result | None]]) -> str:
             about = f"{title}\n\n{rest}".strip()
             lines.append(section(planned.name.replace("_", "-"), about, result))
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines))
-
-
-def source_of(name: str) -> Path:
-    """Return the file of a benchmark."""
-    path = ROOT.joinpath(*questions()[name].split("."))
-    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
 def missed(name: str, row: Row) -> str:

@@ -43,6 +43,7 @@ from bench.harness import (
     tell,
     window_ns,
 )
+from bench.names import BENCHMARKS, source_of
 from bench.paper import __main__ as paper_page
 from bench.paper import figure3, figure6, figure8, figure11, plots
 from bench.paper.runs import in_parallel
@@ -663,8 +664,18 @@ def test_a_goal_that_is_missed_is_listed_with_what_bounds_it() -> None:
 def test_the_plan_names_every_benchmark() -> None:
     named = {planned.name for planned in proof.PLAN}
     # anchors that other benchmarks start, with no question of their own
-    assert set(bench.__main__.questions()) - named <= {"reference"}
-    assert named <= set(bench.__main__.questions())
+    assert set(BENCHMARKS) - named <= {"reference"}
+    assert named <= set(BENCHMARKS)
+
+
+def test_every_module_with_rows_has_a_name() -> None:
+    """`python -m bench` runs every module with a `main(quick)`, and finds what it names."""
+
+    def has_main(file: Path) -> bool:
+        return "\ndef main(quick" in file.read_text()
+
+    found = {file for file in results.ROOT.glob("bench/**/*.py") if has_main(file)}
+    assert {source_of(name) for name in BENCHMARKS} == found
 
 
 def test_the_highest_rate_is_found_within_a_fifth() -> None:

@@ -1,0 +1,51 @@
+"""Names of the benchmarks, as `python -m bench NAME` takes them, and the module of each."""
+
+from pathlib import Path
+
+from bench.results import ROOT
+
+BENCHMARKS = {
+    "attacks": "bench.system.attacks",
+    "batch_cost": "bench.system.batch_cost",
+    "container_start": "bench.system.container_start",
+    "containers": "bench.system.containers",
+    "coverage": "bench.paper.coverage",
+    "deadlines": "bench.system.deadlines",
+    "durability": "bench.system.durability",
+    "engine": "bench.system.engine",
+    "feedback_kills": "bench.system.feedback_kills",
+    **{f"figure{number}": f"bench.paper.figure{number}" for number in range(3, 12)},
+    "first_burst": "bench.system.first_burst",
+    "gpu": "bench.system.gpu",
+    "grpc": "bench.system.grpc",
+    "learning": "bench.paper.learning",
+    "many_models": "bench.system.many_models",
+    "mesh": "bench.system.mesh",
+    "mesh_sim": "bench.system.mesh_sim",
+    "mesh_story": "bench.system.mesh_story",
+    "mlperf": "bench.system.mlperf",
+    "overload": "bench.system.overload",
+    "params": "bench.system.params",
+    "params_kills": "bench.system.params_kills",
+    "params_reshard": "bench.system.params_reshard",
+    "reference": "bench.system.reference",
+    "registry": "bench.system.registry",
+    "regret": "bench.paper.regret",
+    "rest": "bench.system.rest",
+    "rest_peers": "bench.system.rest_peers",
+    "selection": "bench.system.selection",
+    "several": "bench.system.several",
+    "several_ray": "bench.system.several_ray",
+    "several_states": "bench.system.several_states",
+    "shared": "bench.system.shared",
+    "stream_kills": "bench.system.stream_kills",
+    "streams": "bench.system.streams",
+    "tensors": "bench.system.tensors",
+    "upgrade": "bench.system.upgrade",
+}
+
+
+def source_of(name: str) -> Path:
+    """Return the file of a benchmark."""
+    path = ROOT.joinpath(*BENCHMARKS[name].split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
