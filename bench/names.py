@@ -28,7 +28,7 @@ BENCHMARKS = {
     "params": "bench.system.params",
     "params_kills": "bench.system.params_kills",
     "params_reshard": "bench.system.params_reshard",
-    "reference": "bench.system.reference",
+    "reference": "bench.system.common.reference",
     "registry": "bench.system.registry",
     "regret": "bench.paper.regret",
     "rest": "bench.system.rest",

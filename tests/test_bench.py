@@ -48,7 +48,8 @@ from bench.paper import __main__ as paper_page
 from bench.paper import figure3, figure6, figure8, figure11, plots
 from bench.paper.runs import in_parallel
 from bench.paper.worlds import WORLDS
-from bench.system import bare, mlperf
+from bench.system import mlperf
+from bench.system.common import bare
 from bench.system.engine import GROUPS, lookup, measure, ratio, servers, simulated
 from bench.system.engine.effort import TINY
 from clipper.load.open_loop import arrivals

@@ -13,8 +13,8 @@ import grpc.aio
 import numpy as np
 
 import clipper
+from bench.system.common.noop import first
 from bench.system.http_servers import report
-from bench.system.noop import first
 from clipper.frontend.protocols import message
 
 METHOD = "ModelInfer"

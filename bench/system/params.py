@@ -34,7 +34,7 @@ from bench.system import (
     params_training,
     params_wire,
 )
-from bench.system.bare import compiled
+from bench.system.common.bare import compiled
 from clipper_core.params.embedding import Table
 from clipper_core.params.optimizer import Optimizer
 

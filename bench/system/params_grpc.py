@@ -14,8 +14,8 @@ import numpy as np
 
 from bench.harness import Goal, Row, absent, interleave, row
 from bench.system import params_wire
+from bench.system.common.store_servers import free_ports
 from bench.system.params_wire import DIM, ROWS, TABLE, TOKEN, p50_us
-from bench.system.store_servers import free_ports
 
 BARE = "bare grpcio, the same messages"
 OURS = "its own protocol"

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bench.harness import Goal, Row, row
+from bench.system.common.store_servers import SYNCED, Redis, free_ports
 from bench.system.several import Client
-from bench.system.store_servers import SYNCED, Redis, free_ports
 from tests.memory_container import wait_until
 
 QUERIES = 10_000

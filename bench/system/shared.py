@@ -14,8 +14,8 @@ import numpy as np
 
 import clipper
 from bench.harness import Goal, Row, Sample, interleave, per_call_ns, row, window_ns
-from bench.system.floor import copy_ns
-from bench.system.reference import distinct
+from bench.system.common.floor import copy_ns
+from bench.system.common.reference import distinct
 
 WIDE = 784
 BULK_ROWS = 1024
@@ -39,7 +39,7 @@ class Way:
             type_ = "f64[1]" if width == 1 else f"f32[{width}]"
             self.server.deploy(
                 name,
-                "bench.system.noop:first",
+                "bench.system.common.noop:first",
                 input=type_,
                 cache=False,
                 batching={"size_max": 4096},

@@ -18,7 +18,7 @@ from typing import Any
 
 import clipper
 from bench.harness import Goal, Row, absent, row
-from bench.system.store_servers import SYNCED, Redis
+from bench.system.common.store_servers import SYNCED, Redis
 from bench.system.stream_history import StreamHistory
 from clipper.frontend.streams import consumer_group
 

@@ -259,7 +259,9 @@ def alignment() -> Row:
     """Return what a model sees: the address of its batch, as a container of the SDK gets it."""
     with servers(("unix",), ()) as (running, _):
         server = running["unix"]
-        server.deploy("alignment", "bench.system.noop:alignment", input="f32[3]", cache=False)
+        server.deploy(
+            "alignment", "bench.system.common.noop:alignment", input="f32[3]", cache=False
+        )
         off = [0.0]
         for n in (1, 7, 1000):
             future = server.model("alignment").predict_many(np.zeros((n, 3), np.float32))

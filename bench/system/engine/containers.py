@@ -19,10 +19,10 @@ import numpy as np
 
 import clipper
 from bench.harness import Goal, Row, interleave, per_call_ns, row
+from bench.system.common.reference import distinct
 from bench.system.engine.effort import FULL, TINY, Effort, micro
 from bench.system.engine.servers import deploy, settings
 from bench.system.engine.work import LOOP_THREAD
-from bench.system.reference import distinct
 
 COUNT = 500
 ROOT = Path(__file__).resolve().parents[3]
@@ -40,7 +40,9 @@ def rows(effort: Effort) -> list[Row]:
         for server in (alone, crowded):
             deploy(server, ("cold", "hot"))
         for number in range(count):
-            crowded.deploy(f"idle-{number}", "bench.system.noop:first", input="f64[1]", replicas=0)
+            crowded.deploy(
+                f"idle-{number}", "bench.system.common.noop:first", input="f64[1]", replicas=0
+            )
         dial_in(crowded, count)
         loops = sum(thread.name.startswith(LOOP_THREAD) for thread in threading.enumerate()) // 2
         share = idle_share(effort)

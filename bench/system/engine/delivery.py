@@ -10,10 +10,10 @@ import numpy as np
 
 import clipper
 from bench.harness import Goal, Row, Sample, absent, interleave, loop_factory, row
+from bench.system.common.reference import distinct
 from bench.system.engine.effort import Effort, median
 from bench.system.engine.servers import servers
 from bench.system.engine.work import loop_thread, writes_of
-from bench.system.reference import distinct
 from clipper.serving.query import dispatch
 
 PATIENCE_S = 5.0

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 
 from bench.harness import CPU, Goal, Row, Sample, interleave, per_call_ns, row
+from bench.system.common.floor import method_ns
+from bench.system.common.reference import Reference
 from bench.system.engine.effort import Effort
 from bench.system.engine.servers import WIDE, servers
-from bench.system.floor import method_ns
-from bench.system.reference import Reference
 from clipper_core.cache.clock_cache import ClockCache
 
 KNOWN = 50

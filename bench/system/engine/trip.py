@@ -7,11 +7,11 @@ from typing import Any
 
 import clipper
 from bench.harness import Goal, Row, Sample, absent, awaited_ns, interleave, per_call_ns, row
-from bench.system.bare import NO_COMPILER, Bare, bare
+from bench.system.common.bare import NO_COMPILER, Bare, bare
+from bench.system.common.floor import PingPong
+from bench.system.common.reference import Reference, distinct
 from bench.system.engine.effort import Effort, micro
 from bench.system.engine.servers import servers
-from bench.system.floor import PingPong
-from bench.system.reference import Reference, distinct
 
 # transport: what it is called, the goal in us, the bare program's word
 ROUTES = {

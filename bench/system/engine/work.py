@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import CPU, Goal, Row, Sample, absent, interleave, row, window_ns
-from bench.system.bare import NO_COMPILER, bare
+from bench.system.common.bare import NO_COMPILER, bare
+from bench.system.common.reference import distinct
 from bench.system.engine.effort import Effort
 from bench.system.engine.servers import servers
-from bench.system.reference import distinct
 from clipper_core.runtime.ring import WorkRing
 
 LOOP_THREAD = "clipper-loop"

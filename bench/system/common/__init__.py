@@ -1,0 +1,1 @@
+"""Anchors, a model that costs nothing, and stores, which several groups use."""
