@@ -5,7 +5,7 @@ from pathlib import Path
 from bench.results import ROOT
 
 BENCHMARKS = {
-    "attacks": "bench.system.attacks",
+    "attacks": "bench.system.frontends.attacks",
     "batch_cost": "bench.system.batch_cost",
     "container_start": "bench.system.container_start",
     "containers": "bench.system.containers",
@@ -17,7 +17,7 @@ BENCHMARKS = {
     **{f"figure{number}": f"bench.paper.figure{number}" for number in range(3, 12)},
     "first_burst": "bench.system.first_burst",
     "gpu": "bench.system.gpu",
-    "grpc": "bench.system.grpc",
+    "grpc": "bench.system.frontends.grpc",
     "learning": "bench.paper.learning",
     "many_models": "bench.system.many_models",
     "mesh": "bench.system.mesh",
@@ -31,15 +31,15 @@ BENCHMARKS = {
     "reference": "bench.system.common.reference",
     "registry": "bench.system.registry",
     "regret": "bench.paper.regret",
-    "rest": "bench.system.rest",
-    "rest_peers": "bench.system.rest_peers",
+    "rest": "bench.system.frontends.rest",
+    "rest_peers": "bench.system.frontends.rest_peers",
     "selection": "bench.system.selection",
     "several": "bench.system.several",
     "several_ray": "bench.system.several_ray",
     "several_states": "bench.system.several_states",
     "shared": "bench.system.shared",
     "stream_kills": "bench.system.stream_kills",
-    "streams": "bench.system.streams",
+    "streams": "bench.system.frontends.streams",
     "tensors": "bench.system.tensors",
     "upgrade": "bench.system.upgrade",
 }

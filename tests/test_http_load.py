@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from bench.system.http_load import NUMBER, closed, paced
+from bench.system.frontends.http_load import NUMBER, closed, paced
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"

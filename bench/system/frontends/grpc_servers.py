@@ -1,8 +1,8 @@
 """Servers that are measured over gRPC, each in a process of its own: our server, and the least that
 grpcio.aio can do.
 
-`python -m bench.system.grpc_servers KIND` prints its address, then its CPU seconds for every line
-it reads.
+`python -m bench.system.frontends.grpc_servers KIND` prints its address, then its CPU seconds for
+every line it reads.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ import numpy as np
 
 import clipper
 from bench.system.common.noop import first
-from bench.system.http_servers import report
+from bench.system.frontends.http_servers import report
 from clipper.frontend.protocols import message
 
 METHOD = "ModelInfer"

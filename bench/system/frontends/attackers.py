@@ -1,9 +1,10 @@
 """The server that is attacked and those who attack it, each in a process of its own.
 
-`python -m bench.system.attackers server [keys]` prints what an attacker and a client need to know,
-as JSON, and serves until its standard input ends. `python -m bench.system.attackers NAME TARGET`
-prepares the attack NAME on the server that the JSON TARGET describes, prints "ready", and for each
-line `SECONDS` that it reads attacks for so long and prints how many times it did what it does.
+`python -m bench.system.frontends.attackers server [keys]` prints what an attacker and a client need
+to know, as JSON, and serves until its standard input ends. `python -m
+bench.system.frontends.attackers NAME TARGET` prepares the attack NAME on the server that the JSON
+TARGET describes, prints "ready", and for each line `SECONDS` that it reads attacks for so long and
+prints how many times it did what it does.
 """
 
 import contextlib

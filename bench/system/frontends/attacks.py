@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.harness import Goal, Row, Sample, row
-from bench.system.attackers import ATTACKS, Target, ask
 from bench.system.deadlines import bare_sleeper
+from bench.system.frontends.attackers import ATTACKS, Target, ask
 
 EVERY_S = 0.005
 TIMES, MORE_MS = (
@@ -33,7 +33,7 @@ GROWTH_MIB = 64.0
 PATIENCE_S = 10.0
 NICE = 10
 WITH_KEYS = ("gzip", "unread-python")  # of other servers the compiled part answers plain queries
-MODULE = "bench.system.attackers"
+MODULE = "bench.system.frontends.attackers"
 BOUNDED_BY = {
     "unread": "pieces of 32 KiB of JSON, one in a turn",
     "unread-python": "the turn of 3 to 5 ms in which Python writes one large answer",
@@ -145,7 +145,7 @@ class Attacker:
 def served(keys: bool = False) -> Iterator[Target]:
     """Start a server in a process of its own, from the root of the repository. keys: whether its
     clients need one."""
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     command = [sys.executable, "-W", "ignore", "-m", MODULE, "server", *(["keys"] if keys else [])]
     with subprocess.Popen(
         command,

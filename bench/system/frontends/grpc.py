@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from bench.harness import Row, Sample, absent, row
-from bench.system.http_servers import Process, running
+from bench.system.frontends.http_servers import Process, running
 
-SERVERS = "bench.system.grpc_servers"
+SERVERS = "bench.system.frontends.grpc_servers"
 UNDER_WAY = 32
 _numbers = itertools.count(2)
 
@@ -48,7 +48,7 @@ def main(quick: bool) -> list[Row]:
 
 
 def request(number: float) -> bytes:
-    from bench.system.grpc_servers import request_of
+    from bench.system.frontends.grpc_servers import request_of
 
     return request_of("noop", np.array([number]))
 

@@ -22,9 +22,9 @@ from sklearn.svm import LinearSVC  # type: ignore[import-untyped,unused-ignore]
 
 from bench.harness import Goal, Row, Sample, absent, row
 from bench.peers import PEERS, Peer, answers, memory_mib, processes, serving
-from bench.system.http_load import Found, closed, paced
-from bench.system.http_servers import Process
-from bench.system.rest import Case
+from bench.system.frontends.http_load import Found, closed, paced
+from bench.system.frontends.http_servers import Process
+from bench.system.frontends.rest import Case
 from clipper.demo import digits
 
 CONNECTIONS = 64

@@ -1,8 +1,8 @@
 """Servers that are measured over HTTP, each in a process of its own: our server, and the
 least that uvloop and httptools can do.
 
-`python -m bench.system.http_servers KIND` prints its address, then its CPU seconds for every line
-it reads.
+`python -m bench.system.frontends.http_servers KIND` prints its address, then its CPU seconds for
+every line it reads.
 """
 
 import asyncio
@@ -111,7 +111,7 @@ class Process:
     """A server in a process of its own. address: host:port.  cpu_s(): what it has used so far, its
     containers aside."""
 
-    def __init__(self, *kind: str, module: str = "bench.system.http_servers") -> None:
+    def __init__(self, *kind: str, module: str = "bench.system.frontends.http_servers") -> None:
         command = [sys.executable, "-W", "ignore", "-m", module, *kind]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -137,7 +137,9 @@ class Process:
 
 
 @contextlib.contextmanager
-def running(*kinds: str, module: str = "bench.system.http_servers") -> Iterator[list[Process]]:
+def running(
+    *kinds: str, module: str = "bench.system.frontends.http_servers"
+) -> Iterator[list[Process]]:
     with contextlib.ExitStack() as stack:
         started = []
         for kind in kinds:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.harness import Goal, Row, Sample, row
-from bench.system import http_servers
-from bench.system.http_load import NUMBER, Found, closed, paced
-from bench.system.http_servers import Process
+from bench.system.frontends import http_servers
+from bench.system.frontends.http_load import NUMBER, Found, closed, paced
+from bench.system.frontends.http_servers import Process
 
 CONNECTIONS = 64
 

@@ -1,0 +1,1 @@
+"""Benchmarks of HTTP, gRPC and Redis Streams, with their clients and attackers."""
