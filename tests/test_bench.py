@@ -48,10 +48,10 @@ from bench.paper import __main__ as paper_page
 from bench.paper import figure3, figure6, figure8, figure11, plots
 from bench.paper.runs import in_parallel
 from bench.paper.worlds import WORLDS
-from bench.system import mlperf
 from bench.system.common import bare
 from bench.system.engine import GROUPS, lookup, measure, ratio, servers, simulated
 from bench.system.engine.effort import TINY
+from bench.system.load import mlperf
 from clipper.load.open_loop import arrivals
 from clipper.load.profile import Point
 from clipper_core.scheduling.batcher import BatchingMode
@@ -329,7 +329,7 @@ def test_every_goal_of_the_engine_has_its_row(group: str, monkeypatch: pytest.Mo
     assert not [one.missing for one in rows if one.missing.startswith(FAILED)]
     names = [one.name for one in rows]
     assert len(names) == len(set(names)), "two rows of one name: a comparison would lose one"
-    if group != "overload" or importlib.util.find_spec("bench.system.overload") is None:
+    if group != "overload" or importlib.util.find_spec("bench.system.load.overload") is None:
         assert not set(NAMES[group]) - set(names), "a goal without a row"
     for one in rows:
         assert one.question.startswith(f"{group}: ")

@@ -6,7 +6,7 @@ import importlib.util
 from bench.harness import Goal, Row, absent
 from bench.system.engine.effort import FULL, TINY, Effort
 
-MODULE = "bench.system.overload"
+MODULE = "bench.system.load.overload"
 GOALS = {
     "goodput of peak": ("share", Goal("value_at_least", 0.95)),
     "admitted p99": ("ms", None),

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.harness import Goal, Row, Sample, row
-from bench.system.deadlines import bare_sleeper
 from bench.system.frontends.attackers import ATTACKS, Target, ask
+from bench.system.load.deadlines import bare_sleeper
 
 EVERY_S = 0.005
 TIMES, MORE_MS = (

@@ -15,7 +15,7 @@ import numpy as np
 import clipper
 from bench.harness import Row
 from bench.paper.plots import timeline
-from bench.system.scenario import Load, play, rows_of
+from bench.system.load.scenario import Load, play, rows_of
 
 RATE_S = 200.0  # queries, by two threads in this process and two over HTTP
 PATIENCE_S = 30.0

@@ -315,7 +315,7 @@ def highest_rate(probe: Callable[[float], bool], most: float) -> float:
 @contextlib.contextmanager
 def served(folder: Path) -> Iterator[str]:
     """Serve the model over HTTP by a process of its own; yield its address."""
-    command = [sys.executable, "-W", "ignore", "-m", "bench.system.mlperf", str(folder)]
+    command = [sys.executable, "-W", "ignore", "-m", "bench.system.load.mlperf", str(folder)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin
     assert process.stdout

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 import clipper
 from bench.harness import Goal, Row, row
-from bench.system.deadlines import bare_sleeper
+from bench.system.load.deadlines import bare_sleeper
 from clipper.load.open_loop import arrivals, send_blocking
 
 SLO_MS = 20.0
