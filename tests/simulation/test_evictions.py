@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from bench.mesh_simulator.simulation import Plan, Simulation
-from bench.system import evictions, mesh_map
-from bench.system.evictions import RULES, Trace, drifting, zipf
+from bench.system.mesh import evictions, picture
+from bench.system.mesh.evictions import RULES, Trace, drifting, zipf
 
 
 def ratio(rule: str, trace: Trace, share: float) -> float:
@@ -62,9 +62,9 @@ def test_the_picture_has_a_mark_for_each_model_that_is_held() -> None:
     world.run()
     marks = [
         mark.get("fill")
-        for mark in ElementTree.fromstring(mesh_map.drawn(world)).iter()
+        for mark in ElementTree.fromstring(picture.drawn(world)).iter()
         if mark.get("height") == "14"
     ]
     held = list(itertools.chain.from_iterable(node.residents for node in world.nodes.values()))
     assert len(marks) == len(held)
-    assert set(marks) <= {mesh_map.LOADED, mesh_map.LOADING, mesh_map.PINNED}
+    assert set(marks) <= {picture.LOADED, picture.LOADING, picture.PINNED}

@@ -19,7 +19,7 @@ from bench.harness import Goal, Row, absent, row
 from bench.paper.plots import timeline
 from bench.system.common.store_servers import NO_ETCD, etcd, free_ports
 from bench.system.load.scenario import Load, play, rows_of
-from bench.system.mesh import CODE, wait_until
+from bench.system.mesh.nodes import CODE, wait_until
 
 RATE_S = 100.0  # queries of all clients, over HTTP
 CLIENTS = 4

@@ -31,7 +31,7 @@ import httptools
 import numpy as np
 
 from bench.harness import Goal, Row, absent, row
-from bench.system.mesh_story import Node
+from bench.system.mesh.story import Node
 from clipper.load.open_loop import arrivals, send_on_time
 
 MODELS, LOADED_MAX = 5000, 500

@@ -16,7 +16,7 @@ from bench.node_simulator.__main__ import KINDS
 from bench.node_simulator.plans import shown
 from bench.paper.plots import pyplot, save
 from bench.paper.runs import in_parallel
-from bench.system import evictions, mesh_map
+from bench.system.mesh import evictions, picture
 
 SHARES: Final = (0.01, 0.02, 0.05, 0.10, 0.20, 0.50)  # of all models' bytes, that memory is
 ALPHAS: Final = (0.8, 1.0, 1.2)
@@ -245,7 +245,7 @@ def cliff(plot: Path | None, share: float, seconds: float) -> Report:
     world = Simulation(replace(SMALL, share=share, seconds=seconds))
     report = world.run()
     if plot and share == MAP_SHARE:
-        mesh_map.write(plot / "mesh-map.svg", world)
+        picture.write(plot / "mesh-map.svg", world)
     return report
 
 
