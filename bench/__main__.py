@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.harness import FAILED, UnknownRows, tell
 from bench.names import BENCHMARKS, source_of
-from bench.paper.runs import exit_on_sigterm
+from bench.runs import exit_on_sigterm
 
 
 def main() -> int:

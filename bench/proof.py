@@ -24,8 +24,8 @@ from bench import results
 from bench.harness import Row, short, verdict
 from bench.names import source_of
 from bench.paper import __main__ as paper
-from bench.paper.runs import exit_on_sigterm
 from bench.results import ROOT, Result, age, section, title_of
+from bench.runs import exit_on_sigterm
 
 DOCS = ROOT / "docs"
 HOURS = 2.0

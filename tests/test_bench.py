@@ -23,7 +23,7 @@ import pytest
 
 import bench.__main__
 import bench.compare
-from bench import harness, proof, results
+from bench import harness, plots, proof, results
 from bench.compare import change, tolerance
 from bench.harness import (
     FAILED,
@@ -45,9 +45,9 @@ from bench.harness import (
 )
 from bench.names import BENCHMARKS, source_of
 from bench.paper import __main__ as paper_page
-from bench.paper import figure3, figure6, figure8, figure11, plots
-from bench.paper.runs import in_parallel
+from bench.paper import figure3, figure6, figure8, figure11
 from bench.paper.worlds import WORLDS
+from bench.runs import in_parallel
 from bench.system.common import bare
 from bench.system.engine import GROUPS, lookup, measure, ratio, servers, simulated
 from bench.system.engine.effort import TINY
@@ -382,7 +382,7 @@ def test_runs_come_back_in_their_order_from_other_processes() -> None:
 
 PARALLEL = """
 import os, sys, time
-from bench.paper.runs import exit_on_sigterm, in_parallel
+from bench.runs import exit_on_sigterm, in_parallel
 
 def run(number):
     print(os.getpid(), flush=True)

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from bench.node_simulator.plans import churning, planned, rare, shown
-from bench.paper.runs import exit_on_sigterm
+from bench.runs import exit_on_sigterm
 
 KINDS = {"plain": planned, "rare": rare, "churning": churning}
 REPORT_EACH = 50  # worlds

@@ -17,8 +17,8 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
 import clipper
+from bench import plots
 from bench.harness import Goal, Row, Sample, row
-from bench.paper import plots
 
 Array = np.ndarray[Any, Any]
 ANGLES = (-45, -32, -19, -6, 6, 19, 32, 45)  # degrees

@@ -15,8 +15,8 @@ from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.svm import SVC, LinearSVC
 
+from bench import plots
 from bench.harness import Row, row
-from bench.paper import plots
 from clipper.load.profile import Point, fit_latency, profile
 
 Array = np.ndarray[Any, Any]

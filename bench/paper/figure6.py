@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 import clipper
+from bench import plots
 from bench.harness import Goal, Row, absent, row
-from bench.paper import plots
 
 LINKS_GBIT = (10, 1)
 REPLICAS = (1, 2, 3, 4)

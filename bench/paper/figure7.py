@@ -14,9 +14,9 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.neural_network import MLPClassifier
 from sklearn.svm import SVC
 
+from bench import plots
 from bench.harness import Goal, Row, Sample, row
-from bench.paper import plots
-from bench.paper.runs import in_parallel
+from bench.runs import in_parallel
 from clipper.selection import Observation, Prediction, Query, Truth, create_policy
 from clipper.types import VersionedModel
 

@@ -16,8 +16,8 @@ from sklearn.datasets import load_digits
 from sklearn.tree import DecisionTreeClassifier
 
 import clipper
+from bench import plots
 from bench.harness import Goal, Row, row
-from bench.paper import plots
 
 Array = np.ndarray[Any, Any]
 SIZES = (1, 2, 4, 8, 16)

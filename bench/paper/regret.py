@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bench.harness import Goal, Row, row
-from bench.paper.runs import in_parallel
+from bench.runs import in_parallel
 from clipper.selection import create_policy
 from clipper.types import VersionedModel
 

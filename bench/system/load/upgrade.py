@@ -14,7 +14,7 @@ import numpy as np
 
 import clipper
 from bench.harness import Row
-from bench.paper.plots import timeline
+from bench.plots import timeline
 from bench.system.load.scenario import Load, play, rows_of
 
 RATE_S = 200.0  # queries, by two threads in this process and two over HTTP

@@ -14,8 +14,8 @@ from bench.harness import Goal, Row, UnknownRows, row
 from bench.mesh_simulator.simulation import Plan, Report, Simulation
 from bench.node_simulator.__main__ import KINDS
 from bench.node_simulator.plans import shown
-from bench.paper.plots import pyplot, save
-from bench.paper.runs import in_parallel
+from bench.plots import pyplot, save
+from bench.runs import in_parallel
 from bench.system.mesh import evictions, picture
 
 SHARES: Final = (0.01, 0.02, 0.05, 0.10, 0.20, 0.50)  # of all models' bytes, that memory is
