@@ -6,9 +6,9 @@ from bench.results import ROOT
 
 BENCHMARKS = {
     "attacks": "bench.system.frontends.attacks",
-    "batch_cost": "bench.system.batch_cost",
-    "container_start": "bench.system.container_start",
-    "containers": "bench.system.containers",
+    "batch_cost": "bench.system.containers.batch_cost",
+    "container_start": "bench.system.containers.start",
+    "containers": "bench.system.containers.sdks",
     "coverage": "bench.paper.coverage",
     "deadlines": "bench.system.load.deadlines",
     "durability": "bench.system.durability",
@@ -16,7 +16,7 @@ BENCHMARKS = {
     "feedback_kills": "bench.system.feedback_kills",
     **{f"figure{number}": f"bench.paper.figure{number}" for number in range(3, 12)},
     "first_burst": "bench.system.load.first_burst",
-    "gpu": "bench.system.gpu",
+    "gpu": "bench.system.containers.gpu",
     "grpc": "bench.system.frontends.grpc",
     "learning": "bench.paper.learning",
     "many_models": "bench.system.mesh.many_models",
@@ -37,10 +37,10 @@ BENCHMARKS = {
     "several": "bench.system.several",
     "several_ray": "bench.system.several_ray",
     "several_states": "bench.system.several_states",
-    "shared": "bench.system.shared",
+    "shared": "bench.system.containers.shared_memory",
     "stream_kills": "bench.system.stream_kills",
     "streams": "bench.system.frontends.streams",
-    "tensors": "bench.system.tensors",
+    "tensors": "bench.system.containers.tensors",
     "upgrade": "bench.system.load.upgrade",
 }
 

@@ -1,9 +1,9 @@
 """containers: what do 500 connected containers cost that have nothing to do, and what do they cost
 the one that has?
 
-They live in one process of their own (bench/system/fakes.py), connect over the unix socket and say
-HELLO as containers on the server's host do: to the server they are containers like any other, each
-of a model of its own.
+They live in one process of their own (bench/system/containers/idle.py), connect over the unix
+socket and say HELLO as containers on the server's host do: to the server they are containers like
+any other, each of a model of its own.
 """
 
 import os
@@ -97,7 +97,14 @@ def fleet() -> Iterator[Callable[[clipper.ClipperServer, int], None]]:
 
     def dial_in(server: clipper.ClipperServer, count: int) -> None:
         """Start them all and wait until each is connected."""
-        command = [sys.executable, "-m", "bench.system.fakes", server.address, str(count), "idle-"]
+        command = [
+            sys.executable,
+            "-m",
+            "bench.system.containers.idle",
+            server.address,
+            str(count),
+            "idle-",
+        ]
         path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
         fakes.append(
             subprocess.Popen(

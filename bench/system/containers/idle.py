@@ -1,5 +1,5 @@
-"""`python -m bench.system.fakes ADDRESS COUNT PREFIX`: containers that are connected and never have
-anything to do.
+"""`python -m bench.system.containers.idle ADDRESS COUNT PREFIX` runs containers that are
+connected and never have anything to do.
 
 One process and one epoll serve all of them. Each connects to the server's unix socket and says
 HELLO for the model PREFIX<i>, as a container on the server's host does: its connection is quiet,

@@ -27,7 +27,7 @@ BATCH = 64
 SLO_MS = 60_000.0
 MODEL = """
 import torch
-from bench.system.gpu import network
+from bench.system.containers.gpu import network
 from clipper_container.gpu import GpuModel
 
 model = GpuModel(network({width}), input="f32[3,32,32]", device="{device}", dtype="{dtype}",
@@ -82,7 +82,7 @@ def measured(name: str, width: int, bound: float | None, place: str, quick: bool
         handle = server.deploy(
             "network",
             "served_network:model",
-            code=[folder, str(Path(__file__).resolve().parents[2])],
+            code=[folder, str(Path(__file__).resolve().parents[3])],
             batching={"mode": "fit", "size_max": BATCH},
             cache=False,
         )

@@ -17,7 +17,7 @@ import numpy as np
 import clipper
 from bench.harness import Goal, Row, absent, interleave, per_call_ns, row
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SDK = ROOT / "container_sdk"
 SIZES = (4, 64)
 ARRAY_ROWS = 200_000

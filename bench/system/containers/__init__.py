@@ -1,0 +1,1 @@
+"""Benchmarks of containers: SDKs, start, shared memory, tensors, batches, a GPU."""
