@@ -1,4 +1,4 @@
-"""How the product reads, counted: each limit may only shrink.
+"""Counts of what makes the code hard to read: each limit may only shrink.
 
 `python -m tests.style` prints the counts by folder, `--list RULE` the places.
 """

@@ -1,5 +1,5 @@
-"""The house about itself: arrows, stubs, names and calls. A rule that is not here is not a
-rule.
+"""The rules of the code: imports, stubs, names and calls. A rule that is not tested here is not
+enforced.
 
 Each test lists what breaks its rule, with the place and what to do instead.
 """

@@ -1,4 +1,4 @@
-"""Tables that a model declares: who says which, what it is given, what stops it."""
+"""Tables that a model declares: the declarations, what the model gets, and errors."""
 
 import json
 import types

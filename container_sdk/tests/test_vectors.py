@@ -1,5 +1,5 @@
-"""The golden frames of tests/vectors: each means to this SDK what it says there, and what is to be
-refused is."""
+"""The golden frames of tests/vectors: this SDK reads each with the meaning stated there, and
+refuses the invalid ones."""
 
 import json
 from pathlib import Path

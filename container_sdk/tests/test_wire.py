@@ -1,5 +1,5 @@
-"""Frames: what is written is read, what is damaged is refused, and the golden frames mean what the
-vectors say."""
+"""Frames: what is written is read back, damaged ones are refused, and the golden frames have the
+meaning that the vectors state."""
 
 import math
 import socket

@@ -1,5 +1,5 @@
-"""An engine whose core finds no memory now and then, with containers that come and go, run with
-failing.cpp preloaded.
+"""Runs an engine some of whose allocations fail, with containers that connect and disconnect;
+failing.cpp is preloaded.
 
 Prints, as JSON: how queries ended, how many were answered wrongly or not at all, how many
 containers were attached and how many of those are known to have gone, how many allocations failed,

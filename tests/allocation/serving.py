@@ -1,4 +1,4 @@
-"""A server whose core finds no memory now and then, run with the allocator of failing.cpp
+"""Runs a server some of whose core's allocations fail, by the allocator of failing.cpp, which is
 preloaded.
 
 Prints, as JSON: how requests ended, how many allocations failed, how many file descriptors were

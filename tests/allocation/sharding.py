@@ -1,4 +1,5 @@
-"""A shard whose core finds no memory now and then, run with the allocator of failing.cpp preloaded.
+"""Runs a shard some of whose core's allocations fail, by the allocator of failing.cpp, which is
+preloaded.
 
 Clients push one gradient of 1 after the other, and repeat a push until it is answered. Prints, as
 JSON: how often a push was refused and how often its connection was closed, how many allocations

@@ -1,5 +1,5 @@
-"""Allocations of the core that fail by seed cost single requests, not the server; and no test of
-the core dies of them."""
+"""An allocation of the core that fails may fail one request, but not the server, and no test of the
+core crashes by it."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Real servers of objects: SeaweedFS, which speaks S3, and an emulator of Google's storage."""
+"""Real object stores: SeaweedFS, which implements S3, and an emulator of Google Cloud Storage."""
 
 import json
 import shutil

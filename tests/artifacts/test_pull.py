@@ -1,4 +1,5 @@
-"""Pulling models: one transfer a host, the content that was meant, and a cache within its limit."""
+"""Pulling models: each host transfers a model once, checks its content, and keeps its cache within
+the limit."""
 
 import dataclasses
 import hashlib

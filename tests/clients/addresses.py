@@ -1,4 +1,4 @@
-"""A server for clients that others wrote, and the requests that they send to it."""
+"""The server that clients by others are tested with, and the requests that they send to it."""
 
 import contextlib
 from collections.abc import Callable, Iterator

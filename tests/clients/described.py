@@ -1,5 +1,5 @@
-"""Clients that know nothing of us but `GET /openapi.json`: one that tries whatever it describes,
-and those made of it."""
+"""Clients that use only `GET /openapi.json`: one tries everything that it describes, others are
+generated from it."""
 
 import contextlib
 import json

@@ -1,5 +1,5 @@
-"""Clients that are too heavy for every test run: `make works-with` installs them in
-.venv/works-with, each apart, and runs them.
+"""Clients that are too large for every test run: `make works-with` installs each in an environment
+of its own in .venv/works-with, and runs it.
 
 tools/fetch.py says what each is: kserve brings 450 MB; perf_analyzer is the binary in a wheel of
 tritonclient 2.50, with the two libraries that it lacks; openapi-typescript and its compiler come

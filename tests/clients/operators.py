@@ -1,5 +1,4 @@
-"""Tools of those who operate: Prometheus and its promtool on our metrics, redis-cli on our
-streams."""
+"""Tools of operators: Prometheus and its promtool on our metrics, redis-cli on our streams."""
 
 import contextlib
 import json

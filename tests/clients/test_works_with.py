@@ -1,5 +1,4 @@
-"""Clients that others wrote work with our server, and the table in README.md names what they
-did."""
+"""Clients by others work with our server, and the table in README.md lists what they did."""
 
 from collections.abc import Iterator
 

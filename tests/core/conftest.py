@@ -1,5 +1,5 @@
-"""A world in which tests of the core run: one engine on a clock that only the test moves, and
-containers made of frames."""
+"""Fixtures of the core's tests: one engine on a clock that only the test moves, and fake containers
+that read and write frames."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

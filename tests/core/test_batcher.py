@@ -1,5 +1,5 @@
-"""The batcher against slow twins, and the promises of docs/design.md as properties of closed
-loops."""
+"""The batcher compared with slow reference models, and the guarantees of docs/design.md as
+properties of closed loops."""
 
 import math
 import random

@@ -1,5 +1,5 @@
-"""Arrays on their way in: hits end at once, misses are packed in order, what finds no room is
-refused."""
+"""Submission of arrays: hits end at once, misses are packed in order, and rows that find no room
+are refused."""
 
 from collections.abc import Callable
 from typing import Any

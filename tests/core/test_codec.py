@@ -1,5 +1,5 @@
-"""Frames: what is written is read, the golden frames mean what they say, and hostile bytes are
-refused."""
+"""Frames: what is written is read back, the golden frames have the stated meaning, and hostile
+bytes are refused."""
 
 import json
 import math

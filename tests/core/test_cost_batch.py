@@ -1,4 +1,4 @@
-"""Batches by cost: which rows go together, and what the batcher learns of them."""
+"""Batches by cost: which rows are batched together, and what the batcher learns from them."""
 
 import random
 from typing import Any

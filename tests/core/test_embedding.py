@@ -1,4 +1,4 @@
-"""clipper_core.params.embedding beside a dict of rows."""
+"""Tests of clipper_core.params.embedding, compared with a dict of rows."""
 
 from collections.abc import Iterator
 from typing import Any

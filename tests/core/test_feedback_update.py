@@ -1,4 +1,4 @@
-"""Tests of the core's update of a state by an observation; its twin in Python stands in
+"""Tests of the core's update of a state by an observation; the reference in Python is in
 tests/unit/test_batch_learning.py."""
 
 import math

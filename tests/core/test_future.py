@@ -1,5 +1,5 @@
-"""Futures: what each must hold and when, beside a twin that is a dictionary; waiting, cancelling,
-outliving the engine."""
+"""Futures: their content at each time, compared with a dictionary; waiting, cancelling, and futures
+that outlive the engine."""
 
 import asyncio
 import gc

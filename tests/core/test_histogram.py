@@ -1,4 +1,4 @@
-"""The histogram beside its slow obvious twin: the list of all values."""
+"""The histogram, compared with the list of all values."""
 
 import math
 import threading

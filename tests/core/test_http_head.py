@@ -1,5 +1,5 @@
-"""Heads of requests: what is read is what an obvious reader reads, and what is not plain in every
-byte is not read at all."""
+"""Heads of requests: they are read as a simple reader reads them, and are not read at all if one
+byte is unusual."""
 
 import random
 import re

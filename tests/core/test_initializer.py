@@ -1,4 +1,4 @@
-"""clipper_core.params.optimizer: what rows begin as."""
+"""Initial values of rows by clipper_core.params.optimizer."""
 
 from statistics import NormalDist
 

@@ -1,5 +1,5 @@
-"""LZ4 blocks: what is written opens to the same bytes here, in the stock library and in a twin;
-hostile blocks are refused."""
+"""LZ4 blocks: they are decoded to the same bytes here, by the stock library and by a simple
+decoder; hostile blocks are refused."""
 
 import random
 from typing import Any

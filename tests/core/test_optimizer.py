@@ -1,5 +1,5 @@
-"""clipper_core.params.optimizer beside the same rules in doubles, written as their papers have
-them."""
+"""Tests of clipper_core.params.optimizer, compared with the same rules in doubles, written as in
+their papers."""
 
 import math
 from collections.abc import Callable

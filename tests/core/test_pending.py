@@ -1,4 +1,4 @@
-"""The evaluations in flight beside a dict."""
+"""The table of evaluations in flight, compared with a dict."""
 
 import random
 import threading

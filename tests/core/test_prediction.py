@@ -1,5 +1,5 @@
-"""Predictions by value and by blob: what goes in through the cache or a reply comes out as it was,
-and memory comes back."""
+"""Predictions by value and by blob: they are the same after the cache or a reply, and their memory
+is freed."""
 
 import gc
 from collections.abc import Callable

@@ -1,5 +1,5 @@
-"""The work ring beside its slow obvious twin: cells that are free, claimed, published, released,
-each by its position."""
+"""The work ring, compared with a slow model that keeps the state of each cell by its position:
+free, claimed, published, released."""
 
 import random
 from collections import deque

@@ -1,5 +1,4 @@
-"""The timer wheel beside its slow obvious twin: a list of (tick, ticket) that is searched from end
-to end."""
+"""The timer wheel, compared with a list of (tick, ticket) that is searched from end to end."""
 
 import random
 

@@ -1,5 +1,5 @@
-"""A real Chromium over a pipe: the DevTools protocol, and no more of it than the tests of the
-dashboard need."""
+"""A real Chromium over a pipe: the part of the DevTools protocol that the tests of the dashboard
+need."""
 
 import fcntl
 import json

@@ -1,5 +1,5 @@
-"""A server for each module of tests, with short heartbeats and restarts, and models that go when
-their test goes."""
+"""A server for each module of tests, with short heartbeats and restarts; models are removed after
+their test."""
 
 import itertools
 import threading

@@ -1,5 +1,5 @@
-"""Malformed bytes at the listening socket: whatever a client sends, the server goes on serving all
-others."""
+"""Malformed bytes at the listening socket: whatever a client sends, the server continues to serve
+all others."""
 
 import contextlib
 import os

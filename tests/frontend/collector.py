@@ -1,5 +1,5 @@
-"""A collector of OTLP/HTTP: a socket, and opentelemetry-proto's own classes to read what comes.
-Others' posts are kept."""
+"""A collector of OTLP/HTTP: a socket, and opentelemetry-proto's own classes to read requests. Other
+requests are stored."""
 
 import http.server
 import threading

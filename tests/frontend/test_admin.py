@@ -1,4 +1,4 @@
-"""Management over HTTP: each verb, who may, and that a change takes effect."""
+"""Management over HTTP: each verb, its permissions, and the effect of a change."""
 
 import threading
 from concurrent import futures

@@ -1,4 +1,4 @@
-"""Metrics that are pushed."""
+"""Metrics that are pushed to InfluxDB."""
 
 import re
 from collections.abc import Iterator

@@ -1,5 +1,4 @@
-"""Mutations of bytes: what a damaged, a hostile and an unlucky sender would make of a sound
-input."""
+"""Mutations of a valid input: bytes as a damaged, hostile or unlucky sender might send."""
 
 import random
 import struct

@@ -1,4 +1,4 @@
-"""Fuzz targets: each takes bytes as a stranger could send them, and raises when what reads them
+"""Fuzz targets: each takes bytes that anybody could send, and raises if the code that reads them
 misbehaves.
 
 A target has `seeds()`, sound inputs to begin with, and `run(data)`. It may raise only for a fault:

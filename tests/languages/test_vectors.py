@@ -1,5 +1,5 @@
 """The decoders of the C++ and Java SDKs: the golden frames, those that must be rejected, and
-damaged ones, beside the Python SDK, which reads the same bytes."""
+damaged ones, compared with the Python SDK, which reads the same bytes."""
 
 import json
 import random

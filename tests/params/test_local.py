@@ -1,5 +1,5 @@
-"""A set of shards as real processes: killed at seeded instants, ended and begun again, and what a
-person does with it."""
+"""A set of shards as real processes: killed at random times by a seed, stopped and started again,
+and used by the commands of a person."""
 
 import http.client
 import json

@@ -1,4 +1,4 @@
-"""The document's gRPC service under what nobody meant to send, and under many workers at once."""
+"""The document's gRPC service with invalid messages, and with many workers at once."""
 
 import random
 import threading

@@ -1,4 +1,4 @@
-"""The check of histories of pushes and reads finds what it is for."""
+"""The check of histories of pushes and reads finds the errors that it is meant for."""
 
 import random
 

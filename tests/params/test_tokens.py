@@ -1,4 +1,4 @@
-"""Tokens of worker groups: what each role may do, and what it is told when it may not."""
+"""Tokens of worker groups: what each role may do, and the error if it may not."""
 
 import os
 import select

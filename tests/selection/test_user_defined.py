@@ -1,4 +1,5 @@
-"""Policies and deciders of the user's own: found, refused, and kept from harming anybody."""
+"""User-defined policies and deciders: how they are found or refused, and that their faults affect
+no other application."""
 
 import logging
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""Whole runs of the engine on a virtual clock, by seed: everything goes wrong, and the promises
-hold.
+"""Whole runs of the engine on a virtual clock, by seed: all kinds of faults occur, and the
+guarantees hold.
 
 A failing seed is in the test's name; `python -m pytest
 "tests/simulation/test_engine.py::test_name[seed]"` plays it again.

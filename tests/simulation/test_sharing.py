@@ -1,5 +1,5 @@
-"""Rows in shared memory, by seed: a model may read its inputs until it answers, and what it then
-says of rows that have changed under it must reach nobody.
+"""Rows in shared memory, by seed: a model may read its inputs until it answers; an output that it
+computes from rows that have changed meanwhile must reach no query.
 """
 
 from collections import Counter

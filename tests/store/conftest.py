@@ -1,4 +1,4 @@
-"""The stores that the laws are held against, and a real Redis server, with a log so that it
+"""The stores of the conformance tests, and a real Redis server with a log, so that its data
 survives a kill."""
 
 import shutil

@@ -1,4 +1,5 @@
-"""Decides whether what clients asked of a store and were told fits one copy of each key.
+"""Decides whether the calls of a store's clients and their results are possible with one copy of
+each key.
 
 A history is linearizable if every operation can be given a moment between its start and its end
 such that the answers are those of one register that executes the operations in the order of their

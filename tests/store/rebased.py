@@ -1,5 +1,5 @@
-"""An etcd store whose revisions are counted from when it was opened, so that the laws' tests can
-say what they expect."""
+"""An etcd store whose revisions are counted from when it was opened, so that the conformance tests
+can state expected revisions."""
 
 from collections.abc import Callable, Iterator, Sequence
 

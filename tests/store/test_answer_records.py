@@ -1,5 +1,5 @@
-"""Answers in the store: a server that gets feedback about an answer of a server that is gone counts
-it exactly once."""
+"""Answers in the store: a server that gets feedback about an answer of an ended server counts it
+exactly once."""
 
 import random
 import threading

@@ -1,4 +1,4 @@
-"""The laws of store.py, held by every backend."""
+"""The rules of store.py, which every backend must keep."""
 
 import queue
 import random

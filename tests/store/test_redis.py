@@ -1,4 +1,4 @@
-"""Properties of a remote store: it is killed, hangs, is read-only, loses its memory, is the wrong
+"""Properties of a remote store: it is killed, hangs, is read-only, loses its data, or is the wrong
 one."""
 
 import contextlib

@@ -1,5 +1,5 @@
-"""Models as data, deployed from a stream under load: no gap at the switch, and nothing bad gets so
-far."""
+"""Models that are data, deployed from a stream under load: no query fails at the switch, and
+invalid models are refused."""
 
 import hashlib
 import itertools

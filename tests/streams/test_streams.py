@@ -1,5 +1,5 @@
-"""Records through a real Redis: each is answered once, in order, or refused with the reason;
-whatever happens between."""
+"""Records through a real Redis: each is answered once, in order, or refused with the reason,
+whatever faults occur."""
 
 import base64
 import json

@@ -1,5 +1,5 @@
-"""Four threads in one cache: no hit returns another key's value, the bound holds, every reference
-is released."""
+"""Four threads in one cache: no hit returns another key's value, the size stays within its bound,
+and every reference is released."""
 
 import threading
 from collections.abc import Callable

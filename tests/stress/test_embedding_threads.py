@@ -1,5 +1,5 @@
 """Tables that several threads train, read, walk through and clear at once. See
-tests/core/test_embedding.py for the twin."""
+tests/core/test_embedding.py for the reference model."""
 
 import threading
 from collections.abc import Callable, Iterator

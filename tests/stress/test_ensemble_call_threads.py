@@ -1,5 +1,5 @@
-"""Hearings of two engines' models at once: arrivals by both loops, hits, late starts, callers that
-give up, drop and rule."""
+"""Ensemble calls to models of two engines at once: arrivals by both loops, hits, late starts, and
+callers that cancel, drop and decide."""
 
 import gc
 import random

@@ -1,5 +1,5 @@
-"""A real loop thread, a real socket, callers of every kind at once: each query ends once, and
-rightly."""
+"""A real loop thread, a real socket, callers of every kind at once: each query ends once, with the
+right output."""
 
 import asyncio
 import contextlib

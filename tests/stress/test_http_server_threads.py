@@ -1,6 +1,6 @@
-"""The door under many threads: clients that pipeline, cut and leave; tables that change;
-connections and endings that go to Python and come back. Every request has its own answer, in order,
-and nothing is left open."""
+"""The core's HTTP server under many threads: clients that pipeline, cut their requests and
+disconnect; tables that change; connections that are passed to Python and back. Every request has
+its own answer, in order, and nothing is left open."""
 
 import contextlib
 import json

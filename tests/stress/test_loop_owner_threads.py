@@ -1,5 +1,5 @@
-"""Callers that run the loop's turns themselves, and everybody who gets in their way: nothing is
-lost, late or left held."""
+"""Callers that run the loop themselves, and other threads at the same time: no query is lost or
+late, and ownership is always released."""
 
 import asyncio
 import contextlib

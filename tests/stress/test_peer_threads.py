@@ -1,5 +1,5 @@
 """Two engines, two loop threads, callers of every kind that query models of both: each query ends
-once, and rightly."""
+once, with the right output."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Replicas that come and go while other threads look at their figures."""
+"""Replicas that are added and removed while other threads read their statistics."""
 
 import contextlib
 import threading

@@ -1,5 +1,5 @@
-"""Observations in columns teach what they would one by one, and what the policies' own arithmetic
-in Python says."""
+"""Observations in columns are learned as one by one, and as by the policies' own arithmetic in
+Python."""
 
 import random
 from typing import Any

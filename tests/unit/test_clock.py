@@ -1,4 +1,4 @@
-"""The wall clock is for people."""
+"""The wall clock is only used for times that people read."""
 
 from clipper.clock import wall_time_us
 

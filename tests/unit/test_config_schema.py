@@ -1,4 +1,4 @@
-"""The schema says of each key what the settings say of it."""
+"""The schema describes each key as the settings do."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Every error says how REST and gRPC say it, and takes one string, as the core calls it."""
+"""Every error has its status of HTTP and gRPC, and takes one string, as the core calls it."""
 
 import concurrent.futures
 import copy

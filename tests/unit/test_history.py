@@ -1,4 +1,4 @@
-"""Every change of the catalog has its entry, whoever writes; a rehearsal has none."""
+"""Every change of the catalog has an entry, whoever writes it; a dry run has none."""
 
 import random
 

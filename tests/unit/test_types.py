@@ -1,4 +1,4 @@
-"""Notations: what is written is read back, and nothing else is read."""
+"""Notations of types: what is written is read back, and anything else is refused."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""Any plain value comes back from somebody else's reader as it was."""
+"""Any plain value is read back unchanged by another YAML library."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""The texts say what the samples say, to parsers that others wrote, whatever is in a label."""
+"""Parsers by others read the samples from the texts, whatever is in a label."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""Many contexts: written in batches, forgotten one by one, and bounded."""
+"""Many contexts: written in batches, evicted one by one, and bounded."""
 
 import random
 from collections import OrderedDict

@@ -1,4 +1,4 @@
-"""Figures of streams beside those of the whole."""
+"""Statistics of streams, compared with those of all values."""
 
 import math
 
