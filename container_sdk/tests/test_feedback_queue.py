@@ -1,5 +1,5 @@
-"""A container whose model learns: feedback when there is time for it, what the model says of
-itself, sessions."""
+"""A container whose model learns: feedback when there is time for it, the accuracy that the model
+reports, and sessions."""
 
 import struct
 import textwrap
@@ -213,11 +213,11 @@ def payload(label):
 
 def test_the_oldest_feedback_gives_way(capsys):
     model = Counting()
-    lessons = FeedbackQueue(model, "m", 1 << 20, 0.0)
+    queue = FeedbackQueue(model, "m", 1 << 20, 0.0)
     for label in range(FEEDBACK_FRAMES_MAX + 5):
-        lessons.add(payload(label))
-    assert (len(lessons), lessons.failed, lessons.learned) == (FEEDBACK_FRAMES_MAX, 10, 0)
-    lessons.run_one()
+        queue.add(payload(label))
+    assert (len(queue), queue.failed, queue.learned) == (FEEDBACK_FRAMES_MAX, 10, 0)
+    queue.run_one()
     assert model.last == [5, 5]
     assert capsys.readouterr().err.count("dropped 2 rows") == 3, (
         "at the first, the second, the fourth"
@@ -227,21 +227,21 @@ def test_the_oldest_feedback_gives_way(capsys):
 @pytest.mark.parametrize("wrong", [1.5, -0.1, float("nan"), "good", ValueError("none")])
 def test_an_accuracy_that_is_none_is_not_sent(wrong, capsys):
     model = Counting()
-    lessons = FeedbackQueue(model, "m", 1 << 20, 0.0)
-    assert lessons.changed_accuracy() == []
+    queue = FeedbackQueue(model, "m", 1 << 20, 0.0)
+    assert queue.changed_accuracy() == []
     model.result = 0.5
-    lessons.add(payload(1))
-    lessons.run_one()
-    assert struct.unpack("<QQd", lessons.changed_accuracy()[1]) == (2, 0, 0.5)
+    queue.add(payload(1))
+    queue.run_one()
+    assert struct.unpack("<QQd", queue.changed_accuracy()[1]) == (2, 0, 0.5)
     model.result = wrong
-    lessons.add(payload(1))
-    lessons.run_one()
-    assert struct.unpack("<QQd", lessons.changed_accuracy()[1]) == (4, 0, 0.5), (
+    queue.add(payload(1))
+    queue.run_one()
+    assert struct.unpack("<QQd", queue.changed_accuracy()[1]) == (4, 0, 0.5), (
         "the last that was one"
     )
     assert "accuracy()" in capsys.readouterr().err
 
 
-def test_who_learns():
+def test_models_that_learn():
     assert Counting().corrects
     assert not as_model(lambda inputs: inputs).corrects

@@ -188,7 +188,7 @@ def test_two_batches_that_come_together_are_answered_in_turn(
     assert node.event()["why"] == "the server closed the connection"
 
 
-def test_a_model_that_raises_fails_the_batch_and_lives_on(
+def test_a_model_that_raises_fails_the_batch_and_continues(
     node: Node, listener: fake.Server
 ) -> None:
     load(node, "p", "models:picky")

@@ -265,7 +265,8 @@ def test_unload_waits_for_the_batch_in_hand(node, listener) -> None:
 
 
 def test_a_model_that_was_unloaded_is_in_no_cycle() -> None:
-    """A host loads hundreds of models a second; to collect their remains would stop all threads."""
+    """A host loads hundreds of models a second; the garbage collector would stop all threads to
+    free cycles."""
 
     class Plain(Runtime):
         types = ("plain",)
@@ -294,7 +295,7 @@ def test_a_model_that_was_unloaded_is_in_no_cycle() -> None:
 
 
 def test_of_two_loads_of_one_name_after_an_unload_the_other_file_is_refused() -> None:
-    begun, may_end = threading.Event(), threading.Event()
+    started, may_end = threading.Event(), threading.Event()
 
     class Slow(Runtime):
         types = ("slow",)
@@ -303,7 +304,7 @@ def test_of_two_loads_of_one_name_after_an_unload_the_other_file_is_refused() ->
             return Loaded(as_model(len), 1)
 
         def unload(self, artifact: Artifact, loaded: Loaded) -> None:
-            begun.set()
+            started.set()
             may_end.wait(10)
 
     timers = Timers()
@@ -313,7 +314,7 @@ def test_of_two_loads_of_one_name_after_an_unload_the_other_file_is_refused() ->
         assert cache.load(Artifact("m", "slow", "old"), 5.0).result(5)
         unloading = threading.Thread(target=cache.unload, args=("m",))
         unloading.start()
-        assert begun.wait(5)
+        assert started.wait(5)
         first, second = (cache.load(Artifact("m", "slow", path), 5.0) for path in ("new", "other"))
         may_end.set()
         unloading.join(5)

@@ -1,4 +1,4 @@
-"""Models of a real MLServer as a host's own: what the fake of test_oip takes for granted."""
+"""Models of a real MLServer as models of a host: checks what the fake of test_oip assumes."""
 
 import json
 import os
@@ -171,7 +171,7 @@ def test_faults_of_the_model_and_of_the_server_are_distinguished(
     )
 
 
-def test_a_model_that_somebody_else_unloaded_is_loaded_again(
+def test_a_model_that_was_unloaded_by_another_client_is_loaded_again(
     runtime: Oip, mlserver: MlServer, tmp_path: Path
 ) -> None:
     model = runtime.load(artifact_of(tmp_path, "m2", factor=3)).model

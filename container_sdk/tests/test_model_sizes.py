@@ -100,24 +100,24 @@ def test_a_load_alone_waits_for_those_that_run_and_holds_up_the_next_until_it_en
     for _ in range(sizes.ALONE):
         load(learner, memory, path, 70_000)
     running = learner.start("t", path)
-    began = [threading.Event(), threading.Event()]
+    started = [threading.Event(), threading.Event()]
     alone = []
 
     def begin(i, type):
         alone.append(learner.start(type, path))
-        began[i].set()
+        started[i].set()
 
     threads = [threading.Thread(target=begin, args=(0, "new"))]
     threads[0].start()
-    assert not began[0].wait(0.05)
+    assert not started[0].wait(0.05)
     running.end()
-    assert began[0].wait(5)
+    assert started[0].wait(5)
     threads.append(threading.Thread(target=begin, args=(1, "t")))
     threads[1].start()
-    assert not began[1].wait(0.05)
+    assert not started[1].wait(0.05)
     alone[0].end()
     alone[0].end()
-    assert began[1].wait(5)
+    assert started[1].wait(5)
     alone[1].end()
     for thread in threads:
         thread.join()

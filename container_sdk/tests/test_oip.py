@@ -1,5 +1,4 @@
-"""Models of another server, by the Open Inference Protocol: against one that is as small as can
-be."""
+"""Models of another server, by the Open Inference Protocol: tested with a minimal fake server."""
 
 import json
 import socket
@@ -96,7 +95,7 @@ def test_a_corrupt_model_is_its_own_fault_and_leaves_nothing(
     runtime.server.close()
 
 
-def test_what_an_earlier_life_left_is_removed_and_unloaded(
+def test_models_of_an_earlier_run_are_removed_and_unloaded(
     fake: FakeServer, tmp_path: Path
 ) -> None:
     before = runtime_of(fake)
@@ -476,7 +475,7 @@ def test_rows_that_are_no_tensor() -> None:
             request(Signature(), rows, False)
 
 
-def test_memory_of_who_listens() -> None:
+def test_memory_of_the_process_that_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         assert memory_of("127.0.0.1", port) > 1 << 20

@@ -48,7 +48,7 @@ def test_threads_and_children_get_their_priority_back() -> None:
     assert printed == "restored\n"
 
 
-def test_a_policy_that_somebody_chose_is_left_alone() -> None:
+def test_a_scheduling_policy_that_was_set_explicitly_is_kept() -> None:
     printed = run("""
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         lower()()

@@ -1,5 +1,5 @@
-"""Rows in shared memory, with real memfds and sockets: views, copies, what a model keeps, and what
-a hostile server says."""
+"""Rows in shared memory, with real memfds and sockets: views, copies, rows that a model keeps, and
+a hostile server."""
 
 import array
 import contextlib
@@ -205,7 +205,7 @@ def test_what_is_kept_stays_as_it_was(regions, memory):
     assert np.array_equal(regions.open(header, payload).data, values(1005, 40))
 
 
-def test_who_keeps_again_and_again_is_given_copies(regions, memory):
+def test_a_model_that_keeps_its_inputs_repeatedly_gets_copies(regions, memory):
     header, payload = header_of(predict((3, 5, 4)))
     kept = []
     for turn in range(LEAVES_MAX + 3):
@@ -413,7 +413,7 @@ def test_what_was_not_agreed_on_is_no_frame(tmp_path, code, what):
             peer.frame()
 
 
-def test_a_container_lets_go_of_the_memory_of_a_lost_connection(tmp_path, code, memory):
+def test_a_container_unmaps_the_memory_of_a_closed_connection(tmp_path, code, memory):
     def maps(process):
         return Path(f"/proc/{process.pid}/maps").read_text().count("clipper-rows")
 

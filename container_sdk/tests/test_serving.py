@@ -526,11 +526,11 @@ def test_version_1_fixed_rows_are_aligned_and_a_failure_closes(tmp_path, code):
 
 
 @pytest.mark.parametrize(
-    ("address", "asks"), [("tcp:10.0.0.1:7000", True), ("unix:/run/clipper", False)]
+    ("address", "requests_crc"), [("tcp:10.0.0.1:7000", True), ("unix:/run/clipper", False)]
 )
-def test_a_container_requests_checksums_over_tcp_only(address, asks):
+def test_a_container_requests_checksums_over_tcp_only(address, requests_crc):
     options = ContainerOptions("m")
-    assert bool(options.hello(address).get("crc")) is asks
+    assert bool(options.hello(address).get("crc")) is requests_crc
 
 
 def test_containers_with_one_process_id_do_not_dial_again_at_the_same_times():

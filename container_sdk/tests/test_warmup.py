@@ -142,7 +142,7 @@ def test_a_warm_up_that_fails_is_a_warning(
     assert "warm" in text
 
 
-def test_a_model_that_takes_sessions_is_given_nobodys() -> None:
+def test_a_model_that_takes_sessions_gets_session_0_in_the_warm_up() -> None:
     class Sessions(Model):
         sessions = True
 

@@ -1,4 +1,5 @@
-"""Tests of WorkerPool: threads take turns at waiting for jobs, and hand the lead over."""
+"""Tests of WorkerPool: one thread at a time waits for jobs, and lets another one wait before it
+runs a job."""
 
 import queue
 import threading
@@ -68,7 +69,7 @@ def test_quick_work_is_done_by_one_thread_in_the_order_it_came() -> None:
     assert len({thread for thread, _ in seen}) == 1
 
 
-def test_after_the_lead_is_handed_over_the_rest_of_what_was_taken_is_done_by_others(
+def test_after_loop_ownership_moves_other_workers_handle_the_remaining_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("clipper_container.host.worker_pool.CHECK_S", 1000.0)
@@ -90,7 +91,7 @@ def test_after_the_lead_is_handed_over_the_rest_of_what_was_taken_is_done_by_oth
         assert len(pool._threads) < THREADS_MAX
 
 
-def test_of_work_that_was_thought_quick_the_lead_is_taken_away() -> None:
+def test_a_worker_that_is_slower_than_expected_loses_the_ownership_of_the_loop() -> None:
     jobs, gate = JobQueue(), threading.Event()
     with started_pool(jobs):
         for _ in range(3):  # before, at and after a check of the timer
@@ -151,7 +152,7 @@ def test_a_model_is_quick_once_it_was_and_one_odd_answer_changes_little() -> Non
 
 
 def test_what_all_threads_of_many_do_is_done_once() -> None:
-    """Several senders put slow and quick jobs by turns; each job runs exactly once."""
+    """Several threads put slow and quick jobs alternately; each job runs exactly once."""
     jobs, seen, lock, over = JobQueue(), [], threading.Lock(), threading.Semaphore(0)
     with started_pool(jobs) as pool:
 

@@ -1,5 +1,5 @@
-"""Pieces of arrays through the engine: taken by spans, ended together or row by row, freed with
-their last row; each row once."""
+"""Pieces of arrays in the engine: they are taken by spans, end together or row by row, and are
+freed with their last row; each row ends once."""
 
 import random
 from collections import Counter
@@ -84,7 +84,7 @@ def test_cancel_in_the_middle(world: World) -> None:
     assert world.counts()["CANCELLED"] == 2000 - 64
 
 
-def test_a_future_that_nobody_holds_is_still_accounted_for(world: World) -> None:
+def test_a_future_without_a_reference_is_still_counted(world: World) -> None:
     model = world.model(cached=False)
     container = world.container(model, size_max=512)
     future = model.predict_many(np.arange(2000.0))
@@ -184,7 +184,8 @@ def test_rows_of_arrays_come_back_as_one(world: World, shape: tuple[int, ...]) -
 
 
 def test_a_closed_engine_ends_pieces_wherever_they_are(new_world: Callable[..., World]) -> None:
-    """Waiting, on their way, to be sent once more, and not yet taken in."""
+    """Pieces that wait, are in flight, wait for a retry, or were not yet taken in by the loop all
+    end."""
     world = new_world()
     model = world.model(cached=False)
     container = world.container(model, size_max=100)
@@ -206,8 +207,8 @@ def test_a_closed_engine_ends_pieces_wherever_they_are(new_world: Callable[..., 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_arrays_and_rows_any_way(seed: int, new_world: Callable[..., World]) -> None:
-    """Twin: a row that ended OK holds the sum of its input; every row ends once, by its deadline;
-    all cells come back."""
+    """Checked for random arrays and rows: a row that ended OK holds the sum of its input, each row
+    ends once, by its deadline, and all cells are free at the end."""
     rng = random.Random(seed)
     world = new_world()
     model = world.model(

@@ -1,4 +1,5 @@
-"""The rules against twenty lines of numpy each, and against what an adversary may feed them."""
+"""The rules, compared with twenty lines of numpy each, and with inputs that an adversary may
+choose."""
 
 import math
 import random
@@ -40,7 +41,7 @@ def softmax(x):
 
 
 def test_exp3_equals_numpy():
-    """The paper's rule, section 5.1, in log space: s_i <- s_i exp(-eta L / p_i)."""
+    """Compare with the paper's rule, section 5.1, in log space: s_i <- s_i exp(-eta L / p_i)."""
     rule, rng = Rule(RuleKind.EXP3, eta=0.1, floor=1e-6), np.random.default_rng(1)
     errors = rng.random((STEPS, 5)) < [0.38, 0.34, 0.30, 0.26, 0.20]
     rows, logs = start((0.0,)), np.zeros(5)
@@ -58,7 +59,7 @@ def test_exp3_equals_numpy():
 
 
 def test_exp4_equals_numpy():
-    """The paper's rule, section 5.2, with a fixed share."""
+    """Compare with the rule of the paper's section 5.2, with a fixed share."""
     rule, rng = Rule(RuleKind.HEDGE, eta=0.1, share=0.03), np.random.default_rng(2)
     losses = rng.random((STEPS, 5)) ** np.array([1, 1, 2, 2, 3])
     rows, w = start((0.0,)), np.full(5, 0.2)
@@ -129,7 +130,7 @@ def test_nothing_that_can_be_observed_breaks_a_state(rule, fresh, data):
 
 
 @every_rule
-def test_an_observation_that_knows_nothing_teaches_nothing_but_time(rule, fresh):
+def test_an_observation_without_losses_only_advances_the_time(rule, fresh):
     rows = rule.learn_many(start(fresh), 0, np.random.default_rng(6).random((50, 5)))
     after = rule.learn(rows, 50, np.full(5, np.nan))
     order = np.argsort(rule.weights(rows), kind="stable")

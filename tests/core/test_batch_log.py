@@ -1,4 +1,5 @@
-"""Which batch a task went in, and when: by a twin that keeps everything."""
+"""The log of the batch and the time of each task, compared with a reference model that keeps
+everything."""
 
 import random
 from collections.abc import Callable
@@ -53,7 +54,7 @@ def test_a_second_batch_begins_when_the_first_is_back(world: World) -> None:
     assert found[two.id][3:] == (back_us, back_us + 200)
 
 
-def test_who_joined_a_row_is_in_its_batch(world: World) -> None:
+def test_a_joined_row_is_logged_with_its_batch(world: World) -> None:
     log = BatchLog(world.engine)
     model = world.model()
     container = world.container(model)
@@ -131,7 +132,7 @@ def test_the_last_are_remembered(new_world: Callable[..., Any], seed: int) -> No
     assert log.lost == 0
 
 
-def test_what_finds_no_room_is_counted_and_nobody_waits(world: World) -> None:
+def test_batches_that_do_not_fit_into_the_log_are_counted(world: World) -> None:
     log = BatchLog(world.engine, 64)
     model = world.model(cached=False)
     container = world.container(model)

@@ -1,5 +1,5 @@
-"""The prediction cache beside its slow obvious twin: lists of ways, hands turned one step at a
-time."""
+"""The prediction cache, compared with a slow, simple model: lists of ways, whose clock hands move
+one step at a time."""
 
 import random
 import struct
@@ -199,8 +199,8 @@ def test_cache_answers_as_its_twin_when_full(bytes_max: int, variant: str, polic
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_way_of_a_bucket_is_found(variant: str) -> None:
-    """Six keys in one bucket of five ways: each resident is found in its way, the one that left is
-    not."""
+    """Six keys fall into one bucket of five ways: each stored key is found in its way, the evicted
+    one is not."""
     cache = ClockCache(0, seed=3, variant=variant)
     assert cache.buckets == 1
     for newest in range(40):
@@ -252,7 +252,7 @@ def test_blob_too_large_is_not_kept_and_leaves_no_predecessor() -> None:
     assert cache.entries == 0
 
 
-def test_what_is_forgotten_is_gone_and_gives_back_its_bytes() -> None:
+def test_a_removed_entry_is_missing_and_frees_its_bytes() -> None:
     cache = ClockCache(1 << 16)
     base = cache.bytes
     blob = SharedBlob(b"x" * 300)
@@ -339,8 +339,8 @@ def zipf_trace(skew: float, keys: int, requests: int) -> list[int]:
 
 
 def drift_trace(keys: int, requests: int) -> list[int]:
-    """Zipf 1.0 whose whole order of popularity moves on every tenth of the trace; every fifth key
-    is seen once."""
+    """Return a trace by Zipf 1.0 in which the order of popularity shifts ten times; every fifth key
+    occurs once."""
     ranks = np.array(zipf_trace(1.0, keys, requests))
     names = (ranks + np.arange(requests) // (requests // 10) * 7919) % keys
     once = np.random.default_rng(8).random(requests) < 0.2
@@ -439,14 +439,14 @@ def test_sieve_keeps_what_is_popular_better_than_clock_does() -> None:
 
 
 def keys_of(cache: ClockCache, rows: np.ndarray, model: int = 1, salt: int = 0) -> np.ndarray:
-    """Keys of rows u8[n, width] as u64[n, 2]."""
+    """Return the keys of rows u8[n, width] as u64[n, 2]."""
     return np.frombuffer(cache.keys(model, rows.tobytes(), rows.shape[1], salt), "<u8").reshape(
         -1, 2
     )
 
 
 def key_bits(keys: np.ndarray) -> np.ndarray:
-    """u64[n, 2] -> the 120 bits of each key, u8[n, 120]."""
+    """Return the 120 bits of each key of u64[n, 2] as u8[n, 120]."""
     return np.unpackbits(keys.view("u1"), axis=1, bitorder="little")[:, :120]
 
 
@@ -524,7 +524,8 @@ def one_bit_in_a_long_row(cache: ClockCache) -> list[tuple[int, int]]:
 
 
 def two_words_in_a_long_row(cache: ClockCache) -> list[tuple[int, int]]:
-    """The pair that is multiplied, both small numbers; and equal words in every pair of lines."""
+    """Return the keys of long rows that differ in two words: small numbers in the two words that
+    are multiplied, or equal words in two lines."""
     rows = np.zeros((3 * 4096 + 190, 128), "<u8")
     low, high = np.meshgrid(np.arange(64), np.arange(64))
     for i, place in enumerate([0, 64, 126]):
@@ -579,8 +580,8 @@ ALIKE_AND_LONG = [
 def test_keys_of_similar_rows_are_as_if_drawn(
     family: Callable[[ClockCache], list[tuple[int, int]]], variant: str
 ) -> None:
-    """None equal; and in every window of w bits about n^2 / 2^(w+1) pairs equal, as for random
-    numbers."""
+    """No two keys are equal, and in each window of w bits about n^2 / 2^(w+1) pairs are, as for
+    random numbers."""
     keys = np.array(family(ClockCache(0, seed=17, variant=variant)), "<u8")
     n = len(keys)
     assert len(np.unique(keys, axis=0)) == n
@@ -628,7 +629,7 @@ def test_key_depends_on_content_not_on_address() -> None:
 
 
 def touch_all(cache: ClockCache) -> int:
-    """-> calls."""
+    """Touch the whole cache; return the number of calls that it took."""
     calls, start = 1, cache.touch()
     while start:
         calls, start = calls + 1, cache.touch(start)
@@ -636,7 +637,7 @@ def touch_all(cache: ClockCache) -> int:
 
 
 def test_fills_of_a_touched_cache_need_no_memory() -> None:
-    """The loop thread waits for none in a first burst."""
+    """The loop thread does not wait for new pages in a first burst."""
     cache = ClockCache(64 << 20, seed=1)
     table_bytes = 128 * cache.buckets
     cache.fill(1, b"before", 1.0)

@@ -25,7 +25,7 @@ def send_cut(container: Any, data: bytes, rng: random.Random) -> None:
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("checked", [False, True])
 def test_replies_cut_anywhere(world: World, seed: int, checked: bool) -> None:
-    """Answers of every size, with heartbeats and HELLO leftovers between, in pieces of 1 to 16
+    """Replies of many sizes, heartbeats and the rest of a HELLO are received in pieces of 1 to 16
     thousand bytes."""
     rng = random.Random(seed)
     model = world.model(cached=False)
@@ -68,7 +68,9 @@ def test_hello_is_reported_once_whole(world: World, n: int) -> None:
         b"CLPR\x03" + bytes(59),
     ],
 )
-def test_what_is_no_frame_for_a_stranger_closes(world: World, data: bytes) -> None:
+def test_a_frame_that_an_unattached_connection_may_not_send_closes_it(
+    world: World, data: bytes
+) -> None:
     conn = world.engine.open(world.now_us)
     assert not world.engine.receive(conn, data, world.now_us)
 

@@ -1,5 +1,5 @@
-"""Models that learn: their frames, feedback that stands behind every batch, what they say of
-themselves, sessions of rows."""
+"""Models that learn: their frames, feedback that is sent after all batches, the accuracy that they
+report, and sessions of rows."""
 
 import json
 import random
@@ -37,7 +37,7 @@ def golden(kind: str) -> list[Any]:
 
 
 def texts(rows: Any) -> list[Any]:
-    """The rows as the vectors write them."""
+    """Return the rows as the vectors write them."""
     if rows.lengths is None:
         return rows.data.tolist()  # type: ignore[no-any-return]
     ends = np.cumsum(rows.lengths)
@@ -137,8 +137,8 @@ def test_feedback_stands_behind_every_batch_that_waits_to_leave(world: World) ->
 
 @pytest.mark.parametrize("seed", range(6))
 def test_whatever_leaves_when_feedback_keeps_its_order(world: World, seed: int) -> None:
-    """Rows, feedback and bytes leaving in any order: nothing is lost but what was counted, and
-    every batch is answered."""
+    """Rows, feedback and bytes are sent in random order: only feedback that was counted as dropped
+    is missing, and every batch is answered."""
     rng = random.Random(seed)
     model = world.model("f64", (1,), cached=False)
     receiver = FeedbackReceiver(world, model)
@@ -185,7 +185,7 @@ def test_feedback_is_bounded_and_what_is_dropped_is_counted(world: World) -> Non
     assert len(receiver.all_frames()) == LATER_MAX + 1
 
 
-def test_feedback_for_a_container_that_is_gone_goes_nowhere(world: World) -> None:
+def test_feedback_for_a_disconnected_container_is_dropped(world: World) -> None:
     receiver = FeedbackReceiver(world, world.model("f64", (1,)))
     for number in range(5):
         world.engine.send_feedback(receiver.container.conn, one_feedback(number), 1)
@@ -235,8 +235,8 @@ def test_an_unknown_peer_reports_no_accuracy_and_a_container_sends_no_feedback(
 def test_sessions_travel_with_their_rows(
     world: World, dtype: str, shape: tuple[int, ...], checked: bool
 ) -> None:
-    """Rows of several sessions in one batch, each with its own; equal rows of two sessions are
-    two."""
+    """One batch has rows of several sessions, each with its session; equal rows of two sessions are
+    sent twice."""
     model = world.model(dtype, shape)
     receiver = FeedbackReceiver(world, model, sessions=True, checked=checked)
     row: Any = (

@@ -1,5 +1,5 @@
-"""The rules of deciders: beside a slow twin, and proved by enumeration never to change what waiting
-for all would give."""
+"""The rules of deciders, compared with a slow reference model; an enumeration shows that an early
+answer is always the one of waiting for all tasks."""
 
 import itertools
 import math
@@ -34,7 +34,7 @@ class Twin:
         self.steps = steps
 
     def decide(self, votes: Sequence[Vote], elapsed: int, slo: float) -> tuple[Any, ...]:
-        """(kind, step, mask, until, winner) as Ruling has them."""
+        """Return (kind, step, mask, until, winner), as in Ruling."""
         ends = [min(step.until_us or slo, slo) for step in self.steps]
         slo = ends[-1]
         over = elapsed >= slo
@@ -205,8 +205,8 @@ def key_of(vote: Vote) -> tuple[type, Any]:
 def plurality(
     votes: Sequence[Vote], arrived: list[int], weight: Callable[[int], float]
 ) -> tuple[int, dict[Any, float]]:
-    """The first task with the winning value, and the weights of all: clipper.selection.votes has
-    the same rule."""
+    """Return the first task with the winning value, and the weights of all values, by the rule of
+    clipper.selection.votes."""
     heavy: dict[Any, float] = {}
     sure: dict[Any, float] = {}
     for i in arrived:
@@ -364,10 +364,10 @@ SHAPES: list[tuple[Step, Sequence[Any], int]] = [
 def test_an_early_answer_is_that_of_waiting_for_all(
     step: Step, alphabet: Sequence[Any], n: int, skewed: bool
 ) -> None:
-    """Orders of arrival of everything that n tasks can end with: the first answer given is the last
-    one's.
+    """For orders of arrival of all outcomes of n tasks, an early answer equals the answer after all
+    have ended.
 
-    Five orders of each by chance; in the full tier all.
+    Five random orders of each are tried; in the full tier all.
     """
     decider, rng = Decider([step]), random.Random(n)
     weights = [1.0, 0.3, 0.3, 0.5, 0.1][:n] if skewed else [1.0] * n
@@ -396,7 +396,7 @@ def test_an_early_answer_is_that_of_waiting_for_all(
 def test_a_step_that_others_follow_rules_early_only_on_what_it_would_have_ruled_late(
     rule: Rule, need: int, share: float
 ) -> None:
-    """The first of two steps rules early only as it would rule when all have ended."""
+    """The first of two steps decides early only what it would decide after all have ended."""
     n, weights = 5, [1.0, 0.7, 0.7, 0.5, 0.2]
     decider = Decider([Step(rule, 500, None, share, need), Step(Rule.BEST)])
     rng = random.Random(need)
@@ -440,7 +440,7 @@ def test_a_row_of_a_table_takes_the_best_ranked_that_is_there() -> None:
     assert Decider([Step(Rule.FIRST)]).decide(late_first, 10, SLO_US).winner == 2
 
 
-def test_a_majority_is_decided_when_nobody_can_catch_up() -> None:
+def test_a_majority_is_decided_when_no_other_value_can_win() -> None:
     majority = Decider([Step(Rule.QUORUM)])
     assert majority.decide([arrived("a"), arrived("b"), WAITING], 5).kind == "wait"
     assert majority.decide([arrived("a"), arrived("a"), WAITING], 5).mask == 0b11

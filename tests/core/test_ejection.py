@@ -1,5 +1,5 @@
-"""A replica whose model fails batch after batch: it is left alone, probed, and taken back; its rows
-go elsewhere, once."""
+"""A replica whose model fails batch after batch: it is ejected, probed and used again; its rows are
+sent to another replica once."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -13,7 +13,7 @@ EJECT_US_MIN = 100_000
 
 
 def serve(world: World, good: Any, bad: Any, took_us: int = 5_000) -> None:
-    """The bad one fails what it has at once; the good one answers after a while."""
+    """Fail what the bad replica has at once, and answer what the good one has after a while."""
     while bad.read() or good.read():
         while bad.inbox:
             bad.fail("boom")
@@ -102,7 +102,8 @@ def test_rows_are_tried_elsewhere_only_once_and_only_in_time(world: World) -> No
 
 
 def test_queries_that_every_replica_fails_eject_none_but_the_first(world: World) -> None:
-    """A row that two replicas failed is to blame itself: the second is not counted for it."""
+    """A row that fails on two replicas is itself the cause: its failure is not counted against the
+    second."""
     model, one, other = pair(world)
     for k in range(20):
         future = model.predict(float(k), 500)
@@ -137,7 +138,7 @@ def test_the_last_replica_is_never_left_alone(world: World) -> None:
     assert answered.status() == Status.OK
 
 
-def test_an_ejected_replica_serves_when_all_others_have_gone(world: World) -> None:
+def test_an_ejected_replica_serves_when_all_others_have_disconnected(world: World) -> None:
     model, good, bad = pair(world)
     ask(world, model, good, bad, 10)
     assert world.engine.replica(bad.conn)["ejected"]

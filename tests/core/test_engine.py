@@ -1,4 +1,4 @@
-"""The engine's Python methods: connections come, are attached, refused and closed, and are reported
+"""The engine's Python methods: connections are accepted, attached, refused and closed, and reported
 as events; the engine ends."""
 
 import random
@@ -16,7 +16,7 @@ from clipper_core.wire.codec import Kind, decode_header, encode_frame
 World = Any  # tests/core/conftest.py
 
 
-def test_a_connection_from_hello_to_gone(world: World) -> None:
+def test_a_connection_from_hello_to_its_end(world: World) -> None:
     model = world.model()
     engine = world.engine
     conn = engine.open(world.now_us)
@@ -42,7 +42,7 @@ def test_a_connection_from_hello_to_gone(world: World) -> None:
 
 
 def test_a_number_of_a_connection_is_never_used_twice(world: World) -> None:
-    """A command to one that is gone does not hit who sits in its place now."""
+    """A command to a closed connection does not reach the one that has its slot now."""
     model = world.model()
     seen = set()
     for _ in range(200):
@@ -76,7 +76,7 @@ def test_refusing_gives_the_reason_and_closes(world: World) -> None:
 
 
 @pytest.mark.parametrize("first", [Kind.REPLY, Kind.FAILURE, Kind.PREDICT, Kind.WELCOME])
-def test_whoever_speaks_out_of_turn_is_closed(world: World, first: int) -> None:
+def test_a_container_that_sends_an_unexpected_frame_is_closed(world: World, first: int) -> None:
     conn = world.engine.open(world.now_us)
     frame = (
         encode_frame(first, bytes(8), dtype=12, rows=1)

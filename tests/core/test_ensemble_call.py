@@ -144,7 +144,7 @@ def test_what_waits_in_a_queue_is_given_up_and_never_sent(world: World) -> None:
     assert world.engine.snapshot()["models"][0]["queued"] == 0
 
 
-def test_who_learns_lets_them_go_on(world: World) -> None:
+def test_tasks_continue_after_the_verdict_if_the_policy_learns(world: World) -> None:
     models = models_of(world, 2)
     containers = containers_of(world, models)
     future = predict_ensemble(models, FIRST, 1.0, 50_000, learn=True)
@@ -186,8 +186,8 @@ def test_a_failure_is_an_arrival_of_nothing(world: World) -> None:
 
 
 def test_hedges_are_bounded(world: World) -> None:
-    """A token at the start and an eighth a query: of 16 queries that all would be hedged, three
-    are."""
+    """There is one token at the start, and each query adds an eighth: of 16 queries that would all
+    be hedged, three are."""
     models = models_of(world, 2, cached=False)
     containers = containers_of(world, models)
     decider = Decider([Step(Rule.HEDGED, extra=0.125)])
@@ -247,7 +247,7 @@ def test_the_next_step_decides_when_the_time_of_one_is_over(world: World) -> Non
 
 
 @pytest.mark.parametrize("starts_us", [(0, 60_000), (0, -1)])
-def test_who_would_start_after_the_deadline_never_does(
+def test_a_task_that_would_start_after_the_deadline_never_does(
     world: World, starts_us: tuple[int, int]
 ) -> None:
     models = models_of(world, 2)
@@ -259,8 +259,8 @@ def test_who_would_start_after_the_deadline_never_does(
 
 
 def test_refused_at_submit(world: World) -> None:
-    """A model without a container that cannot be ready in time, and the one that is queried in its
-    place."""
+    """A model whose container cannot be ready in time is refused, and another one is queried
+    instead."""
     models = models_of(world, 2)
     for _ in range(3):
         predict_ensemble(models[:1], ALL, 1.0, 10_000)
@@ -319,7 +319,7 @@ def test_the_engine_closes(world: World, starts_us: tuple[int, int]) -> None:
     assert late.verdict == (0, 0, 0)
 
 
-def test_a_killed_engine_leaves_nobody_waiting(world: World) -> None:
+def test_a_killed_engine_leaves_no_waiter_blocked(world: World) -> None:
     future = predict_ensemble(models_of(world, 2), ALL, 1.0, 50_000)
     world.step()
     world.engine.kill(Status.FORKED)

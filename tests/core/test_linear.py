@@ -19,7 +19,8 @@ def start(rule, d, k=3):
 
 @pytest.mark.parametrize("d", [1, 2, 7, 33])
 def test_a_choice_is_the_one_that_numpy_makes(d):
-    """LinUCB as in its paper: theta = A^-1 b, and the highest theta x + width sqrt(x' A^-1 x)."""
+    """Compare with LinUCB as in its paper: theta = A^-1 b, and the highest theta x + width sqrt(x'
+    A^-1 x)."""
     rule, rng, k = bandit(width=0.7, ridge=2.0), np.random.default_rng(d), 3
     rows, a, b = start(rule, d), np.tile(2.0 * np.eye(d), (k, 1, 1)), np.zeros((k, d))
     for t in range(400):
@@ -185,7 +186,7 @@ def test_a_drift_is_followed():
     assert np.allclose(w, [0, 1, 0], atol=0.1)
 
 
-def test_what_overflows_teaches_nothing():
+def test_an_observation_that_overflows_is_not_learned():
     blend = Blend(ridge=1.0, discount=1.0)
     rows = blend.learn(np.zeros((3, 5)), [[1.0, 2.0]], [1.5])
     for value in (1e300, -1e308):

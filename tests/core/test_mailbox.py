@@ -1,5 +1,5 @@
-"""Mailboxes: every future that was added is drained once, when it is done, whatever became of its
-notice."""
+"""Mailboxes: every future that was added is drained once, when it is done, even if its notice was
+lost."""
 
 import gc
 import random
@@ -20,7 +20,7 @@ def readable(mailbox: MailboxReader) -> bool:
     return bool(select.select([mailbox.fd], [], [], 0)[0])
 
 
-def test_news_comes_once_by_a_readable_descriptor(world: World) -> None:
+def test_an_ended_future_is_reported_once_by_a_readable_descriptor(world: World) -> None:
     model = world.model(cached=False)
     world.container(model)
     mailbox = MailboxReader(world.engine.completion)
@@ -44,7 +44,7 @@ def test_a_done_future_is_not_added(world: World) -> None:
     assert len(mailbox) == 0
 
 
-def test_a_future_of_many_tasks_is_news_when_the_last_has_ended(world: World) -> None:
+def test_a_future_of_many_tasks_is_reported_when_the_last_has_ended(world: World) -> None:
     model = world.model(cached=False)
     container = world.container(model, size_max=1)
     mailbox = MailboxReader(world.engine.completion)
@@ -61,7 +61,7 @@ def test_a_future_of_many_tasks_is_news_when_the_last_has_ended(world: World) ->
     assert drained == [(future, "item")]
 
 
-def test_cancel_is_news(world: World) -> None:
+def test_a_cancelled_future_is_reported(world: World) -> None:
     model = world.model()
     mailbox = MailboxReader(world.engine.completion)
     future, other = model.predict(1.0), model.predict(2.0)
@@ -72,7 +72,7 @@ def test_cancel_is_news(world: World) -> None:
     assert len(mailbox) == 1
 
 
-def test_the_end_is_news(world: World) -> None:
+def test_the_end_of_the_engine_is_reported(world: World) -> None:
     mailbox = MailboxReader(world.engine.completion)
     future = world.model().predict(1.0)
     mailbox.add(future, None)
@@ -81,7 +81,7 @@ def test_the_end_is_news(world: World) -> None:
     assert mailbox.drain() == [(future, None)]
 
 
-def test_more_news_than_fits_is_not_lost(world: World) -> None:
+def test_more_ended_futures_than_the_mailbox_holds_are_not_lost(world: World) -> None:
     model = world.model(cached=False)
     container = world.container(model, size_max=4096)
     mailbox = MailboxReader(world.engine.completion)

@@ -20,8 +20,8 @@ FAR_US = 1 << 50
 
 
 class World:
-    """An engine on its own clock, models that no list shows, and their containers: each answers row
-    + its model's uid."""
+    """An engine on its own clock, models that are in no list, and their containers, which answer
+    row + their model's uid."""
 
     def __init__(self, **limits: Any) -> None:
         self.engine = Engine(
@@ -174,7 +174,7 @@ def test_a_command_from_before_it_was_dropped_finds_it(world: World) -> None:
     assert world.counts() == (0, 0)
 
 
-def test_a_deadline_of_one_that_is_gone_is_no_deadline_of_the_next(world: World) -> None:
+def test_a_deadline_of_a_freed_model_does_not_affect_the_next_one(world: World) -> None:
     """Both have rows at the first positions of lanes of one id, and entries in the wheel."""
     first = world.model()
     conn = world.attach(first)

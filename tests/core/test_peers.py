@@ -1,4 +1,4 @@
-"""Engines that have met: one future over models of several, without sockets, threads or time."""
+"""Linked engines: one future over models of several engines, without sockets, threads or time."""
 
 import gc
 
@@ -15,7 +15,8 @@ ROW = np.arange(2.0)
 
 
 class World:
-    """Engines stepped by hand, a model in each, and its container, played by the test."""
+    """Engines that the test steps, with a model in each. The test acts as the container of each
+    model."""
 
     def __init__(self, count: int = 2) -> None:
         self.engines = [
@@ -171,7 +172,7 @@ def test_ids_differ(world: World) -> None:
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_whichever_is_freed_first(order: tuple[int, int]) -> None:
-    """Its open tasks end in slots of the other, whose future may be gone as well."""
+    """Its open tasks end in slots of the other engine, whose future may be freed as well."""
     for keep in (False, True):
         world = World()
         engines, models = list(world.engines), list(world.models)
@@ -189,7 +190,7 @@ def test_whichever_is_freed_first(order: tuple[int, int]) -> None:
         )
 
 
-def test_strangers_are_refused(world: World) -> None:
+def test_models_of_engines_that_are_not_linked_are_refused(world: World) -> None:
     other_model = World().models[1]
     alone = Model(Engine(manual_clock=True, cache_bytes_max=1 << 20), "alone", 1, "f64", (2,))
     for other in (other_model, alone):

@@ -1,4 +1,4 @@
-"""Replies, and what is no reply: ids out of turn, too many rows, other types, too large, too early,
+"""Replies, and invalid replies: ids out of order, too many rows, other types, too large, too early,
 too late."""
 
 from typing import Any
@@ -38,7 +38,7 @@ def reply_of(container: Any, rows: Any, **fields: Any) -> bytes:
 
 @pytest.mark.parametrize("wrong", [[], [1.0], [1.0, 2.0, 3.0]])
 def test_another_number_of_outputs(world: World, wrong: list[float]) -> None:
-    """Too few or too many is the model's error; none at all is no frame."""
+    """Too few or too many outputs are the model's error; a frame without any is invalid."""
     model = world.model(cached=False)
     container = world.container(model)
     futures = in_flight(world, model, container, [1.0, 2.0])
@@ -111,8 +111,8 @@ def test_a_failure_ends_the_batch(world: World) -> None:
 
 
 def test_ids(world: World) -> None:
-    """An old id is dropped; one that was never given, or not in turn, closes the connection: what
-    it passed over would hang."""
+    """A reply with an old id is dropped. One with an id that was never given, or that is out of
+    order, closes the connection, because the batches that it skips would hang."""
     model = world.model(cached=False)
     container = world.container(model, size_max=1)
     first, second = in_flight(world, model, container, [1.0, 2.0])
@@ -141,7 +141,8 @@ def test_an_answer_out_of_turn_closes_and_both_rows_are_tried_again(world: World
 
 @pytest.mark.parametrize("protocol", [1, 2])
 def test_an_answer_before_the_request_has_left(world: World, protocol: int) -> None:
-    """The rows are still being read by the kernel: they must not be freed by who guesses the id."""
+    """The kernel may still be reading the rows: a container that guesses the id must not cause them
+    to be freed."""
     model = world.model(cached=False)
     container = world.container(model, protocol=protocol)
     model.predict(1.0, 100)
@@ -151,7 +152,7 @@ def test_an_answer_before_the_request_has_left(world: World, protocol: int) -> N
     )
 
 
-def test_a_late_answer_fills_the_cache_and_ends_who_waits(world: World) -> None:
+def test_a_late_answer_fills_the_cache_and_ends_waiting_rows(world: World) -> None:
     model = world.model()
     container = world.container(model)
     (early,) = in_flight(world, model, container, [5.0], slo_ms=10)
@@ -168,7 +169,7 @@ def test_a_late_answer_fills_the_cache_and_ends_who_waits(world: World) -> None:
     assert model.predict(5.0).result() == 5.0
 
 
-def test_who_joins_a_row_that_is_overdue_is_served_elsewhere(world: World) -> None:
+def test_a_row_that_joins_an_overdue_one_is_sent_to_another_replica(world: World) -> None:
     model = world.model()
     hung = world.container(model)
     (early,) = in_flight(world, model, hung, [5.0], slo_ms=10)

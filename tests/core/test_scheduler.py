@@ -1,5 +1,5 @@
-"""Which rows go where and when: sizes, order, a second batch, holding, shedding, replicas that are
-to be left alone."""
+"""Which rows are sent to which replica, and when: sizes, order, a second batch, holding, shedding,
+and replicas that get nothing."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ BEAT_US = 500_000
 
 
 def teach(world: World, container: Any, model: Any, took_us: int, batches: int = 12) -> None:
-    """The batcher learns that a single row takes this long."""
+    """Let the batcher measure that a single row takes this long."""
     for i in range(batches):
         future = model.predict(-1000.0 - i, 60_000)
         world.step()
@@ -114,8 +114,8 @@ def test_a_row_that_cannot_be_in_time_is_dropped_early_and_the_next_is_not(world
 
 
 def test_a_tight_row_in_the_middle_is_not_sent_either(world: World) -> None:
-    """SLOs of one lane differ by up to a factor of two: a first row in time does not mean that
-    those behind it are."""
+    """SLOs of one lane differ by up to a factor of two: rows behind a first row that is in time may
+    be late."""
     model = world.model(cached=False)
     container = world.container(model, mode=STATIC, size_max=8)
     teach(world, container, model, 20_000)
@@ -167,9 +167,9 @@ def test_a_silent_replica_gets_nothing_and_is_closed_after_three_heartbeats(worl
     assert future.status() == Status.DEADLINE
 
 
-def test_while_we_do_not_listen_nobody_is_silent(world: World) -> None:
-    """While this process was stopped or had no core, frames of its containers wait unread: they do
-    not count as silent."""
+def test_containers_are_not_silent_while_the_loop_does_not_read(world: World) -> None:
+    """Frames of containers wait unread while this process is stopped or has no CPU: those
+    containers do not count as silent."""
     container = world.container(world.model(cached=False))
     for _ in range(3):
         world.step(10 * BEAT_US)
@@ -191,7 +191,7 @@ def test_heartbeats_are_sent_when_there_is_nothing_else_to_send(world: World) ->
 
 
 @pytest.mark.parametrize("hello", [False, True])
-def test_who_never_becomes_a_replica_is_closed(world: World, hello: bool) -> None:
+def test_a_connection_that_never_becomes_a_replica_is_closed(world: World, hello: bool) -> None:
     conn = world.engine.open(world.now_us)
     if hello:
         assert world.engine.receive(conn, encode_frame(Kind.HELLO, b""), world.now_us)

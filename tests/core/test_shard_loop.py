@@ -1,5 +1,5 @@
-"""clipper_core.params.shard_loop over real sockets, beside the table that it serves; SequenceWindow
-beside a set."""
+"""Tests of clipper_core.params.shard_loop over real sockets, compared with the table that it
+serves, and of SequenceWindow, compared with a set."""
 
 import contextlib
 import os
@@ -276,7 +276,7 @@ def test_a_stale_push_has_a_smaller_rate(shard: Shard, worker: Worker) -> None:
     assert (shard.table.pull([1]) == twin.pull([1])).all()
 
 
-def test_strangers_are_not_served(shard: Shard) -> None:
+def test_unadmitted_connections_are_not_served(shard: Shard) -> None:
     unadmitted = Worker(shard, admitted=False)
     assert unadmitted.pull([1])[0]["rows"] == NOT_ADMITTED
     unadmitted.send(CALL, length=1 << 20)
@@ -367,7 +367,7 @@ def test_what_python_changed_is_followed_too(shard: Shard) -> None:
     assert other.look(8, 3) == 0
 
 
-def test_an_answer_for_one_who_left_reaches_nobody_else(shard: Shard) -> None:
+def test_an_answer_for_a_closed_connection_reaches_no_other_client(shard: Shard) -> None:
     first = Worker(shard, admitted=False)
     first.send(CALL, payload=b"mine....")
     select.select([shard.core.calls_fd], [], [], 10)
@@ -466,7 +466,7 @@ def test_connection_without_hello_is_closed_in_time(tmp_path: Path) -> None:
         silent.socket.close()
 
 
-def test_stranger_whose_hello_waits_for_python_is_not_closed(tmp_path: Path) -> None:
+def test_unadmitted_connection_whose_hello_waits_for_python_is_not_closed(tmp_path: Path) -> None:
     with (
         contextlib.closing(Shard(tmp_path, connections_max=8)) as shard,
         contextlib.ExitStack() as stack,
@@ -641,8 +641,8 @@ def test_pushes_wait_while_it_is_held(shard: Shard, worker: Worker) -> None:
 
 
 def test_a_worker_with_much_at_once_lets_others_between(tmp_path: Path) -> None:
-    """After TURN_BYTES of messages and answers of one connection it is another's turn: the pull of
-    the second worker comes before the push at the end of what the first one sent."""
+    """After TURN_BYTES of messages and answers of one connection the loop serves the next one: the
+    pull of the second worker is executed before the last push of the first."""
     dim = 1024
     table = Table("wide", dim, optimizer=Optimizer("adagrad"))
     with contextlib.closing(Shard(tmp_path, table)) as shard:

@@ -1,5 +1,5 @@
-"""clipper_core.params.shard_state: memory that comes with a connection, alone and through a core;
-none of it may end the shard."""
+"""Shared memory of connections in clipper_core.params.shard_state, alone and through a core; no
+such memory may end the shard."""
 
 import contextlib
 import fcntl
@@ -232,7 +232,7 @@ def test_memory_is_the_connections(shard: Shard) -> None:
     assert len(os.listdir("/proc/self/fd")) <= files + 1
 
 
-def test_descriptors_that_nobody_requested_are_closed(shard: Shard) -> None:
+def test_descriptors_that_were_not_requested_are_closed(shard: Shard) -> None:
     worker, unadmitted = Worker(shard), Worker(shard, admitted=False)
     assert share(unadmitted)["rows"] == NOT_ADMITTED, "it has been let in, as far as strangers are"
     with opened(memory_file(4096)) as fd:

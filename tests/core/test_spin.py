@@ -1,5 +1,5 @@
-"""clipper_core.runtime.spin: when to poll, beside a plain twin; and a reader of sockets that polls,
-beside one that does not."""
+"""Tests of clipper_core.runtime.spin: when to poll, compared with a simple model; and a reader of
+sockets that polls, compared with one that does not."""
 
 import contextlib
 import os
@@ -46,8 +46,8 @@ class Twin:
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(1, 25)), max_size=300))
 def test_polling_is_done_while_it_pays(policy: list[tuple[int, int]]) -> None:
-    """Each spell: how many polls find nothing before one pays, if it lasts so long; and how far
-    they are apart."""
+    """Each spell has a number of polls that find nothing before one finds something, and a time
+    between them."""
     ours, twin, now = SpinPolicy(SPIN_US), Twin(), 1_000
     for polls, apart_us in policy:
         begun = ours.begin(now)
@@ -109,7 +109,7 @@ def test_all_is_read_however_it_comes(pair: Pair, spin_us: int) -> None:
     sender.join()
 
 
-def test_polling_is_for_who_has_several_cores(pair: Pair) -> None:
+def test_polling_needs_several_cores(pair: Pair) -> None:
     ours, _ = pair
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 1000))
     receiver, mine = Receiver(spin_us=SPIN_US), os.sched_getaffinity(0)

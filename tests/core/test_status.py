@@ -27,7 +27,7 @@ def test_every_status_has_an_error_that_keeps_the_detail(status: Status) -> None
     assert "the detail" in str(error)
 
 
-def test_an_error_nobody_bound_knows_its_status() -> None:
+def test_an_error_without_a_bound_class_has_its_status() -> None:
     error = StatusError("why", Status.BAD_OUTPUT)
     assert error.status is Status.BAD_OUTPUT
     assert str(error) == "why"

@@ -161,7 +161,7 @@ def test_of_many_names_the_busiest_have_numbers() -> None:
 
 
 class Scripted:
-    """Sources that a test moves on."""
+    """A fake of the feed's sources, whose values the test sets."""
 
     def __init__(self) -> None:
         self.queries = 0
@@ -189,7 +189,7 @@ class Scripted:
 
 
 class Page:
-    """The connection below a viewer."""
+    """A fake of the connection of a viewer."""
 
     def __init__(self) -> None:
         self.full = self.aborted = self.finished = False
@@ -226,7 +226,7 @@ class Page:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """A feed's clocks: wall and monotonic time are its only number."""
+    """A fake of a feed's clocks, whose wall and monotonic time are the same number."""
     now = [1000.0]
     monkeypatch.setattr("clipper.manage.dashboard.feed.wall_time_us", lambda: int(now[0] * 1e6))
     monkeypatch.setattr("clipper.manage.dashboard.feed.time.monotonic", lambda: now[0])
@@ -262,7 +262,7 @@ def test_a_viewer_gets_the_present_and_the_past_and_then_each_second(
     assert [name for name, _, _ in page.events()] == ["about", "row", "now"]
 
 
-def test_who_comes_again_gets_what_it_missed(clock: list[float]) -> None:
+def test_a_client_that_reconnects_gets_missed_events(clock: list[float]) -> None:
     sources = Scripted()
     feed = Feed(sources, 4)
     ticked(feed, clock, 30, sources)
@@ -293,7 +293,7 @@ def test_a_page_too_many_is_refused_and_one_that_leaves_makes_room(clock: list[f
     assert feed.viewer_count == 1
 
 
-def test_who_does_not_read_is_cut_off(clock: list[float]) -> None:
+def test_a_client_that_does_not_read_is_disconnected(clock: list[float]) -> None:
     sources = Scripted()
     feed = Feed(sources, 4)
     slow, quick = Page().watch(feed), Page().watch(feed)
@@ -363,7 +363,7 @@ def test_a_reading_that_fails_is_tried_again() -> None:
 
 
 class SlowQuery:
-    """A query's future, ended."""
+    """A fake of a query's future that is done."""
 
     def __init__(self, us: int, waits: tuple[int, ...] = ()) -> None:
         self.latency_us, self.id, self._waits = us, us, waits or (us,)

@@ -1,4 +1,4 @@
-"""The mesh on the page, in a real Chromium: who is how full, who holds what, and why."""
+"""The mesh on the page, in a real Chromium: how full each node is, which models it has, and why."""
 
 from collections.abc import Iterator
 
@@ -29,7 +29,7 @@ def server() -> Iterator[clipper.ClipperServer]:
         yield server
 
 
-def test_who_is_how_full_and_who_holds_what(page: Page, server: clipper.ClipperServer) -> None:
+def test_memory_and_models_of_each_node(page: Page, server: clipper.ClipperServer) -> None:
     opened(page, server)
     page.until("document.querySelectorAll('#mesh .nodes tbody tr').length === 2")
     widths = page.run(

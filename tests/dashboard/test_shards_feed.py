@@ -115,7 +115,7 @@ def test_of_many_there_are_bounds() -> None:
     assert f"t{2 * TABLES_MAX - 1}" in now["tables"]
 
 
-def test_who_observes_does_not_wait() -> None:
+def test_readers_of_statistics_do_not_wait() -> None:
     go, read, readings = threading.Event(), threading.Semaphore(0), []
 
     def reading() -> list[dict[str, Any]]:

@@ -1,5 +1,5 @@
-"""Mistakes of a person: a typed error names the thing, the cause and the next step, and nobody else
-is harmed."""
+"""Mistakes of a person: a typed error names the thing, the cause and the next step, and other users
+are not affected."""
 
 import math
 import os
@@ -146,7 +146,7 @@ def test_names_that_are_none(server, name):
 
 
 @pytest.mark.parametrize(
-    ("settings", "error", "says"),
+    ("settings", "error", "message"),
     [
         ({"input": "f64[x]"}, InvalidInput, "bad input type"),
         ({"input": "image"}, InvalidInput, "bad input type"),
@@ -161,9 +161,9 @@ def test_names_that_are_none(server, name):
         ({"code": "no/such/folder"}, PackagingError, "no such file"),
     ],
 )
-def test_a_deploy_that_cannot_be(server, names, settings, error, says):
+def test_a_deploy_that_cannot_be(server, names, settings, error, message):
     before = len(server.stats()["models"])
-    with pytest.raises(error, match=says):
+    with pytest.raises(error, match=message):
         server.deploy(next(names), total, **settings)
     assert len(server.stats()["models"]) == before
 

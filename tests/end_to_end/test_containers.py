@@ -1,5 +1,5 @@
-"""Containers that were started elsewhere: who is let in, who is not, and many at once on one loop
-thread."""
+"""Containers that were started elsewhere: which are admitted, which are not, and many at once on
+one loop thread."""
 
 import gc
 import os
@@ -33,7 +33,7 @@ def memory(server, names):
 
 
 @pytest.fixture
-def crowd(names):
+def many_containers(names):
     """Yield a server and containers of this process, too many for all their threads to send ten
     heartbeats a second on a busy machine."""
     with (
@@ -317,24 +317,24 @@ def test_candidate_models(server, deploy, app):
     )
     name = one.name.partition(":")[0]
 
-    def ask(*candidates, **fields):
+    def predict(*candidates, **fields):
         request = clipper.PredictionRequest(ROW, candidate_models=candidates, **fields)
         return server.schedule_prediction(request).result(10)
 
-    assert ask(name).output == 2
-    assert ask(f"{name}:1").output == 1
-    assert ask(clipper.VersionedModel(name, 1)).output == 1
-    both = ask(one.name, two.name)
+    assert predict(name).output == 2
+    assert predict(f"{name}:1").output == 1
+    assert predict(clipper.VersionedModel(name, 1)).output == 1
+    both = predict(one.name, two.name)
     assert {str(m) for m in both.models} == {one.name, two.name}
     assert both.confidence < 1
-    handle = app(two, slo_ms=1000, default=-1)
-    assert ask(one.name, application=handle.name).output == 1
+    handle = app(two, slo_ms=10_000, default=-1)
+    assert predict(one.name, application=handle.name).output == 1
     request = clipper.PredictionRequest(ROW, candidate_models=name)  # type: ignore[arg-type]  # a name by itself
     assert server.schedule_prediction(request).result(10).output == 2
     third = deploy(lambda xs: xs[:, 0] * 0 + 3, input="f64[4]", cache=False, name=name)
-    assert ask(name).output == 3
+    assert predict(name).output == 3
     server.retire(third.name)
-    assert ask(name).output == 2
+    assert predict(name).output == 2
 
 
 def test_candidates_that_are_not_there(server, deploy):
@@ -356,9 +356,9 @@ def test_candidates_that_are_not_there(server, deploy):
 # -- many
 
 
-def test_eighty_containers_on_one_loop_thread(crowd):
+def test_eighty_containers_on_one_loop_thread(many_containers):
     """The server has one descriptor and no thread for each container."""
-    server, memory = crowd
+    server, memory = many_containers
     memory(input="f64[4]").serve(total)
     gc.collect()  # servers of earlier tests hold some until then
     threads, fds = {*threading.enumerate()}, len(os.listdir("/proc/self/fd"))
@@ -380,8 +380,8 @@ def test_eighty_containers_on_one_loop_thread(crowd):
     wait_until(lambda: len(os.listdir("/proc/self/fd")) <= fds)
 
 
-def test_sixty_replicas_share_one_queue(crowd):
-    server, memory = crowd
+def test_sixty_replicas_share_one_queue(many_containers):
+    server, memory = many_containers
     first = memory(input="f64[4]")
     name, worked = first.hello["name"], set()
 

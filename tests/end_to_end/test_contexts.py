@@ -8,7 +8,7 @@ from clipper.errors import InvalidInput
 
 
 def even(xs):
-    """A model that is right for even inputs."""
+    """Answer correctly for even inputs only."""
     return np.where(xs[:, 0] % 2 == 0, xs[:, 0], -1).astype(int)
 
 
@@ -43,7 +43,7 @@ def test_a_query_goes_to_the_model_that_its_context_selects(models, app, policy)
 
 @pytest.mark.parametrize("policy", ["mixture", "lints"])
 def test_lists_train_the_contexts_of_their_answers(models, app, policy):
-    """Lists are learned one by one in the core, and also where their labels have to be converted
+    """The core learns lists one observation at a time, also if their labels have to be converted
     first."""
     lists = {
         "alone": lambda handle, answers: [
@@ -57,9 +57,9 @@ def test_lists_train_the_contexts_of_their_answers(models, app, policy):
         ),
     }
     seen = {}
-    for name, tell in lists.items():
+    for name, send_feedback in lists.items():
         handle = app(*models, slo_ms=5000, policy=policy)
-        tell(
+        send_feedback(
             handle,
             [
                 handle.predict(np.array([float(i % 10)]), context=context(i)).result(10)

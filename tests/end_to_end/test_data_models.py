@@ -91,7 +91,7 @@ def test_a_skops_file_answers_as_its_estimator(
 
 
 class Mine:
-    """A type of the test's own: nobody trusts it."""
+    """A type of this test, which is in no list of trusted types."""
 
     def predict(self, xs: Any) -> Any:
         return [0] * len(xs)
@@ -149,7 +149,8 @@ def test_a_check_knows_the_types(digits: Any, logreg: Any) -> None:
 def test_what_is_no_model_is_refused_with_the_reason(
     kind: str, make: Any, why: str, logreg: Any, tmp_path: Path
 ) -> None:
-    """Examined here; test_a_type_that_the_user_trusts_is_made has a process examine and refuse."""
+    """Models are examined in this process; in test_a_trusted_type_is_loaded another process does
+    it."""
     path = tmp_path / "m.packed"
     path.write_bytes(Artifact(kind, make(as_onnx(logreg))).packed("m"))
     found = examine(str(path))
@@ -157,7 +158,7 @@ def test_what_is_no_model_is_refused_with_the_reason(
     assert re.search(why, str(found["reason"]))
 
 
-def test_a_type_that_the_user_trusts_is_made() -> None:
+def test_a_trusted_type_is_loaded() -> None:
     from textwrap import dedent
 
     from sklearn.linear_model import LinearRegression

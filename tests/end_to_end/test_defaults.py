@@ -18,7 +18,7 @@ def total(xs):
     return xs.sum(axis=1)
 
 
-def ask(handle, row=ROW, **options):
+def predict(handle, row=ROW, **options):
     """Query and return the default answer, which must be the declared one."""
     answer = handle.predict(row, **options).result(10)
     assert answer.is_default
@@ -29,9 +29,9 @@ def ask(handle, row=ROW, **options):
 
 def test_no_replica(deploy, app):
     model = deploy(total, input="f64[4]", replicas=0)
-    begun = time.monotonic()
-    answer = ask(app(model, slo_ms=50, default="none"))
-    assert time.monotonic() - begun >= 0.049
+    start = time.monotonic()
+    answer = predict(app(model, slo_ms=50, default="none"))
+    assert time.monotonic() - start >= 0.049
     assert answer.reason == f"no container of {model.name} is connected"
     assert [str(m) for m in answer.missing] == [model.name]
     with pytest.raises(NoReplica):
@@ -44,7 +44,7 @@ def test_a_slow_model(deploy, app):
         return xs.sum(axis=1)
 
     model = deploy(slow, input="f64[4]", cache=False)
-    assert model.name in ask(app(model, slo_ms=30, default="none")).reason
+    assert model.name in predict(app(model, slo_ms=30, default="none")).reason
     with pytest.raises(DeadlineExceeded):
         model.predict(ROW, slo_ms=20).result(5)
 
@@ -54,7 +54,7 @@ def test_a_frozen_model(deploy, app, server):
     pid = server.stats()["models"][model.name]["replicas"][0]["pid"]
     freeze(pid)
     try:
-        assert model.name in ask(app(model, slo_ms=40, default="none")).reason
+        assert model.name in predict(app(model, slo_ms=40, default="none")).reason
     finally:
         os.kill(pid, signal.SIGCONT)
 
@@ -67,7 +67,7 @@ def test_a_model_that_dies_of_a_query(deploy, app, server):
 
     model = deploy(mortal, input="f64[4]", cache=False)
     handle = app(model, slo_ms=400, default="none")
-    answer = ask(handle, -ROW)
+    answer = predict(handle, -ROW)
     assert model.name in answer.reason
     wait_until(lambda: not handle.predict(ROW).result().is_default, "it comes back")
 
@@ -78,7 +78,7 @@ def test_a_model_that_raises(deploy, app):
 
     model = deploy(broken, input="f64[4]", cache=False)
     assert (
-        ask(app(model, slo_ms=2000, default="none")).reason
+        predict(app(model, slo_ms=2000, default="none")).reason
         == f"{model.name} failed: KeyError: 'no such feature'"
     )
     with pytest.raises(ModelFailed) as caught:
@@ -122,7 +122,7 @@ def test_a_wrong_number_of_outputs(deploy, app, count):
         (ModelFailed, BadOutput), match=r"batch of \d+ and returned|number of outputs"
     ):
         futures.result(5)
-    assert "returned" in ask(handle).reason
+    assert "returned" in predict(handle).reason
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_another_output_than_was_declared(deploy, app, declared, wrong):
         "xs[:, :2]": lambda xs: xs[:, :2],
     }
     model = deploy(body[wrong], input="f64[4]", output=declared, cache=False)
-    answer = ask(app(model, slo_ms=3000, default="none"))
+    answer = predict(app(model, slo_ms=3000, default="none"))
     assert "type or shape" in answer.reason
     with pytest.raises(BadOutput, match="declared"):
         model.predict(ROW).result(5)
@@ -145,7 +145,7 @@ def test_another_output_than_was_declared(deploy, app, declared, wrong):
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_an_output_that_is_no_number(deploy, app, bad):
     model = deploy(lambda xs: xs[:, 0] * bad + bad, input="f64[4]", cache=False)
-    answer = ask(app(model, slo_ms=3000, default="none"))
+    answer = predict(app(model, slo_ms=3000, default="none"))
     assert answer.reason == f"the output of {model.name} is not a finite value"
 
 
@@ -161,16 +161,20 @@ def test_a_confidence_below_the_threshold(deploy, app):
     assert answer.reason == "confidence 0.50 is below the application's 0.90"
 
 
-def test_an_ensemble_answers_without_its_slow_model(deploy, app):
+def test_an_ensemble_answers_without_its_slow_model(deploy, app, tmp_path):
+    gate = tmp_path / "gate"
+
     def slow(xs):
-        time.sleep(1.0)
+        while not gate.exists():
+            time.sleep(0.01)
         return xs[:, 0] * 0
 
     quick, late = (
         deploy(lambda xs: xs[:, 0], input="f64[4]", cache=False),
         deploy(slow, input="f64[4]", cache=False),
     )
-    answer = app(quick, late, slo_ms=150, default="none").predict(ROW + 7).result(5)
+    answer = app(quick, late, slo_ms=1500, default="none").predict(ROW + 7).result(20)
+    gate.touch()
     assert not answer.is_default
     assert answer.output == 7.0
     assert [str(m) for m in answer.models] == [quick.name]

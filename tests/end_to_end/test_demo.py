@@ -44,7 +44,7 @@ def containers_of(server: int) -> list[str]:
 
 @pytest.fixture(scope="module")
 def state(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A folder where the first demo leaves its models, and the next ones find them."""
+    """Return a folder in which the first demo stores its models for the next ones."""
     return str(tmp_path_factory.mktemp("state"))
 
 
@@ -72,11 +72,11 @@ def test_a_few_seconds_without_a_terminal(state: str) -> None:
     assert all(0 < summary["models"][f"{name}:1"]["cached"] < 0.9 for name in digits.GOOD)
     assert all(model["limit"] > 0 for model in summary["models"].values())
     assert summary["faults"] == []
-    check_lessons(summary)
+    check_learning(summary)
     assert containers_of(process.pid) == []
 
 
-def check_lessons(summary: dict[str, Any]) -> None:
+def check_learning(summary: dict[str, Any]) -> None:
     """Check that both applications learned from a few hundred feedbacks while their best model was
     broken twice."""
     assert set(summary["learning"]) == {"exp3", "stacking"}
@@ -144,8 +144,8 @@ def terminal(state: str) -> Iterator[Terminal]:
 
 
 def test_keys_on_a_terminal(terminal: Terminal) -> None:
-    """d spoils the best model and mends it, k kills a container, which comes back; + raises the
-    rate, v changes the view; q ends it all in good order."""
+    """d degrades the best model and restores it, k kills a container, which is restarted, + raises
+    the rate, v changes the view, and q ends the demo and its processes."""
     terminal.see(r"300 queries a second")
     terminal.see(r"exp3 picks a model.*stacking weighs all")
     terminal.press("d")

@@ -113,7 +113,7 @@ def test_an_ensemble_of_both(server, order):
 def test_awaited_called_back_and_as_completed(server):
     app = both(server)
 
-    async def ask(i):
+    async def predict(i):
         answer = await app.predict(ROW + i)
         one, two = await asyncio.gather(
             server.model("one").predict(ROW + i), server.model("two").predict(ROW + i)
@@ -121,7 +121,7 @@ def test_awaited_called_back_and_as_completed(server):
         return answer.output, (one + two) / 2
 
     async def everything():
-        return await asyncio.gather(*(ask(i) for i in range(300)))
+        return await asyncio.gather(*(predict(i) for i in range(300)))
 
     for got, expected in asyncio.run(everything()):
         np.testing.assert_allclose(got, expected)

@@ -22,7 +22,7 @@ def right(xs):
 
 
 def often(xs):
-    """A model that is right for seven inputs of ten."""
+    """Answer correctly for seven inputs of ten."""
     return np.where(xs[:, 0] < 7, xs[:, 0], -1).astype(int)
 
 
@@ -61,9 +61,9 @@ def test_policies_are_compared_on_the_journal_while_the_server_runs(tmp_path: Pa
         begin = time.time()
         use(app, 20)
         assert app.evaluate("squarecb", since=begin).queries == 20
-        lately = ["--since", "1h", "--last", "300"]
+        limits = ["--since", "1h", "--last", "300"]
         shown = CliRunner().invoke(
-            main, ["evaluate", "digits", "--policy", "squarecb", *lately, "--folder", state]
+            main, ["evaluate", "digits", "--policy", "squarecb", *limits, "--folder", state]
         )
         assert shown.exit_code == 0, shown.output
         assert "(as it ran)" in shown.output

@@ -92,7 +92,7 @@ def test_feedback_to_another_server_counts_once_and_survives_a_kill(
             "unknown": 0,
         }
         wait_until(lambda: seen(server) == 22, "what the other learned is heard of", PATIENCE_S)
-        acknowledged = 22 + told_until_killed(process, app, ids[22:])
+        acknowledged = 22 + send_feedback_until_killed(process, app, ids[22:])
         early = is_taken(app, ids[-1])  # on a busy machine its lease may have ended already
         acknowledged += early
         with clipper.start(state=state, folder=str(tmp_path / "a"), drain_s=1.0) as again:
@@ -108,18 +108,18 @@ def test_feedback_to_another_server_counts_once_and_survives_a_kill(
         wait_until(
             lambda: early or is_taken(app, ids[-1]), "its answer is in the store", PATIENCE_S
         )
-        again_told = app.feedback_many(ids, range(COUNT))
-        assert (again_told.counted + again_told.duplicates, again_told.unknown) == (COUNT, 0)
+        repeated = app.feedback_many(ids, range(COUNT))
+        assert (repeated.counted + repeated.duplicates, repeated.unknown) == (COUNT, 0)
         assert COUNT - 1 <= seen(server) <= COUNT, "at most what was told at the kill is lost"
-        assert total + (not early) + again_told.counted == seen(server)
+        assert total + (not early) + repeated.counted == seen(server)
 
 
-def told_until_killed(process: subprocess.Popen[str], app: Any, ids: list[str]) -> int:
+def send_feedback_until_killed(process: subprocess.Popen[str], app: Any, ids: list[str]) -> int:
     """Send feedback one by one while the server that answered is killed; return how many were
     acknowledged."""
     acknowledged, enough = [0], threading.Event()
 
-    def tell() -> None:
+    def send_feedback() -> None:
         for i, id in enumerate(ids, COUNT - len(ids)):
             try:
                 acknowledged[0] += app.feedback(id, label=i)
@@ -129,7 +129,7 @@ def told_until_killed(process: subprocess.Popen[str], app: Any, ids: list[str]) 
                 enough.set()
         enough.set()
 
-    thread = threading.Thread(target=tell)
+    thread = threading.Thread(target=send_feedback)
     thread.start()
     assert enough.wait(PATIENCE_S)
     process.send_signal(signal.SIGKILL)

@@ -169,8 +169,8 @@ def models_by_kind(models, deploy_for_all):
 
 @pytest.mark.parametrize("policy", ["exp4", "logodds", "stacking", "mixture"])
 @pytest.mark.parametrize("kind", ["ints", "texts", "floats"])
-def test_an_array_teaches_what_its_rows_would(models_by_kind, app, policy, kind):
-    """An array, a list and one by one: the same state, bit for bit."""
+def test_feedback_for_an_array_equals_feedback_for_its_rows(models_by_kind, app, policy, kind):
+    """Feedback by an array, by a list and one by one gives the same state, bit for bit."""
     linked = models_by_kind[kind]
     xs = np.array([[i % 10, i] for i in range(100)], float)
     labels = {
@@ -319,7 +319,7 @@ def test_feedback_counts_under_every_policy(models, app, server, policy):
 
 
 def test_a_correct_default_answer_does_not_reward_models_that_disagreed(models, app):
-    """The models say 4, 8 and 3, none of them surely enough; the default, 3, is what was
+    """The models answer 4, 8 and 3, each with too low a confidence, so the default, 3, was
     returned."""
     handle = app(*models, policy="stacking", slo_ms=5000, confidence_min=0.99, default=3)
     exp = app(*models, policy="exp4", slo_ms=5000, confidence_min=0.99, default=3)
@@ -392,7 +392,7 @@ def test_feedback_that_can_not_be_is_refused_and_changes_nothing(models, app, se
     assert handle.feedback_many(array, [3, 3]).counted == 2
 
 
-TEACHER = """
+FEEDBACK_SCRIPT = """
 import sys
 import numpy as np
 import clipper
@@ -417,7 +417,7 @@ def run_until_killed(folder: Path, kill_after: int) -> int:
     """Kill a server after so many acknowledged feedbacks; return the number of all acknowledged
     ones."""
     process = subprocess.Popen(
-        [sys.executable, "-c", TEACHER, folder],
+        [sys.executable, "-c", FEEDBACK_SCRIPT, folder],
         stdout=subprocess.PIPE,
         stdin=subprocess.PIPE,
         text=True,
@@ -453,7 +453,7 @@ def test_acknowledged_feedback_survives_kills(tmp_path: Path):
 def test_what_was_learned_survives_in_a_folder_without_a_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The journal forgets segments that are written to the store; a store in memory ends with the
+    """The journal deletes segments that are written to the store; a store in memory ends with the
     process."""
     monkeypatch.setattr("clipper.store.journal.SEGMENT_BYTES", 1 << 12)
     counted = 0

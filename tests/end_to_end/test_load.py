@@ -27,8 +27,8 @@ def costly(xs):
 
 def offer(model, per_s, seconds, slo_ms):
     """Send queries at an even rate, whatever comes back; return their futures."""
-    futures, begun, query_count = [], time.monotonic(), 0
-    while (now := time.monotonic() - begun) < seconds:
+    futures, start, query_count = [], time.monotonic(), 0
+    while (now := time.monotonic() - start) < seconds:
         while query_count < now * per_s:
             query_count += 1
             futures.append(model.predict(ROW + query_count, slo_ms=slo_ms))
@@ -43,16 +43,16 @@ def outcomes(futures):
 
 
 def test_overload_sheds_and_goodput_stays(deploy, server):
-    """Five times what the model can do: every query ends once; what is answered is no less than
-    without the overload."""
+    """The load is five times the model's capacity: every query ends once, and no fewer are answered
+    than without the overload."""
     model = deploy(costly, input="f64[4]", cache=False)
     offer(model, 400, 0.5, 100)  # it learns
-    calm = outcomes(offer(model, 600, 1.5, 100))[Status.OK] / 1.5
+    normal_rate = outcomes(offer(model, 600, 1.5, 100))[Status.OK] / 1.5
     futures = offer(model, 5000, 2.0, 100)
     ended = outcomes(futures)
     assert sum(ended.values()) == len(futures)
     assert set(ended) <= {Status.OK, Status.DROPPED, Status.DEADLINE, Status.FULL}
-    assert ended[Status.OK] / 2.0 > 0.5 * calm, (ended, calm)
+    assert ended[Status.OK] / 2.0 > 0.5 * normal_rate, (ended, normal_rate)
     assert ended[Status.DROPPED] + ended[Status.FULL] + ended[Status.DEADLINE] > 0.5 * len(futures)
     ended_by_status = server.stats()["models"][model.name]["ended"]
     assert ended_by_status["OK"] >= ended[Status.OK]
@@ -83,8 +83,8 @@ def test_a_full_queue_is_an_answer():
 
 
 def test_a_slow_model_does_not_slow_another(deploy):
-    """One model's queue is full all the time; the other answers as it does alone, give or take the
-    machine's cores."""
+    """One model's queue is always full; the other answers as it does alone, within what the
+    machine's cores allow."""
     busy = deploy(costly, input="f64[4]", cache=False)
     quick = deploy(lambda xs: xs.sum(axis=1), input="f64[4]", cache=False)
     stop = threading.Event()
@@ -108,8 +108,8 @@ def test_a_slow_model_does_not_slow_another(deploy):
 
 @pytest.mark.slow
 def test_memory_stays_flat(deploy):
-    """200 000 queries, one by one and in bulk, hits and misses, numbers and blobs, answered and
-    given up."""
+    """Memory is measured over 200 000 queries: single ones and lists, hits and misses, numbers and
+    blobs, answered and abandoned ones."""
     number = deploy(lambda xs: xs.sum(axis=1), input="f64[4]")
     blob = deploy(lambda xs: [x * 20 for x in xs], input="str", cache=False)
 
@@ -136,7 +136,7 @@ def test_many_threads_query_at_once(deploy, server):
     model = deploy(lambda xs: xs.sum(axis=1), input="f64[4]", cache=False)
     wrong = []
 
-    def ask(seed):
+    def send_queries(seed):
         for i in range(300):
             try:
                 if model.predict(ROW + seed * 1000 + i, slo_ms=20_000).result(30) != 6.0 + 4 * (
@@ -146,7 +146,7 @@ def test_many_threads_query_at_once(deploy, server):
             except ClipperError as error:
                 wrong.append(error)
 
-    threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(12)]
+    threads = [threading.Thread(target=send_queries, args=(seed,)) for seed in range(12)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -1,5 +1,5 @@
-"""A caller that waits alone runs the turns of the loop itself: with a real container, and signals,
-forks and ends in between."""
+"""A single caller that waits runs the loop itself: with a real container, and with signals, forks
+and closes meanwhile."""
 
 import ctypes
 import os
@@ -29,21 +29,21 @@ def model(deploy):
 
 
 @pytest.fixture
-def led(server):
+def owner_turns(server):
     """Return how often a caller has taken the loop's place so far: once to send, once more to
     wait."""
     return lambda: server.stats()["loop"]["led"]
 
 
 @pytest.fixture
-def be_led(led):
+def make_a_caller_own_the_loop(owner_turns):
     """Send queries one by one until the loop thread leaves the loop to this thread."""
 
     def ask(model):
         def sent_and_waited():
-            before = led()
+            before = owner_turns()
             assert model.predict(ROW, slo_ms=20_000).result(30) == 6.0
-            return led() >= before + 2
+            return owner_turns() >= before + 2
 
         wait_until(sent_and_waited, "a caller that leads")
 
@@ -68,30 +68,34 @@ def freeze(server, model):
     freeze.end()
 
 
-def test_a_deadline_of_one_who_leads(model, be_led, freeze, led):
-    def led_to_the_deadline():
+def test_the_deadline_of_a_caller_that_owns_the_loop(
+    model, make_a_caller_own_the_loop, freeze, owner_turns
+):
+    def owned_until_the_deadline():
         """Return whether the caller owned the loop until the deadline. Not always so: on a busy
         machine the loop thread may be back between the query and the wait."""
-        be_led(model)
+        make_a_caller_own_the_loop(model)
         freeze()
-        before = led()
+        before = owner_turns()
         with pytest.raises(DeadlineExceeded):
             model.predict(ROW, slo_ms=60).result()
         freeze.end()
-        return led() >= before + 2
+        return owner_turns() >= before + 2
 
-    wait_until(led_to_the_deadline)
+    wait_until(owned_until_the_deadline)
 
 
 @pytest.mark.parametrize("kind", [signal.SIGALRM, signal.SIGINT])
-def test_a_signal_is_handled_by_a_thread_that_owns_the_loop(model, be_led, freeze, kind):
+def test_a_signal_is_handled_by_a_thread_that_owns_the_loop(
+    model, make_a_caller_own_the_loop, freeze, kind
+):
     class SignalRaised(Exception):
         pass
 
     def on_signal(number, frame):
         raise SignalRaised
 
-    be_led(model)
+    make_a_caller_own_the_loop(model)
     freeze()
     handler = signal.signal(kind, on_signal)
     sender = threading.Timer(0.02, signal.pthread_kill, (threading.main_thread().ident, kind))
@@ -108,28 +112,30 @@ def test_a_signal_is_handled_by_a_thread_that_owns_the_loop(model, be_led, freez
     assert future.status() is Status.DEADLINE
 
 
-def test_a_fork_while_somebody_leads(model, be_led, freeze, led):
+def test_a_fork_while_a_caller_owns_the_loop(
+    model, make_a_caller_own_the_loop, freeze, owner_turns
+):
     futures, ended = [], []
 
-    def ask_and_wait():
+    def query_and_wait():
         futures.append(model.predict(ROW, slo_ms=2000))
         ended.append(futures[-1].exception())
 
-    def leads():
+    def owns_the_loop():
         """Return the waiting thread if it owns the loop, else None: on a busy machine the loop
         thread may be back between the query and the wait."""
-        be_led(model)
+        make_a_caller_own_the_loop(model)
         freeze()
-        before, thread = led(), threading.Thread(target=ask_and_wait)
+        before, thread = owner_turns(), threading.Thread(target=query_and_wait)
         thread.start()
-        wait_until(lambda: led() >= before + 2 or ended)
+        wait_until(lambda: owner_turns() >= before + 2 or ended)
         if not ended:
             return thread
         freeze.end()
         ended.clear()
         return None
 
-    thread = wait_until(leads)
+    thread = wait_until(owns_the_loop)
     future = futures[-1]
     child = os.fork()
     if child == 0:
@@ -149,13 +155,15 @@ def test_a_fork_while_somebody_leads(model, be_led, freeze, led):
 
 
 @pytest.mark.parametrize("parked", [False, True])
-def test_answers_come_while_the_gil_is_held(server, deploy, model, be_led, parked):
+def test_answers_come_while_the_gil_is_held(
+    server, deploy, model, make_a_caller_own_the_loop, parked
+):
     """The main thread keeps the GIL in a C call that only an answer can end: if the loop thread
-    took the GIL even once on that way, the call would run into its time limit."""
+    took the GIL even once for the answer, the call would run into its time limit."""
     other = deploy(total, input="f64[4]", cache=False)
     assert other.predict(ROW, slo_ms=20_000).result(30) == 6.0
     if parked:
-        be_led(model)
+        make_a_caller_own_the_loop(model)
     libc = ctypes.PyDLL(None)  # PyDLL: a call keeps the GIL
     mailbox = MailboxReader(next(iter(server._engines)).completion)
     wanted = (ctypes.c_int32 * 2)(mailbox.fd, select.POLLIN)

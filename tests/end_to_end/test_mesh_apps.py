@@ -64,7 +64,7 @@ def own_server(folder: str) -> Iterator[clipper.ClipperServer]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_loaded_nor_asked(server: clipper.ClipperServer) -> Iterator[None]:
+def nothing_is_loaded_or_queried(server: clipper.ClipperServer) -> Iterator[None]:
     yield
     for name in tuple(server.catalog.view.applications):
         server.remove_app(name)
@@ -111,7 +111,7 @@ def evict(server: clipper.ClipperServer, id: str) -> None:
     wait_until(lambda: not any(route.served for route in server.mesh.router if route.id == id))
 
 
-def test_a_model_is_loaded_by_an_applications_query_each_time_it_has_gone(
+def test_a_model_is_loaded_by_an_applications_query_each_time_it_was_evicted(
     server: clipper.ClipperServer,
 ) -> None:
     app = server.app("sums", models=["total"], slo_ms=20_000)
@@ -243,7 +243,7 @@ def test_one_of_the_catalog_goes_though_some_of_the_mesh_came_before_it(
 def test_one_whose_record_goes_and_comes_back_is_queried_again(
     server: clipper.ClipperServer, folder: str
 ) -> None:
-    """The record is changed as by another node, which does not know the application."""
+    """The record is deleted and restored, as by another node that does not know the application."""
     server.register_model("fickle", "models.py:one", key=folder, input="f64[3]")
     app = server.app("asks", models=["fickle", "here"], slo_ms=20_000)
     for _ in range(2):
@@ -258,7 +258,7 @@ def test_one_whose_record_goes_and_comes_back_is_queried_again(
     assert app.predict(ROW).result(30).output == 2
 
 
-def test_what_is_given_back_when_an_application_let_it_go(
+def test_models_are_freed_after_an_application_unlinks_them(
     server: clipper.ClipperServer, folder: str
 ) -> None:
     unlisted = lambda: server._engines.snapshot()["unlisted"]  # noqa: E731

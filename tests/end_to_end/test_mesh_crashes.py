@@ -13,7 +13,7 @@ import pytest
 
 import clipper
 from clipper.mesh.loading import isolation
-from tests.end_to_end.test_mesh_nodes import QUICK, ROW, ask
+from tests.end_to_end.test_mesh_nodes import QUICK, ROW, predict
 from tests.memory_container import wait_until
 from tests.signals import freeze
 
@@ -80,8 +80,8 @@ def test_model_that_ends_its_process_at_a_query_is_queried_once_more_alone_and_t
 ) -> None:
     one, other = start("a", failure_s=3600.0), start("b", failure_s=3600.0)
     register(one, folder, "ends", "double")
-    assert ask(one, "double", ROW)[1] == 2.0
-    assert ask(one, "ends", ROW)[1] == 1.0
+    assert predict(one, "double", ROW)[1] == 2.0
+    assert predict(one, "ends", ROW)[1] == 1.0
     answer = one.predict("ends", FATAL, slo_ms=30_000).result(40)
     assert answer.is_default
     wait_until(lambda: one.mesh.status("ends").status == "LOADING_FAILED")
@@ -90,7 +90,7 @@ def test_model_that_ends_its_process_at_a_query_is_queried_once_more_alone_and_t
         wait_until(lambda node=node: node.mesh.joined.registry.models["ends"].failures)
         again = node.predict("ends", FATAL, slo_ms=30_000).result(40)
         assert "where it was alone" in again.reason
-        assert ask(node, "double", ROW + 1)[1] == 4.0
+        assert predict(node, "double", ROW + 1)[1] == 4.0
     ends = [host.starts for node in (one, other) for host in node.mesh.joined.hosts]
     assert sorted(ends) == [1, 2]
 
@@ -118,7 +118,7 @@ def test_model_that_was_only_beside_it_is_held_alone_for_a_while_and_loses_no_qu
     monkeypatch.setattr(isolation, "PROBATION_S", 2.0)
     node = start()
     register(node, folder, "ends", "waits")
-    ask(node, "ends", ROW)
+    predict(node, "ends", ROW)
     beside = node.predict("waits", ROW, slo_ms=60_000)
     wait_until((folder / "waiting").exists)
     node.predict("ends", FATAL, slo_ms=30_000)
@@ -133,7 +133,7 @@ def test_model_that_was_only_beside_it_is_held_alone_for_a_while_and_loses_no_qu
     )
     assert not node.mesh.joined.isolation.is_suspect("waits")
     assert not node.mesh.joined.registry.models["waits"].failures
-    assert ask(node, "waits", ROW + 1)[0] == 1.0
+    assert predict(node, "waits", ROW + 1)[0] == 1.0
     assert node.mesh.joined.hosts[0].starts == 2
 
 
@@ -143,9 +143,9 @@ def test_host_that_hangs_is_replaced_and_its_queries_are_answered(
 ) -> None:
     node = start(host_silence_s=1.0)
     register(node, folder, "pid")
-    before = ask(node, "pid")
+    before = predict(node, "pid")
     freeze(node.mesh.joined.hosts[0].pid)
-    assert ask(node, "pid", ROW + 1) != before
+    assert predict(node, "pid", ROW + 1) != before
     assert node.mesh.joined.hosts[0].starts == 2
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import clipper
 from clipper.errors import AlreadyExists, UnknownModel
-from tests.end_to_end.test_mesh_nodes import MODELS, QUICK, ROW, alive, ask, register
+from tests.end_to_end.test_mesh_nodes import MODELS, QUICK, ROW, alive, predict, register
 from tests.memory_container import wait_until
 from tests.store.conftest import own_redis
 
@@ -51,13 +51,13 @@ def test_emptied_store_takes_no_model_away_until_an_operator_confirms(
     register(one, tmp_path)
     for node in nodes:
         wait_until(lambda node=node: "m" in node.mesh.joined.registry.models)
-        assert ask(node)[2] == 4.0
+        assert predict(node)[2] == 4.0
     numbers = {node.mesh.joined.loader.number for node in nodes}
     emptied(nodes, own_redis)
     assert "has lost its history" in one.mesh.stats()["other_history"]
     for n, node in enumerate(nodes):
         assert node.mesh.stats()["other_history"]
-        assert ask(node, row=ROW + 1 + n)[0] == 2.0 * (1 + n)
+        assert predict(node, row=ROW + 1 + n)[0] == 2.0 * (1 + n)
     late = start("c")
     assert late.mesh.joined.loader.number not in numbers
     assert late.mesh.joined.registry._token == one.mesh.joined.registry._token
@@ -68,7 +68,7 @@ def test_emptied_store_takes_no_model_away_until_an_operator_confirms(
     if restore:
         for n, node in enumerate((*nodes, late)):
             wait_until(lambda node=node: "m" in node.mesh.joined.registry.models)
-            assert ask(node, row=ROW + 10 + n)[0] == 2.0 * (10 + n)
+            assert predict(node, row=ROW + 10 + n)[0] == 2.0 * (10 + n)
         return
     for node in nodes:
         wait_until(lambda node=node: node.mesh.router.get("m") is None)
@@ -80,10 +80,10 @@ def test_emptied_store_takes_no_model_away_until_an_operator_confirms(
 def test_node_with_the_name_of_one_that_lives_is_refused(start: Start, tmp_path: Path) -> None:
     node = start("a", lease_s=0.5)
     register(node, tmp_path)
-    assert ask(node)[0] == 0.0
+    assert predict(node)[0] == 0.0
     with pytest.raises(AlreadyExists, match="a node named 'a' is in this mesh already"):
         start("a", folder="second", lease_s=0.5)
-    assert ask(node, row=ROW + 1)[0] == 2.0
+    assert predict(node, row=ROW + 1)[0] == 2.0
     assert node.mesh.joined.registry.read("m").copies  # type: ignore[union-attr]
     node.close(drain_s=0)
-    assert ask(start("a", folder="second", lease_s=0.5), row=ROW + 2)[0] == 4.0
+    assert predict(start("a", folder="second", lease_s=0.5), row=ROW + 2)[0] == 4.0

@@ -59,15 +59,15 @@ def channel(server: clipper.ClipperServer) -> Iterator[Any]:
 def test_the_id_in_a_payload_names_a_model_of_the_mesh(
     server: clipper.ClipperServer, channel: Any
 ) -> None:
-    ask = channel.unary_unary("/my.Service/Ask")
+    call = channel.unary_unary("/my.Service/Ask")
     assert server.mesh.status("backwards").status == "NOT_LOADED"
     for id in ("backwards", "best"):
         payload = inject(b"\x10\x05", (3, 1), id)
-        assert ask(payload, timeout=PATIENCE_S) == payload[::-1]
+        assert call(payload, timeout=PATIENCE_S) == payload[::-1]
     both = (("mm-model-id", "backwards"), ("mm-model-id", "nobody"), ("mm-model-id", "best"))
-    assert ask(b"abc", timeout=PATIENCE_S, metadata=both) == b"cbacba"
+    assert call(b"abc", timeout=PATIENCE_S, metadata=both) == b"cbacba"
     with pytest.raises(grpc.RpcError) as caught:
-        ask(b"", timeout=PATIENCE_S, metadata=(("mm-vmodel-id", "nobody"),))
+        call(b"", timeout=PATIENCE_S, metadata=(("mm-vmodel-id", "nobody"),))
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 

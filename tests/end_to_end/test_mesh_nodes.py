@@ -126,7 +126,7 @@ def register(node: clipper.ClipperServer, folder: Path, id: str = "m", **setting
     node.register_model(id, "models.py:double", key=str(folder), **settings)
 
 
-def ask(node: clipper.ClipperServer, id: str = "m", row: Any = ROW) -> Any:
+def predict(node: clipper.ClipperServer, id: str = "m", row: Any = ROW) -> Any:
     answer = node.predict(id, row, slo_ms=20_000).result(30)
     assert not answer.is_default, answer.reason
     return answer.output
@@ -179,7 +179,7 @@ def test_any_node_answers_and_one_holds(start: Start, folder: Path) -> None:
     register(nodes[0], folder)
     for n, node in enumerate(nodes):
         wait_until(lambda node=node: "m" in node.mesh.joined.registry.models)
-        assert ask(node, row=ROW + n)[0] == 2.0 * n
+        assert predict(node, row=ROW + n)[0] == 2.0 * n
     assert len(holders(nodes[1])) == 1
     nodes[1].mesh.unregister("m")
     wait_until(lambda: not any(node.mesh.joined.loader.held for node in nodes))
@@ -195,18 +195,20 @@ def test_many_first_requests_at_once_make_one_copy(start: Start, folder: Path) -
         register(nodes[0], folder, id)
     wait_until(lambda: all("n" in node.mesh.joined.registry.models for node in nodes))
     with ThreadPoolExecutor(16) as pool:
-        results = list(pool.map(lambda i: ask(nodes[i % 3], "mn"[i % 2], ROW + i)[0], range(300)))
+        results = list(
+            pool.map(lambda i: predict(nodes[i % 3], "mn"[i % 2], ROW + i)[0], range(300))
+        )
     assert results == [2.0 * i for i in range(300)]
     assert sum(node.mesh.stats()["loads"] for node in nodes) == 2
     assert [len(holders(node, id)) for node in nodes for id in ("m", "n")] == [1] * 6
 
 
 def test_node_that_does_not_know_a_holder_makes_no_second_copy(start: Start, folder: Path) -> None:
-    """Mirrors of models and of instances are followed apart: a node may know of a copy before it
-    knows of who holds it."""
+    """Mirrors of models and of instances are followed separately: a node may know a copy before it
+    knows the instance that holds it."""
     first, second = start("a", reaper_s=3600.0), start("b", reaper_s=3600.0)
     register(second, folder)
-    assert ask(second)[0] == 0.0
+    assert predict(second)[0] == 0.0
     wait_until(
         lambda: (
             "m" in first.mesh.joined.registry.models
@@ -227,7 +229,7 @@ def test_what_was_just_registered_elsewhere_is_found(start: Start, folder: Path)
     one, other = start("a"), start("b")
     for n in range(10):
         register(one, folder, f"m{n}")
-        assert ask(other, f"m{n}").tolist() == [0.0, 2.0, 4.0]
+        assert predict(other, f"m{n}").tolist() == [0.0, 2.0, 4.0]
 
 
 def test_a_node_that_is_killed_takes_no_query_with_it(
@@ -238,7 +240,7 @@ def test_a_node_that_is_killed_takes_no_query_with_it(
     wait_until(lambda: alive(node) == ["a", "b"])
     hold_back(node, True)
     register(node, folder)
-    ask(node)
+    predict(node)
     assert holders(node) == ["b"]
     hold_back(node, False)
     with QueryLoop(node) as loop:
@@ -259,7 +261,7 @@ def test_a_node_that_hangs_is_buried_and_comes_back_in_order(
     wait_until(lambda: alive(node) == ["a", "b"])
     hold_back(node, True)
     register(node, folder)
-    ask(node)
+    predict(node)
     hold_back(node, False)
     with QueryLoop(node) as loop:
         wait_until(lambda: loop.count > 20)
@@ -283,7 +285,7 @@ def test_what_is_loaded_is_served_while_the_store_is_away(start: Start, folder: 
     hold_back(other, True, one)
     for id in ("m", "n"):
         register(one, folder, id)
-    ask(one)
+    predict(one)
     hold_back(other, False, one)
     store = one.mesh.joined.registry.store
 
@@ -298,7 +300,7 @@ def test_what_is_loaded_is_served_while_the_store_is_away(start: Start, folder: 
             wait_until(lambda: one.mesh.joined.registry.is_fenced)
             before = loop.count
             wait_until(lambda: loop.count > before + 20 and "a" not in alive(other))
-            assert ask(one, "n").tolist() == [
+            assert predict(one, "n").tolist() == [
                 0.0,
                 2.0,
                 4.0,
@@ -306,7 +308,7 @@ def test_what_is_loaded_is_served_while_the_store_is_away(start: Start, folder: 
             assert "n" not in one.mesh.joined.loader.held
     assert not loop.failed
     wait_until(lambda: not one.mesh.joined.registry.is_fenced and alive(other) == ["a", "b"])
-    assert ask(other).tolist() == [0.0, 2.0, 4.0]
+    assert predict(other).tolist() == [0.0, 2.0, 4.0]
     wait_until(lambda: len(holders(one)) == 1)
 
 
@@ -315,11 +317,11 @@ def test_holders_learn_of_queries_at_other_nodes(start: Start, folder: Path) -> 
     wait_until(lambda: alive(one) == ["a", "b"] == alive(other))
     hold_back(other, True, one)
     register(one, folder)
-    ask(other)
+    predict(other)
     resident = one.mesh.joined.loader.cache.get("m")
     assert resident is not None
     used_ms = resident.used_ms
-    ask(other, row=ROW + 1)
+    predict(other, row=ROW + 1)
     wait_until(lambda: one.mesh.joined.loader.cache.get("m").used_ms > used_ms)
 
 
@@ -330,7 +332,7 @@ def test_types_go_where_their_labels_are(start: Start, folder: Path) -> None:
     start("b", labels=("big",))
     wait_until(lambda: alive(one) == ["a", "b"])
     register(one, folder)
-    ask(one)
+    predict(one)
     assert holders(one) == ["b"]
     why = {verdict.instance: verdict.why for verdict in one.mesh.explain("m").verdicts}
     assert "big" in why["a"]
@@ -349,7 +351,7 @@ def test_what_made_room_here_is_loaded_where_there_is_room(
     for id in ("old", "new"):
         register(full, folder, id)
     hold_back(free, True, full)
-    ask(full, "old")
+    predict(full, "old")
     assert holders(full, "old") == ["full"]
     hold_back(free, False, full)
     claimed_ms = full.mesh.joined.registry.models.get("old").copies["full"].claimed_ms
@@ -362,7 +364,7 @@ def test_what_made_room_here_is_loaded_where_there_is_room(
         wait_until(lambda: "old" in free.mesh.joined.loader.held)
     wait_until(lambda: (holders(full, "new"), holders(full, "old")) == (["full"], ["free"]))
     assert any(decision.what == "wanted elsewhere" for decision in full.mesh.explain("old").history)
-    assert ask(full, "old").tolist() == (ROW * 2).tolist()
+    assert predict(full, "old").tolist() == (ROW * 2).tolist()
     assert holders(full, "new") == ["full"]
 
 
@@ -371,7 +373,7 @@ def test_all_nodes_are_replaced_one_by_one_under_load(start: Start, folder: Path
     hold_back(queried, True, *nodes)
     for n in range(4):
         register(queried, folder, f"m{n}")
-        ask(queried, f"m{n}")
+        predict(queried, f"m{n}")
     with QueryLoop(queried, "m0") as one, QueryLoop(queried, "m3") as other:
         for n, node in enumerate(nodes):
             fresh = start(f"new{n}")
@@ -386,12 +388,12 @@ def test_all_nodes_are_replaced_one_by_one_under_load(start: Start, folder: Path
 
 
 def test_a_node_that_leaves_has_its_models_moved_first(start: Start, folder: Path) -> None:
-    one, other = start("a"), start("b")
+    one, other = start("a", drain_s=60.0), start("b")
     wait_until(lambda: alive(one) == ["a", "b"] == alive(other))
     hold_back(other, True, one)
     for n in range(5):
         register(one, folder, f"m{n}")
-        ask(one, f"m{n}")
+        predict(one, f"m{n}")
     assert holders(one, "m4") == ["a"]
     hold_back(other, False, one)
     seen = []
@@ -414,21 +416,21 @@ def test_a_node_that_was_taken_for_dead_comes_back_with_what_it_holds(
     wait_until(lambda: alive(one) == ["a", "b"] == alive(other))
     hold_back(other, True, one)
     register(one, folder)
-    ask(one)
+    predict(one)
     hold_back(other, False, one)
     lease = one.mesh.joined.registry.lease
     assert lease is not None
     one.mesh.joined.registry.store.revoke(lease.id)
     lease.lost.set()
     wait_until(lambda: not one.mesh.joined.registry.is_fenced and alive(other) == ["a", "b"])
-    assert ask(other, row=ROW + 5)[0] == 10.0
+    assert predict(other, row=ROW + 5)[0] == 10.0
 
     def agreed() -> bool:
         held = [node.mesh.instance for node in (one, other) if "m" in node.mesh.joined.loader.held]
         return len(held) == 1 and holders(other) == held
 
     wait_until(agreed)
-    assert ask(other, row=ROW + 6)[0] == 12.0
+    assert predict(other, row=ROW + 6)[0] == 12.0
 
 
 def test_a_model_much_used_has_another_copy_and_both_serve(start: Start, folder: Path) -> None:
@@ -460,7 +462,7 @@ def test_a_vmodel_is_switched_without_a_lost_query(start: Start, folder: Path) -
         wait_until(lambda: loop.count > 5)
         status = nodes[1].mesh.set_vmodel("v", "t", sync=True)
         assert (status.active, status.previous) == ("t", "m")
-        wait_until(lambda: ask(nodes[1], "v", ROW + 1000.5)[0] == 3001.5)
+        wait_until(lambda: predict(nodes[1], "v", ROW + 1000.5)[0] == 3001.5)
     assert not loop.failed
     assert nodes[0].mesh.rollback_vmodel("v").target == "m"
     wait_until(lambda: nodes[0].mesh.vmodel_status("v").active == "m")

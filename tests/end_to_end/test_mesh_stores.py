@@ -21,8 +21,8 @@ from tests.end_to_end.test_mesh_nodes import (
     ROW,
     QueryLoop,
     alive,
-    ask,
     holders,
+    predict,
     register,
 )
 from tests.frontend.conftest import ask as http
@@ -92,7 +92,7 @@ def test_a_store_that_is_killed_stops_no_query(
     wait_until(lambda: alive(one) == ["a", "b"] == alive(other))
     register(one, tmp_path)
     with ThreadPoolExecutor(8) as pool:
-        results = list(pool.map(lambda i: ask(nodes[i % 2], "m", ROW + i)[0], range(60)))
+        results = list(pool.map(lambda i: predict(nodes[i % 2], "m", ROW + i)[0], range(60)))
     assert results == [2.0 * i for i in range(60)]
     assert sum(node.mesh.stats()["loads"] for node in nodes) == 1
     with QueryLoop(one) as here, QueryLoop(other) as there:
@@ -107,7 +107,7 @@ def test_a_store_that_is_killed_stops_no_query(
         wait_until(lambda: alive(one) == ["a", "b"] == alive(other))
     assert not here.failed + there.failed
     register(other, tmp_path, "n")
-    assert ask(one, "n").tolist() == [0.0, 2.0, 4.0]
+    assert predict(one, "n").tolist() == [0.0, 2.0, 4.0]
     wait_until(lambda: [len(holders(one, id)) for id in "mn"] == [1, 1])
 
 
@@ -140,7 +140,7 @@ def test_a_node_waits_for_its_store_and_serves_when_it_comes(
     assert (ready.status, ready.json["waiting_for"]) == (503, [late.mesh.awaits])
     assert http(late.http_address, "GET", "/v2/health/live").status == 200
     for refused in (
-        lambda: ask(late, "m"),
+        lambda: predict(late, "m"),
         lambda: late.mesh.status("m"),
         lambda: register(late, tmp_path, "n"),
         lambda: late.mesh.instances(),
@@ -152,7 +152,7 @@ def test_a_node_waits_for_its_store_and_serves_when_it_comes(
     assert http(late.http_address, "GET", "/v2/models/m").status == 503
     server.start()
     wait_until(lambda: not late.mesh.awaits, "it enters", PATIENCE_S)
-    assert ask(late, "m").tolist() == [0.0, 2.0, 4.0]
+    assert predict(late, "m").tolist() == [0.0, 2.0, 4.0]
     wait_until(lambda: late.stats()["store"]["connected"], "what waited has begun", PATIENCE_S)
     for app in ("twice", "declared"):
         assert late.app(app).predict(ROW).result(PATIENCE_S).output.tolist() == [0.0, 2.0, 4.0]
@@ -192,7 +192,7 @@ def test_a_store_that_goes_again_while_a_node_enters_is_waited_for_again(
     wait_until(lambda: lease_threads() == 2, "those of node and server are kept", PATIENCE_S)
     assert sum(thread.name == "clipper-mirror" for thread in threading.enumerate()) == MIRRORS
     register(late, tmp_path)
-    assert ask(late, "m").tolist() == [0.0, 2.0, 4.0]
+    assert predict(late, "m").tolist() == [0.0, 2.0, 4.0]
 
 
 def test_a_node_gives_up_when_its_store_does_not_come(own_redis: Any, nodes_of: NodesOf) -> None:

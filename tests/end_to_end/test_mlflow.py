@@ -210,10 +210,10 @@ def test_a_name_of_the_registry(
     monkeypatch: pytest.MonkeyPatch,
     columns: Path,
 ) -> None:
-    asked = []
+    requested = []
 
     def fetch(artifact_uri: str) -> str:
-        asked.append(artifact_uri)
+        requested.append(artifact_uri)
         if artifact_uri != "models:/flowers@champion":
             raise RuntimeError("Registered Model with name=flower not found")
         return str(columns)
@@ -227,7 +227,7 @@ def test_a_name_of_the_registry(
         match=r"does not give 'models:/flower@x': Registered Model.*MLFLOW_TRACKING_URI",
     ):
         loaded("models:/flower@x")
-    assert asked == ["models:/flowers@champion", "models:/flower@x"]
+    assert requested == ["models:/flowers@champion", "models:/flower@x"]
 
 
 def test_without_mlflow_the_pip_command_is_printed(

@@ -9,12 +9,12 @@ import pytest
 
 from clipper_container import Model, session_of
 
-QUESTION = np.array([-1.0, 0.0])
+FEEDBACK_QUERY = np.array([-1.0, 0.0])
 ROW = np.array([3.0, 4.0])
 
 
 class Recorder(Model):
-    """A model that answers 3, and to QUESTION all feedback that it got."""
+    """A model that answers 3. To QUESTION it answers all feedback that it got."""
 
     input = "f64[2]"
 
@@ -61,7 +61,7 @@ def wait_until(condition, patience_s=30.0):
 
 
 def feedback_of(model):
-    return json.loads(model.predict(QUESTION, slo_ms=30_000).result(30))
+    return json.loads(model.predict(FEEDBACK_QUERY, slo_ms=30_000).result(30))
 
 
 @pytest.fixture

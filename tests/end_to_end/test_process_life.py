@@ -150,7 +150,7 @@ def refused(host, port):
     return False
 
 
-def test_close_wakes_who_waits():
+def test_close_wakes_waiters():
     server = clipper.start(drain_s=0)
     model = server.deploy("m", slow, input="f64[4]", cache=False)
     ended, ready = [], threading.Barrier(3)

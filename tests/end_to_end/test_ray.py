@@ -89,10 +89,10 @@ def cluster(tmp_path: Path, there: None) -> Iterator[Process]:
 
 def listed() -> dict[str, dict[str, Any]]:
     words = [sys.executable, "-m", "clipper", "cluster", "ps", "--on", "ray", "--json"]
-    told = subprocess.run(
+    output = subprocess.run(
         words, capture_output=True, text=True, check=True, timeout=PATIENCE_S
     ).stdout
-    return {one["name"]: one for one in json.loads(told[told.index("[") :])}
+    return {one["name"]: one for one in json.loads(output[output.index("[") :])}
 
 
 def test_nodes_on_ray_are_one_mesh_and_come_back_when_they_are_killed(
@@ -133,14 +133,14 @@ def test_no_query_fails_while_servers_are_replaced_and_their_actor_or_node_is_ki
     grpc = pytest.importorskip("grpc")
     if shutil.which("redis-server") is None:
         pytest.skip("no redis-server: python tools/fetch.py redis")
-    story: several_ray.Story = (
+    steps: several_ray.Story = (
         ("a rolling upgrade", several_ray.upgrade),
         ("kill -9 of an actor", several_ray.kill_actor),
         ("a killed node", several_ray.kill_node),
     )
     with several_ray.serving() as servers:
         before = servers.server_pids()
-        for part in story:
+        for part in steps:
             nodes = {
                 several_ray.parent_of(several_ray.parent_of(pid)) for pid in servers.server_pids()
             }
@@ -201,8 +201,8 @@ def kill_shards_actors_and_nodes(tmp_path: Path, machines: several_ray.RayMachin
                 until(
                     lambda: all(
                         one["whole"]
-                        for _, said in client.call_all("stats")
-                        for one in said["followers"]
+                        for _, stats in client.call_all("stats")
+                        for one in stats["followers"]
                     )
                 )
                 before = client.call(1, "stats")["pid"]

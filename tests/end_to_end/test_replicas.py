@@ -1,5 +1,5 @@
-"""Containers come and go, and die: under load, mid-batch, frozen, in a loop. Nothing is lost, and
-nobody is answered twice."""
+"""Containers start, stop and die: under load, during a batch, frozen, repeatedly. No query is lost,
+and none is answered twice."""
 
 import contextlib
 import os
@@ -147,7 +147,7 @@ def test_replicas_come_back_after_their_fork_server_is_killed(deploy, server):
 
 
 def gated(folder):
-    """A model that writes which process has a batch, and works on it until the gate is open."""
+    """Write which process has a batch, and do not answer it until the gate is open."""
 
     def predict(xs):
         open(f"{folder}/has-{os.getpid()}", "w").close()
@@ -193,8 +193,8 @@ def test_killed_mid_batch_without_another_replica(deploy, server, tmp_path, app)
 
 
 def test_many_deaths_under_load(deploy, server):
-    """Three replicas, killed one after another while queries fly: each is answered once, and
-    rightly."""
+    """Three replicas are killed one after another under load: each query is answered once, with the
+    right output."""
     model = deploy(total, input="f64[4]", cache=False, replicas=3)
     with Load(model) as load:
         for i in range(3):
@@ -239,8 +239,8 @@ def test_frozen_traffic_moves_and_thawed_it_rejoins(deploy, server):
 
 
 def test_frozen_with_a_batch(deploy, server, tmp_path):
-    """The batch of a container that hangs goes to the other one, or ends by its deadline; its late
-    reply harms nobody."""
+    """The batch of a container that hangs is sent to the other one, or ends by its deadline; its
+    late reply is ignored."""
     model = deploy(
         total, input="f64[4]", cache=False, replicas=2, batching={"mode": "static", "size_max": 4}
     )
@@ -262,7 +262,7 @@ def test_frozen_with_a_batch(deploy, server, tmp_path):
 
 
 def test_a_crash_loop_ends_with_the_last_lines(server, names):
-    def dies(xs):
+    def exits(xs):
         return xs
 
     class Dying(clipper_container_model()):
@@ -272,7 +272,7 @@ def test_a_crash_loop_ends_with_the_last_lines(server, names):
             print("cannot find the licence server", file=sys.stderr, flush=True)
             sys.exit(9)
 
-        predict_batch = dies
+        predict_batch = exits
 
     name = next(names)
     with pytest.raises(DeployFailed, match=r"(?s)exit 9.*cannot find the licence server") as caught:
@@ -418,11 +418,11 @@ def test_deploys_of_one_name_at_once_get_versions_of_their_own(deploy, server):
 
 
 def test_logs(deploy, server):
-    def speaks(xs):
+    def prints(xs):
         print("batch of", len(xs), flush=True)
         return xs.sum(axis=1)
 
-    model = deploy(speaks, input="f64[4]", cache=False)
+    model = deploy(prints, input="f64[4]", cache=False)
     model.predict(ROW).result(5)
     wait_until(lambda: "batch of 1" in server.logs(model.name))
     with pytest.raises(UnknownModel, match="/7 was started"):
@@ -430,13 +430,13 @@ def test_logs(deploy, server):
 
 
 def test_as_many_lines_are_kept_as_configured():
-    def speaks(xs):
+    def prints(xs):
         for number in range(10):
             print("line", number, flush=True)
         return xs.sum(axis=1)
 
     with clipper.start(limits={"log_lines_max": 3}) as server:
-        model = server.deploy("speaks", speaks, input="f64[4]", warmup=False)
+        model = server.deploy("speaks", prints, input="f64[4]", warmup=False)
         model.predict(ROW).result(5)
         wait_until(lambda: "line 9" in server.logs(model.name))
         assert list(server.logs(model.name)) == ["line 7", "line 8", "line 9"]

@@ -1,5 +1,5 @@
-"""Models in environments of their own: other versions than the server's, made once, swept when
-nobody needs them."""
+"""Models in environments of their own: with other versions than the server's, created once, and
+deleted when no model needs them."""
 
 import contextlib
 import os
@@ -135,7 +135,7 @@ def test_a_missing_package_is_reported_in_the_words_of_pip(server: clipper.Clipp
     assert [model.name for model in server.catalog.models()] == []
 
 
-def test_a_server_that_starts_again_finds_it_and_builds_one_that_is_gone(
+def test_a_restarted_server_uses_its_environment_and_builds_a_missing_one(
     offline: list[str], tmp_path: Path
 ) -> None:
     state = str(tmp_path / "state")
@@ -198,9 +198,9 @@ def slow_package(folder: Path) -> Path:
     (slow / "pyproject.toml").write_text(
         '[build-system]\nrequires = []\nbuild-backend = "wait"\nbackend-path = ["."]\n'
     )
-    begun = f"open({str(folder / 'begun')!r}, 'w').close()"
+    write_marker = f"open({str(folder / 'begun')!r}, 'w').close()"
     (slow / "wait.py").write_text(
-        f"import os, time\nparent = os.getppid()\n{begun}\nwhile os.getppid() == parent:"
+        f"import os, time\nparent = os.getppid()\n{write_marker}\nwhile os.getppid() == parent:"
         " time.sleep(0.05)\n"
     )
     return slow
@@ -269,13 +269,13 @@ def test_a_kill_in_the_middle_leaves_nothing_that_counts(
         os.kill(child.pid, signal.SIGKILL)
     mine = Environments(folder, offline)
     assert mine.ready(("odd-size==1.0",)) == ""
-    began = time.monotonic()
+    start = time.monotonic()
     assert Path(mine.build(("odd-size==1.0",))).exists()
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - start < 60
     assert mine.ready(("odd-size==1.0",))
 
 
-def test_pip_does_not_outlive_who_builds(tmp_path: Path) -> None:
+def test_pip_does_not_outlive_the_server(tmp_path: Path) -> None:
     folder, slow = tmp_path / "e", slow_package(tmp_path)
     code = "from pathlib import Path; from clipper.deploy.environments import Environments\n"
     code += f"Environments(Path({str(folder)!r})).build(({str(slow)!r},))"

@@ -1,4 +1,5 @@
-"""Roles with real containers: observers that are stuck, full or wrong delay and decide nothing."""
+"""Roles with real containers: observers that are stuck, full or wrong neither delay nor change an
+answer."""
 
 import threading
 from pathlib import Path
@@ -38,8 +39,8 @@ def of(server, handle):
 
 
 @pytest.mark.parametrize("role", ["shadow", "canary"])
-def test_a_stuck_observer_delays_nobody(role):
-    """Its container takes batches and never answers. More queries than it may have open are
+def test_a_stuck_observer_delays_no_query(role):
+    """Its container receives batches and never answers. More queries than it may have in flight are
     answered meanwhile."""
     with clipper.start(heartbeat_ms=60_000, drain_s=0.1) as server:
         server.deploy("main", right, input="f64[2]", cache=False)
@@ -63,7 +64,7 @@ def test_a_stuck_observer_delays_nobody(role):
             assert stats["models"]["stuck:1"]["used"] == 0
 
 
-def test_an_observer_whose_queue_is_full_delays_nobody(deploy, names):
+def test_an_observer_whose_queue_is_full_delays_no_query(deploy, names):
     with clipper.start(limits={"queue_rows_max": 16}, heartbeat_ms=100, drain_s=0.1) as server:
         server.deploy("main", right, input="f64[2]", cache=False)
         with MemoryContainer(server.address, server.token, "full", input="f64[2]") as container:
@@ -93,11 +94,11 @@ def test_observers_that_fail_or_disagree_decide_nothing(server, deploy, app):
         assert (answer.output, answer.confidence > 0, answer.missing) == (i % 10, True, ())
         assert [str(model) for model in answer.models] == [main.name]
 
-    def has_come():
+    def has_arrived():
         models = of(server, handle)["models"]
         return all(models[model.name]["observer"]["open"] == 0 for model in (bad, broken))
 
-    wait_until(has_come)
+    wait_until(has_arrived)
     stats = of(server, handle)
     assert (
         stats["models"][broken.name]["observer"]["failed"],
@@ -143,8 +144,8 @@ def test_a_decoy_records_what_models_saw(tmp_path: Path):
         server.deploy("main", right, input="f64[2]")
         handle = server.app("a", ["main"], roles={"saw": "decoy"}, slo_ms=SLO_MS)
         answers = [handle.predict(row(i), user="u").result(10) for i in range(20)]
-        asked = handle.predict(row(20))
-        asked.wait()
+        pending = handle.predict(row(20))
+        pending.wait()
         found = list(server.recorded("a"))
         assert [record.id for record in found[:20]] == [answer.id for answer in answers]
         assert [record.answer for record in found[:20]] == [answer.output for answer in answers]
@@ -195,13 +196,13 @@ def test_a_straggler_is_replaced_by_its_mean():
 def test_what_roles_are_refused(server, deploy, app):
     main, other = deploy(right, input="f64[2]"), deploy(wrong, input="f64[2]")
     handle = app(main, other, slo_ms=SLO_MS)
-    for roles, said in (
+    for roles, message in (
         ({"nobody": "shadow"}, "a role for 'nobody', which application .* does not link"),
         ({main.name: "shadwo"}, "no role 'shadwo'.*did you mean 'shadow'"),
         ({main.name: "challenger(share=2)"}, "share=2 of challenger"),
         ({main.name: "shadow", other.name: "canary"}, "no model is left to answer"),
     ):
-        with pytest.raises(InvalidInput, match=said):
+        with pytest.raises(InvalidInput, match=message):
             server.app(handle.name, roles=roles)
     with pytest.raises(InvalidInput, match="missing='maen'"):
         server.app(handle.name, missing="maen")
@@ -229,12 +230,12 @@ def test_candidates_of_a_request_have_no_roles(server, deploy, app):
     assert of(server, handle)["queries"] == 0, "it is no query of the application's own models"
 
 
-def test_a_role_whose_model_is_unlinked_is_of_nobody(server, deploy, app):
-    main, gone, shadow = (deploy(model, input="f64[2]") for model in (right, wrong, wrong))
+def test_a_role_of_an_unlinked_model_has_no_effect(server, deploy, app):
+    main, removed, shadow = (deploy(model, input="f64[2]") for model in (right, wrong, wrong))
     handle = app(
-        main, gone, shadow, roles={gone.name: "canary", shadow.name: "shadow"}, slo_ms=SLO_MS
+        main, removed, shadow, roles={removed.name: "canary", shadow.name: "shadow"}, slo_ms=SLO_MS
     )
-    server.manage.unlink(handle.name, gone.name)
+    server.manage.unlink(handle.name, removed.name)
     assert [str(model) for model in handle.predict(row(1)).result(10).models] == [main.name]
     assert {name: row["role"] for name, row in of(server, handle)["models"].items()} == {
         main.name: "primary", shadow.name: "shadow"

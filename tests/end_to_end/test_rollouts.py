@@ -1,5 +1,5 @@
-"""A new version takes over an application's queries stage by stage, or all of them go back by
-themselves: real containers."""
+"""A new version gets an application's queries stage by stage, or the rollout is reverted
+automatically: real containers."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -54,7 +54,7 @@ def state(server: clipper.ClipperServer) -> str:
     return str(server.manage.rollouts("a")[0]["state"])
 
 
-def ask(server: clipper.ClipperServer, user: str | None = None) -> clipper.Answer:
+def predict(server: clipper.ClipperServer, user: str | None = None) -> clipper.Answer:
     answer: clipper.Answer = (
         server.app("a").predict(np.array([next(numbers), 1.0]), user=user).result(PATIENCE_S)
     )
@@ -64,15 +64,15 @@ def ask(server: clipper.ClipperServer, user: str | None = None) -> clipper.Answe
 def drive(
     server: clipper.ClipperServer,
     until: Callable[[], bool],
-    tell: Callable[[clipper.Answer], Any] | None = None,
+    send_feedback: Callable[[clipper.Answer], Any] | None = None,
 ) -> None:
     """Send queries of a hundred users one by one until a condition holds."""
 
     def step() -> bool:
         for i in range(50):
-            answer = ask(server, f"u{i * 7 % 100}")
-            if tell is not None:
-                tell(answer)
+            answer = predict(server, f"u{i * 7 % 100}")
+            if send_feedback is not None:
+                send_feedback(answer)
         return until()
 
     wait_until(step, "the rollout moves", PATIENCE_S)
@@ -95,7 +95,7 @@ def test_a_good_version_takes_over(server: clipper.ClipperServer) -> None:
     assert not defaults
     assert state(server) == "promoted"
     assert server.catalog.latest("m").version == 2
-    assert {str(ask(server, f"u{i}").models[0]) for i in range(30)} == {"m:2"}
+    assert {str(predict(server, f"u{i}").models[0]) for i in range(30)} == {"m:2"}
     verbs = [entry["verb"] for entry in server.manage.history()][-4:]
     assert verbs == ["rollout", "rollout grow", "rollout grow", "rollout promote"]
     assert server.manage.history(1)[0]["actor"] == "rollout of a"
@@ -108,7 +108,7 @@ def test_a_broken_version_goes_back_by_itself(server: clipper.ClipperServer) -> 
     drive(server, over(server))
     assert state(server) == "reverted"
     assert server.catalog.latest("m").version == 1
-    assert all(str(ask(server, f"u{i}").models[0]) == "m:1" for i in range(30))
+    assert all(str(predict(server, f"u{i}").models[0]) == "m:1" for i in range(30))
     entry = server.manage.history(1)[0]
     assert (entry["verb"], entry["actor"]) == ("rollout revert", "rollout of a")
     assert "error<1% is broken" in entry["changed"][0]["after"]["reason"]
@@ -118,10 +118,10 @@ def test_worse_answers_are_noticed_by_feedback(server: clipper.ClipperServer) ->
     server.deploy("m", other, input="f64[2]", promote=False)
     server.manage.rollout("a", "m:2", canary=0.3, hold=3600, guard="reward>=-5%")
 
-    def tell(answer: clipper.Answer) -> None:
+    def send_feedback(answer: clipper.Answer) -> None:
         assert server.app("a").feedback(answer, correct=str(answer.models[0]) == "m:1")
 
-    drive(server, over(server), tell)
+    drive(server, over(server), send_feedback)
     assert state(server) == "reverted"
     assert "reward>=-5% is broken: mean reward" in server.manage.rollouts()[0]["reason"]
 
@@ -130,12 +130,12 @@ def test_a_user_stays_on_a_side_and_an_array_is_of_one(server: clipper.ClipperSe
     server.deploy("m", other, input="f64[2]", promote=False)
     server.manage.rollout("a", "m:2", canary="40%", hold="1h", guard="error<50%")
     wait_until(
-        lambda: any(str(ask(server, f"u{i}").models[0]) == "m:2" for i in range(20)),
+        lambda: any(str(predict(server, f"u{i}").models[0]) == "m:2" for i in range(20)),
         "it takes queries",
     )
     for user in (f"u{i}" for i in range(40)):
-        assert len({ask(server, user).models for _ in range(4)}) == 1
-    seen = {str(ask(server).models[0]) for _ in range(100)}
+        assert len({predict(server, user).models for _ in range(4)}) == 1
+    seen = {str(predict(server).models[0]) for _ in range(100)}
     assert seen == {"m:1", "m:2"}, "without a user, each query by itself"
     before = server.manage.rollouts()[0]
     answers = server.app("a").predict_many(np.ones((30, 2)), user="u1").result(PATIENCE_S)
@@ -186,7 +186,9 @@ def test_verbs_by_hand(server: clipper.ClipperServer) -> None:
         manage.rollout("a", "m:3")
 
 
-def test_a_rollout_ends_when_its_models_are_replaced_or_gone(server: clipper.ClipperServer) -> None:
+def test_a_rollout_ends_when_its_models_are_replaced_or_retired(
+    server: clipper.ClipperServer,
+) -> None:
     server.deploy("m", new, input="f64[2]", promote=False)
     server.deploy("m", new, input="f64[2]", promote=False)
     server.manage.rollout("a", "m:2", hold="1h")
@@ -201,7 +203,7 @@ def test_a_rollout_ends_when_its_models_are_replaced_or_gone(server: clipper.Cli
 
 
 def test_other_applications_are_not_moved(server: clipper.ClipperServer) -> None:
-    """Another application queries m too: this one alone links the new version."""
+    """Another application queries m too, but only the one of the rollout gets the new version."""
     server.deploy("m", new, input="f64[2]", promote=False)
     server.app("b", models=["m"], slo_ms=20_000)
     server.manage.rollout("a", "m:2")
@@ -211,7 +213,7 @@ def test_other_applications_are_not_moved(server: clipper.ClipperServer) -> None
 
 
 def test_beside_a_decider_roles_and_other_models(server: clipper.ClipperServer) -> None:
-    """The new side is the application as it will be: its policy, decider and observers with the new
+    """The canary is the application as it will be: its policy, decider and observers with the new
     version."""
     server.deploy("n", old, input="f64[2]")
     server.deploy("m", new, input="f64[2]", promote=False)

@@ -54,13 +54,13 @@ class Load:
         while not self._stop.is_set():
             while len(waiting) < self.outstanding:
                 waiting.append(self.model.predict(ROW, slo_ms=SLO_MS))
-            self._hear(waiting.popleft())
+            self._count(waiting.popleft())
             if self.outstanding == 1:
                 self._stop.wait(0.03)
         for future in waiting:
-            self._hear(future)
+            self._count(future)
 
-    def _hear(self, future):
+    def _count(self, future):
         future.wait(20)
         if future.status() is not Status.OK:
             self.failed.append(future.exception())

@@ -89,12 +89,12 @@ def test_no_query_fails_through_an_upgrade_kills_and_a_restart_of_the_store() ->
         killed = [several.predicted(second.port, 100 + i) for i in range(8)]
         for port, about in ((second.port, killed[0]), (first.port, killed[1])):
             assert several.give_feedback(port, about) == {"counted": True}
-        story: several.Story = (
+        steps: several.Story = (
             ("an upgrade", lambda all: several.replace(all, first, signal.SIGTERM)),
             ("kill -9", lambda all: several.replace(all, second, signal.SIGKILL)),
             ("a restart of Redis", several.restart_redis),
         )
-        for name, sent, failed, _ in several.through(servers, 300, 200.0, story):
+        for name, sent, failed, _ in several.through(servers, 300, 200.0, steps):
             assert sent, name
             assert not failed, name
         # about answers of a server that was upgraded since

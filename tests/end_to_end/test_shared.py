@@ -131,7 +131,7 @@ def test_killed_again_and_again_under_load(server, wide):
     assert regions_of(pid) == 2, "arrays have a lane of their own"
 
 
-def test_frozen_and_let_go(server, wide):
+def test_a_container_that_is_stopped_and_continued(server, wide):
     """A container is stopped while it holds a batch and continued later: its queries end in time,
     and its late reply changes nothing."""
     (pid,) = ready(server, wide)
@@ -148,7 +148,7 @@ def test_frozen_and_let_go(server, wide):
         assert np.array_equal(future.result(20), [row[0] + 1, row.sum() + WIDE])
 
 
-def test_frozen_with_an_array_and_let_go(server, wide):
+def test_a_container_that_is_stopped_and_continued_with_an_array(server, wide):
     """The same with an array, whose rows are spans of cells."""
     (pid,) = ready(server, wide)
     x = rows_of(1000, 4)
@@ -184,11 +184,11 @@ def test_one_that_shares_and_one_that_does_not(server, wide):
 def test_a_model_may_keep_its_inputs(server, deploy):
     kept = []
 
-    def keeper(xs):
+    def keeps_its_inputs(xs):
         kept.append(xs)
         return [float(x[0]) + 1000 * sum(float(old.sum()) for old in kept[:-1]) for x in xs]
 
-    model = deploy(keeper, input=f"f32[{WIDE}]", cache=False)
+    model = deploy(keeps_its_inputs, input=f"f32[{WIDE}]", cache=False)
     total = 0.0
     for k in range(20):
         row = np.full(WIDE, k, np.float32)
@@ -206,7 +206,7 @@ def test_without_sharing_rows_go_over_the_socket(settings):
         assert [regions_of(pid) for pid in ready(server, model)] == [0]
 
 
-def test_nothing_is_left_when_the_server_is_gone():
+def test_nothing_is_left_after_the_server_has_ended():
     gc.collect()
     before = regions_of("self"), descriptors_of("self")
     with clipper.start(heartbeat_ms=100, drain_s=0.2) as server:

@@ -22,7 +22,7 @@ PATIENCE_S = 30.0
 OWN = Path(__file__).resolve().parents[1] / "selection"
 
 
-def saying(label: Any) -> Callable[[Any], Any]:
+def constant(label: Any) -> Callable[[Any], Any]:
     return lambda xs: [label] * len(xs) if isinstance(label, str) else np.full(len(xs), label)
 
 
@@ -31,7 +31,7 @@ def sure(label: int, confidence: float) -> Callable[[Any], Any]:
 
 
 def gated(gate: str, label: Any) -> Callable[[Any], Any]:
-    """A model that answers nothing before the file `gate` exists."""
+    """Answer once the file `gate` exists."""
 
     def model(xs: Any) -> Any:
         while not os.path.exists(gate):
@@ -51,12 +51,12 @@ def gate(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def one(server: Any) -> Any:
-    return server.deploy("one", saying(1), input="f64[2]")
+    return server.deploy("one", constant(1), input="f64[2]")
 
 
 @pytest.fixture(scope="module")
 def another(server: Any) -> Any:
-    return server.deploy("another", saying(1), input="f64[2]")
+    return server.deploy("another", constant(1), input="f64[2]")
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def ids(*models: Any) -> tuple[clipper.VersionedModel, ...]:
         ("weighted", "static(weights={'one': 2})"),
     ],
 )
-def test_consensus_does_not_wait_for_whoever_cannot_change_it(
+def test_consensus_does_not_wait_for_models_that_cannot_change_it(
     one: Any, another: Any, slow: Any, app: Any, gate: Path, decider: str, policy: str
 ) -> None:
     handle = app(slow, another, one, slo_ms=SLO_MS, default=-1, decider=decider, policy=policy)
@@ -104,7 +104,7 @@ def test_consensus_does_not_wait_for_whoever_cannot_change_it(
     assert future.result() is answer
 
 
-def test_a_late_prediction_fills_the_cache_and_teaches_and_never_leaks(
+def test_a_late_prediction_is_cached_and_learned_from_and_changes_no_answer(
     server: Any, one: Any, slow: Any, app: Any, gate: Path
 ) -> None:
     handle = app(slow, one, slo_ms=SLO_MS, default=-1, decider="first", policy="stacking")
@@ -136,7 +136,7 @@ def test_below_the_least_confidence_the_default_is_answered(deploy: Any, app: An
 def test_a_container_that_is_killed_with_a_query(
     server: Any, one: Any, slow: Any, app: Any, gate: Path
 ) -> None:
-    """The vote is open until it has come back, or its query's time is over."""
+    """The vote is undecided until the container is back, or until the query's deadline."""
     handle = app(slow, one, slo_ms=SLO_MS, default=-1, decider="best_quality")
     future = handle.predict(next(rows))
     until(lambda: future.progress()[0] == 1)
@@ -176,7 +176,7 @@ def test_a_guaranteed_time_must_be_measured(
 
 
 def test_a_combination_goes_on_to_its_next_step(one: Any, slow: Any, deploy: Any, app: Any) -> None:
-    other = deploy(saying(3), input="f64[2]")
+    other = deploy(constant(3), input="f64[2]")
     handle = app(
         slow,
         other,
@@ -201,13 +201,13 @@ def test_a_table_widens(one: Any, slow: Any, app: Any) -> None:
 def test_a_cascade_queries_the_next_model_only_if_needed(
     server: Any, deploy: Any, app: Any
 ) -> None:
-    cheap, dear = deploy(sure(1, 0.95), input="f64[2]"), deploy(sure(2, 0.99), input="f64[2]")
-    handle = app(cheap, dear, slo_ms=SLO_MS, default=-1, decider="cascade(confidence=0.9)")
+    cheap, expensive = deploy(sure(1, 0.95), input="f64[2]"), deploy(sure(2, 0.99), input="f64[2]")
+    handle = app(cheap, expensive, slo_ms=SLO_MS, default=-1, decider="cascade(confidence=0.9)")
     answer = handle.predict(next(rows)).result(PATIENCE_S)
     assert (answer.output, answer.models, answer.missing) == (1, ids(cheap), ())
     assert answer.confidence == pytest.approx(0.95)
-    assert server.stats()["models"][dear.name]["evaluated"] == 0
-    strict = app(cheap, dear, slo_ms=SLO_MS, default=-1, decider="cascade(confidence=0.98)")
+    assert server.stats()["models"][expensive.name]["evaluated"] == 0
+    strict = app(cheap, expensive, slo_ms=SLO_MS, default=-1, decider="cascade(confidence=0.98)")
     assert strict.predict(next(rows)).result(PATIENCE_S).output == 2
 
 
@@ -222,7 +222,7 @@ def test_roles_and_counts(
 ) -> None:
     """An observer has no vote; an unneeded prediction does not count as missing, in the statistics
     either."""
-    shadow = deploy(saying(7), input="f64[2]")
+    shadow = deploy(constant(7), input="f64[2]")
     roles = {shadow.name.partition(":")[0]: "shadow"}
     handle = app(
         slow, one, another, shadow, slo_ms=SLO_MS, default=-1, decider="majority", roles=roles
@@ -239,7 +239,7 @@ def test_roles_and_counts(
 
 
 def test_numbers(deploy: Any, app: Any) -> None:
-    models = [deploy(saying(value), input="f64[2]") for value in (1.0, 2.0, 6.0)]
+    models = [deploy(constant(value), input="f64[2]") for value in (1.0, 2.0, 6.0)]
     assert app(*models, slo_ms=SLO_MS, decider="mean").predict(next(rows)).result(
         PATIENCE_S
     ).output == pytest.approx(3.0)
@@ -257,20 +257,20 @@ def test_an_array_waits_for_all(one: Any, another: Any, app: Any) -> None:
 
 
 def test_what_does_not_fit_is_refused(one: Any, another: Any, app: Any) -> None:
-    for decider, said in (
+    for decider, message in (
         ("majorty", "did you mean 'majority'"),
         ("quorum(3)", "needs 3 models; it links 2"),
         ("majority within 20 s, else first", "no step after it decides"),
         (7, "a decider is a text"),
         ("nowhere:X", "no module 'nowhere'"),
     ):
-        with pytest.raises(InvalidInput, match=said):
+        with pytest.raises(InvalidInput, match=message):
             app(one, another, slo_ms=1000, decider=decider)
 
 
 def test_a_decider_outlives_its_server(tmp_path: Path) -> None:
     with clipper.start(state=str(tmp_path)) as server:
-        server.deploy("m", saying(1), input="f64[2]")
+        server.deploy("m", constant(1), input="f64[2]")
         server.app("a", models=["m"], decider="first", slo_ms=SLO_MS)
     with clipper.start(state=str(tmp_path)) as server:
         answer = server.app("a").predict(next(rows)).result(PATIENCE_S)
@@ -328,18 +328,18 @@ def test_a_decider_that_fails_is_ignored(one: Any, another: Any, app: Any, which
     assert (answer.output, answer.decided_by, answer.is_default) == (1, "all", False)
 
 
-def test_a_decider_that_hangs_costs_nobody_else(
+def test_a_decider_that_hangs_delays_no_other_query(
     own: Any, deploy: Any, gate: Path, app: Any
 ) -> None:
     hangs, late = (
-        deploy(saying("hang"), input="f64[2]"),
+        deploy(constant("hang"), input="f64[2]"),
         deploy(gated(str(gate), "late"), input="f64[2]"),
     )
-    fine = deploy(saying("fine"), input="f64[2]")
+    fine = deploy(constant("fine"), input="f64[2]")
     own.Hangs.released.clear()
     own.Hangs.hung.clear()
     try:
-        bad = app(late, hangs, slo_ms=500, default="none", decider="user_classes:Hangs")
+        bad = app(late, hangs, slo_ms=2000, default="none", decider="user_classes:Hangs")
         good = app(late, fine, slo_ms=SLO_MS, default="none", decider="user_classes:Hangs")
         hung = bad.predict(next(rows))
         assert own.Hangs.hung.wait(PATIENCE_S)
@@ -365,7 +365,7 @@ def test_a_policy_of_ones_own(one: Any, deploy: Any, app: Any) -> None:
     with pytest.raises(
         TypeConflict, match=r"user_classes:LastWord' of application .* does not take inputs of str"
     ):
-        app(deploy(saying("x"), input="str"), policy="user_classes:LastWord")
+        app(deploy(constant("x"), input="str"), policy="user_classes:LastWord")
 
 
 @pytest.mark.usefixtures("own")
@@ -402,7 +402,7 @@ def test_a_user_whose_state_cannot_be_made_gets_the_default(one: Any, app: Any) 
     assert handle.predict(next(rows)).result(PATIENCE_S).output == 1
 
 
-def test_a_class_that_is_gone_after_a_restart(
+def test_a_policy_class_that_is_missing_after_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     """The application goes on with what there is, and the log says what is missing."""
@@ -410,7 +410,7 @@ def test_a_class_that_is_gone_after_a_restart(
     with monkeypatch.context() as patched:
         patched.syspath_prepend(str(tmp_path))
         with clipper.start(state=str(tmp_path / "state")) as server:
-            server.deploy("m", saying(1), input="f64[2]")
+            server.deploy("m", constant(1), input="f64[2]")
             server.app(
                 "a", models=["m"], decider="passing:Two", policy="passing:Learns", slo_ms=SLO_MS
             )

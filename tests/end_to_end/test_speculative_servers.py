@@ -34,8 +34,7 @@ def breaks(xs: Any) -> Any:
 
 
 def qualified(quality: int, slow_s: float = 0.0) -> Callable[[Any], Any]:
-    """A model that reports its quality beside each output, and nothing for inputs that begin with
-    -1."""
+    """Return an output and its quality for each row, and nothing for inputs that begin with -1."""
 
     def model(xs: Any) -> Any:
         time.sleep(slow_s)
@@ -63,7 +62,7 @@ def two(server: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def poor(server: Any) -> Any:
+def low_quality(server: Any) -> Any:
     return server.deploy("poor", qualified(1), input="f64[2]")
 
 
@@ -273,14 +272,16 @@ def test_ids_that_are_refused(server: Any, one: Any, app: Any, id: Any) -> None:
 # -- qualifiers
 
 
-def test_qualifiers_come_back_with_the_answer(poor: Any, one: Any, app: Any) -> None:
-    handle = app(poor, one, slo_ms=SLO_MS)
+def test_qualifiers_come_back_with_the_answer(low_quality: Any, one: Any, app: Any) -> None:
+    handle = app(low_quality, one, slo_ms=SLO_MS)
     for salt in (1, 1):  # from the container, then from the cache
         answer = handle.predict(row(2.5), salt=salt).result(PATIENCE_S)
         qualifiers = {str(model): qualifiers for model, qualifiers in answer.qualifiers.items()}
-        assert qualifiers == {poor.name: {"quality": 1, "mode": "fast", "x": 2.5, "sure": True}}
+        assert qualifiers == {
+            low_quality.name: {"quality": 1, "mode": "fast", "x": 2.5, "sure": True}
+        }
     assert handle.predict(row(-1)).result(PATIENCE_S).qualifiers == {}
-    bare = poor.predict(row(3))
+    bare = low_quality.predict(row(3))
     assert bare.result(PATIENCE_S) == 1
     assert bare.prediction()[:2] == (1, None)
     assert len(bare.prediction()) == 3
@@ -289,7 +290,12 @@ def test_qualifiers_come_back_with_the_answer(poor: Any, one: Any, app: Any) -> 
 
 
 def test_a_decider_and_a_policy_go_by_qualifiers(
-    poor: Any, good: Any, deploy: Any, app: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    low_quality: Any,
+    good: Any,
+    deploy: Any,
+    app: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.syspath_prepend(str(OWN))
     gate = str(tmp_path / "gate")
@@ -303,7 +309,7 @@ def test_a_decider_and_a_policy_go_by_qualifiers(
         return np.zeros(len(xs))
 
     handle = app(
-        poor,
+        low_quality,
         good,
         deploy(waits, input="f64[2]"),
         slo_ms=SLO_MS,
@@ -316,7 +322,7 @@ def test_a_decider_and_a_policy_go_by_qualifiers(
     assert (answer.output, [str(model) for model in answer.models]) == (5, [good.name])
     assert answer.decided_by == "user_classes:GoodEnough(quality=3)"
     assert answer.qualifiers[answer.models[0]]["quality"] == 5
-    chosen = app(poor, good, slo_ms=SLO_MS, policy="user_classes:BestQuality")
+    chosen = app(low_quality, good, slo_ms=SLO_MS, policy="user_classes:BestQuality")
     answer = chosen.predict(row(2)).result(PATIENCE_S)
     assert (answer.output, [str(model) for model in answer.models], len(answer.qualifiers)) == (
         5,
@@ -350,7 +356,7 @@ def test_qualifiers_that_cannot_be_sent_fail_the_batch(deploy: Any, app: Any) ->
 
 
 def test_both_arrangements_give_equal_answers(
-    server: Any, one: Any, two: Any, poor: Any, app: Any
+    server: Any, one: Any, two: Any, low_quality: Any, app: Any
 ) -> None:
     for decider in ("all", "first", "majority within 5000 ms, else first"):
         handle = app(one, two, slo_ms=SLO_MS, decider=decider)

@@ -81,14 +81,14 @@ def killed(state: str, folder: Path) -> dict[str, Any]:
         process.wait(PATIENCE_S)
     before_kill: dict[str, Any] = json.loads(line)
     wait_until(
-        lambda: not any(lives(pid) for pid in before_kill["pids"]),
+        lambda: not any(is_running(pid) for pid in before_kill["pids"]),
         "its containers die with it",
         PATIENCE_S,
     )
     return before_kill
 
 
-def lives(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -215,7 +215,7 @@ def test_redis_is_away_at_the_start_and_comes(own_redis: RedisServer, tmp_path: 
 def test_what_changed_elsewhere_meanwhile_is_followed(
     own_redis: RedisServer, tmp_path: Path
 ) -> None:
-    """Another server of the same store retired and scaled while this one knew only its copy."""
+    """Another server of the store retired and scaled models while this one had only its copy."""
     folder = tmp_path / "folder"
     with clipper.start(state=own_redis.url, folder=str(folder), **QUICK) as server:
         for _ in range(2):

@@ -33,7 +33,7 @@ def deploy(server: clipper.ClipperServer, names: Iterator[str]) -> Iterator[Depl
 
 
 def score(batch: Batch) -> Batch:
-    """A model of two tensors: the sum of the ids that count, and two numbers."""
+    """Return, for two tensors, the sum of the ids that count, and two numbers."""
     kept = [ids[mask > 0] for ids, mask in zip(batch["ids"], batch["mask"], strict=True)]
     return {
         "label": np.array([ids.sum() for ids in kept], np.int64),
@@ -130,7 +130,7 @@ def test_the_example_runs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "tensor", "says"),
+    ("given", "tensor", "message"),
     [
         ({"ids": [1]}, "mask", "tensor 'mask' is missing"),
         ({"ids": [1], "mask": [1], "segment": [1]}, "segment", "unknown tensor 'segment'"),
@@ -139,9 +139,9 @@ def test_the_example_runs() -> None:
         ([1, 2], "ids", "expected a dict"),
     ],
 )
-def test_bad_input_names_the_tensor(deploy: Deploy, given: Any, tensor: str, says: str) -> None:
+def test_bad_input_names_the_tensor(deploy: Deploy, given: Any, tensor: str, message: str) -> None:
     model = deploy(score, inputs=TEXT, outputs=SCORES)
-    with pytest.raises(InvalidTensor, match=says) as caught:
+    with pytest.raises(InvalidTensor, match=message) as caught:
         model.predict(given)
     assert caught.value.tensor == tensor
     assert isinstance(caught.value, InvalidInput)
@@ -155,7 +155,7 @@ def test_finite_is_checked_in_every_tensor(deploy: Deploy) -> None:
 
 
 @pytest.mark.parametrize(
-    ("returned", "says"),
+    ("returned", "message"),
     [
         ({"label": [1]}, "tensor 'scores' is missing"),
         ({"label": [1], "scores": [[1.0, 2.0]], "more": [1]}, "unknown tensor 'more'"),
@@ -166,10 +166,10 @@ def test_finite_is_checked_in_every_tensor(deploy: Deploy) -> None:
     ],
 )
 def test_wrong_outputs_fail_the_batch_and_name_the_tensor(
-    deploy: Deploy, returned: Any, says: str
+    deploy: Deploy, returned: Any, message: str
 ) -> None:
     model = deploy(lambda _: returned, inputs=TEXT, outputs=SCORES)
-    with pytest.raises(ModelFailed, match=says):
+    with pytest.raises(ModelFailed, match=message):
         model.predict(row(1)).result(5)
 
 

@@ -1,5 +1,5 @@
-"""Answers as they come: their order, errors among them, who does not read, who hangs up; then over
-a socket."""
+"""Answers in the order in which they are ready: errors among them, clients that do not read or
+disconnect; then over a socket."""
 
 import asyncio
 import json
@@ -78,7 +78,7 @@ def result_of(query: Any) -> bytes:
 
 
 def streamed(*outcome: bytes | Exception, done: tuple[int, ...] = ()) -> tuple[list[Query], Page]:
-    """Begun, on the running loop."""
+    """Return a started stream on the running loop."""
     queries, page = [Query(one) for one in outcome], Page()
     for i in done:
         queries[i].is_done = True
@@ -143,7 +143,7 @@ def test_what_has_no_answer_gives_the_reason_and_the_others_follow() -> None:
     in_loop(check)
 
 
-def test_who_does_not_read_is_not_written_to() -> None:
+def test_no_data_is_written_to_a_client_that_does_not_read() -> None:
     def check() -> None:
         queries, page = streamed(A, B, C)
         page.room = False
@@ -157,7 +157,7 @@ def test_who_does_not_read_is_not_written_to() -> None:
     in_loop(check)
 
 
-def test_who_hangs_up_takes_the_queries_along() -> None:
+def test_a_client_that_disconnects_cancels_its_queries() -> None:
     def check() -> None:
         queries, page = streamed(A, B)
         queries[0].finish()

@@ -141,7 +141,7 @@ def test_the_shell_makes_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("word", ["http", "grpc"])
-def test_up_takes_no_strangers_queries(
+def test_up_refuses_queries_of_other_hosts_without_keys(
     word: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)

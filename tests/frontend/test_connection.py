@@ -1,5 +1,5 @@
-"""A connection without a socket: order, limits, times, and every way to make two readers differ
-about a message."""
+"""A connection without a socket: order, limits, times, and every message that two readers might
+read differently."""
 
 import gc
 import gzip
@@ -146,7 +146,8 @@ def test_a_response_of_several_futures_waits_for_the_last() -> None:
 
 
 def test_a_client_that_ends_its_sending_side_is_answered_before_it_is_closed() -> None:
-    """All of its requests, also those that waited for room; a begun one is dropped."""
+    """All of its complete requests are answered, also those that waited for room; an incomplete one
+    is dropped."""
     handle = Waiting()
     connection = InMemoryConnection(handle, pipeline_max=2)
     connection.feed(get("/1") + get("/now") + get("/2") + get("/now") + b"GET /")
@@ -179,7 +180,7 @@ def test_a_client_that_ends_its_sending_side_when_all_is_answered_is_closed() ->
 
 
 def test_a_half_closed_connection_that_breaks_is_aborted() -> None:
-    """Nothing is read from it any more, so its error is looked up."""
+    """Nothing is read from it any more, so its error is read from the socket."""
     client, ours = socket.socketpair()
     handle = Waiting()
     connection = InMemoryConnection(handle)
@@ -793,10 +794,10 @@ def test_many_small_requests_at_once_are_no_long_head() -> None:
 
 def test_trailers_change_nothing_and_have_a_bound() -> None:
     head = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n"
-    ((_, said, _),) = (
+    ((_, reply, _),) = (
         InMemoryConnection(echo).feed(head + b"X-Request-Id: late\r\n\r\n").transport.replies()
     )
-    assert b"late" not in said
+    assert b"late" not in reply
     for framing in (b"Content-Length: 1", b"content-length: 9", b"Transfer-Encoding: chunked"):
         for cut in (len(head), len(head) + 5):
             text = head + framing + b"\r\n\r\n"

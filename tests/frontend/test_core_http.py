@@ -67,7 +67,7 @@ def huge(rows: Any) -> Any:
 
 
 def many_kinds(rows: Any) -> Any:
-    """Large outputs: of each kind of number, with several dimensions, and text."""
+    """Return large outputs of each kind of number, with several dimensions, and of text."""
     rng = np.random.default_rng(7)
     large = [
         rng.standard_normal(5000),
@@ -313,7 +313,7 @@ def some_request(rng: random.Random) -> Callable[[bool], bytes]:
 
 
 def binary(rng: random.Random, path: str, shape: list[int], dtype: str) -> Callable[[bool], bytes]:
-    """An infer request as tritonclient writes it, whole or with something wrong."""
+    """Return an infer request as tritonclient writes it, either valid or with one error."""
     count = int(np.prod(shape))
     row = np.array([rng.choice([0, 1, -2, 7.5, 1e9]) for _ in range(count)]).astype(dtype)
     tensor: dict[str, Any] = {"name": "input", "shape": shape, "datatype": DATATYPES[dtype]}
@@ -327,8 +327,10 @@ def binary(rng: random.Random, path: str, shape: list[int], dtype: str) -> Calla
     if rng.random() < 0.5:
         body = {"id": rng.choice(["", "mine", "two words", 'a"b']), **body}
     if rng.random() < 0.4:
-        said = {"parameters": {"binary_data": rng.random() < 0.5}} if rng.random() < 0.6 else {}
-        body["outputs"] = [{"name": "output", **said}]
+        parameters = (
+            {"parameters": {"binary_data": rng.random() < 0.5}} if rng.random() < 0.6 else {}
+        )
+        body["outputs"] = [{"name": "output", **parameters}]
     if rng.random() < 0.4:
         body["parameters"] = rng.choice(
             [{"binary_data_output": rng.random() < 0.5}, {}, {"salt": 7}, {"user": "ann"}]
@@ -434,7 +436,8 @@ def test_both_answer_alike(server: clipper.ClipperServer, seed: int) -> None:
 
 
 def test_cold_and_hot_alike(server: clipper.ClipperServer) -> None:
-    """The first request is a cache miss of one reader, the next a hit of the other, by turns."""
+    """The first request is a cache miss, which is read by one parser; the next is a hit, read by
+    the other."""
     for i in range(40):
         order = [bool(i % 2), not i % 2, bool(i % 2)]
         for path in ("/api/any/predict", "/api/sure/predict", "/any/predict"):
@@ -535,7 +538,8 @@ def test_what_is_counted_is_the_same(server: clipper.ClipperServer) -> None:
 
 
 def test_feedback_and_ids(server: clipper.ClipperServer) -> None:
-    """Ids of both ways are of one row of numbers, and none comes twice."""
+    """Ids of answers by the core and by Python are from one sequence of numbers, and none occurs
+    twice."""
     ids = []
     for i in range(30):
         (found,) = exchanged(
@@ -749,7 +753,8 @@ def test_the_text_of_an_unread_answer_is_not_kept(
 def test_large_answers_of_many_new_clients_and_small_ones_beside_them(
     server: clipper.ClipperServer,
 ) -> None:
-    """The large answers are made in pieces. All are whole, and those who wait are served."""
+    """The large answers are made in pieces. All are complete, and other clients are served
+    meanwhile."""
     requests = request("/api/big/predict", '{"input": [1.0]}')
     small = request("/api/total/predict", '{"input": [1, 2, 3]}')
     with contextlib.ExitStack() as stack:

@@ -28,7 +28,7 @@ HEALTH, REFLECTION = "grpc.health.v1.Health", "grpc.reflection.v1.ServerReflecti
 
 
 class Client:
-    """client(service, method, request fields...) -> the response."""
+    """A client of gRPC: client(service, method, request fields...) returns the response."""
 
     def __init__(
         self, address: str, credentials: Any = None, metadata: Any = (), **options: Any
@@ -94,7 +94,7 @@ def tensor_of(
 
 
 def details_of(error: Any) -> Any:
-    """-> (google.rpc.ErrorInfo, google.rpc.RetryInfo) of an error."""
+    """Return (google.rpc.ErrorInfo, google.rpc.RetryInfo) of an error."""
     trailing = dict(error.trailing_metadata())
     status = message("google.rpc.Status").FromString(trailing["grpc-status-details-bin"])
     info, retry = message("google.rpc.ErrorInfo")(), message("google.rpc.RetryInfo")()
@@ -577,9 +577,9 @@ def test_a_stream_of_queries_has_its_replies_in_order(client: Client) -> None:
 
 def test_a_stream_of_infers(client: Client) -> None:
     good = tensor_of("total", [[1, 2, 3]], id="1")
-    asks_for_end = tensor_of("total", [[1, 2, 4]], id="3")
-    asks_for_end.parameters["triton_enable_empty_final_response"].bool_param = True
-    sent = [good, tensor_of("totl", [[1, 2, 3]], id="2"), asks_for_end]
+    with_end_marker = tensor_of("total", [[1, 2, 4]], id="3")
+    with_end_marker.parameters["triton_enable_empty_final_response"].bool_param = True
+    sent = [good, tensor_of("totl", [[1, 2, 3]], id="2"), with_end_marker]
     one, two, three = client.method(INFERENCE, "ModelStreamInfer")(iter(sent), timeout=PATIENCE_S)
     assert np.frombuffer(one.infer_response.raw_output_contents[0]) == [6.0]
     assert "did you mean 'total'?" in two.error_message
@@ -629,13 +629,13 @@ def test_reflection_is_enough_to_call_a_method(client: Client) -> None:
     """List the services, get the file of one, and call it with nothing else, as grpcurl does."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-    ask_for = message("grpc.reflection.v1.ServerReflectionRequest")
+    reflection_request = message("grpc.reflection.v1.ServerReflectionRequest")
     sent = [
-        ask_for(list_services=""),
-        ask_for(file_containing_symbol=APPLICATIONS),
-        ask_for(file_by_filename="status.proto"),
-        ask_for(file_by_filename="nothing.proto"),
-        ask_for(all_extension_numbers_of_type="clipper.v1.Value"),
+        reflection_request(list_services=""),
+        reflection_request(file_containing_symbol=APPLICATIONS),
+        reflection_request(file_by_filename="status.proto"),
+        reflection_request(file_by_filename="nothing.proto"),
+        reflection_request(all_extension_numbers_of_type="clipper.v1.Value"),
     ]
     listed, found, status, missing, extensions = client.method(REFLECTION, "ServerReflectionInfo")(
         iter(sent), timeout=10

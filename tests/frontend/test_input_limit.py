@@ -81,8 +81,8 @@ def test_http(server: clipper.ClipperServer, name: str) -> None:
 def test_the_open_inference_protocol(server: clipper.ClipperServer, name: str) -> None:
     tensor = {"name": "input", "datatype": "FP64", "shape": [1, WORDS + 1]}
     path = f"/v2/models/{name}/infer"
-    said = {"inputs": [tensor | {"data": [1.0] * (WORDS + 1)}]}
-    assert ask(server.http_address, "POST", path, said).status == 413
+    body = {"inputs": [tensor | {"data": [1.0] * (WORDS + 1)}]}
+    assert ask(server.http_address, "POST", path, body).status == 413
     data = struct.pack(f"<{WORDS + 1}d", *[1.0] * (WORDS + 1))
     head = json.dumps(
         {"inputs": [tensor | {"parameters": {"binary_data_size": len(data)}}]}

@@ -130,7 +130,7 @@ def test_errors_have_the_codes_of_the_document(
     assert details_of(error)[0].domain == "clipper"
 
 
-def test_who_waits_keeps_no_other_waiting_and_is_answered_when_it_has_loaded(
+def test_a_call_that_waits_for_a_load_blocks_no_other_and_is_answered_after_it(
     served: tuple[FakeMesh, Client],
 ) -> None:
     """More calls wait than there are worker threads; another call is answered meanwhile."""
@@ -294,7 +294,7 @@ def test_with_a_token_anyone_reads_and_its_holder_manages() -> None:
             client.channel.close()
 
 
-def test_off_loopback_nobody_manages_without_a_token() -> None:
+def test_management_off_loopback_needs_a_token() -> None:
     mesh = FakeMesh()
     with start(mesh, grpc="0.0.0.0:0") as server:
         client = Client(f"127.0.0.1:{server.grpc_address.rpartition(':')[2]}")

@@ -170,10 +170,10 @@ def test_what_is_wrong_is_reported(
 def test_two_may_wait_for_loads_and_others_are_given_a_time_to_retry(
     mesh_client: MeshClient, fake: FakeMesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun, go_on = threading.Semaphore(0), threading.Event()
+    started, go_on = threading.Semaphore(0), threading.Event()
 
     def ensure_loaded(id: str, **_: Any) -> Any:
-        begun.release()
+        started.release()
         assert go_on.wait(PATIENCE_S)
         return fake.status(id)
 
@@ -186,7 +186,7 @@ def test_two_may_wait_for_loads_and_others_are_given_a_time_to_retry(
     try:
         for thread in waiting:
             thread.start()
-            assert begun.acquire(timeout=PATIENCE_S)
+            assert started.acquire(timeout=PATIENCE_S)
         with pytest.raises(Overloaded):
             mesh_client.ensure_loaded("slow", sync=True)
         assert mesh_client.status("slow").id == "slow", "others are answered meanwhile"
@@ -231,15 +231,15 @@ def test_a_watcher_gets_a_snapshot_and_then_changes(
     assert (new.id, new.revision) == ("seen2", fake.revision)
     assert isinstance(new.record, MeshModel)
     mesh_client.unregister("seen2")
-    gone = next(events)
-    assert (gone.kind, gone.id, gone.record) == ("DELETE", "seen2", None)
+    deleted = next(events)
+    assert (deleted.kind, deleted.id, deleted.record) == ("DELETE", "seen2", None)
     events.close()
 
 
 def test_a_snapshot_larger_than_any_buffer_arrives_whole(
     mesh_client: MeshClient, fake: FakeMesh
 ) -> None:
-    """Some 8 MB, to a reader who begins late: what is written waits for room."""
+    """About 8 MB are sent to a client that starts reading late: writes wait for room."""
     many = {
         f"many{i:05}": MeshModel(f"many{i:05}", "onnx", "/" + "x" * 800, registered_ms=i + 1)
         for i in range(9_000)
@@ -259,7 +259,7 @@ def test_a_snapshot_larger_than_any_buffer_arrives_whole(
             del fake.registered[id]
 
 
-def test_a_watcher_who_hangs_up_leaves_nothing(
+def test_a_watcher_that_disconnects_leaves_nothing(
     server: clipper.ClipperServer, mesh_client: MeshClient
 ) -> None:
     connection = http.client.HTTPConnection(server.admin_address, timeout=PATIENCE_S)
@@ -319,9 +319,9 @@ def test_the_way_of_a_model_in_a_shell(run: Any, fake: FakeMesh, tmp_path: Path)
     )
     assert "next: it waits for its first query" in run("explain", "shell1").output
     assert run("unregister", "shell1").output == "shell1 is unregistered\n"
-    gone = run("status", "shell1")
-    assert gone.exit_code == 1
-    assert gone.output.startswith("error: the mesh has no model 'shell1'.")
+    deleted = run("status", "shell1")
+    assert deleted.exit_code == 1
+    assert deleted.output.startswith("error: the mesh has no model 'shell1'.")
 
 
 def test_a_load_that_fails_is_an_exit_code(run: Any, fake: FakeMesh) -> None:
@@ -355,7 +355,7 @@ def test_the_way_of_a_vmodel_in_a_shell(run: Any, fake: FakeMesh) -> None:
     assert run("vmodel", "status", "shell-best").exit_code == 1
 
 
-def test_who_holds_how_much(run: Any) -> None:
+def test_instances_with_their_memory(run: Any) -> None:
     lines = run("ps").output.splitlines()
     (first,) = [line for line in lines if line.strip().startswith("a ")]
     assert "███████████████····· " in first

@@ -133,8 +133,8 @@ def test_a_watcher_gets_a_snapshot_and_then_changes(
         "vmodel",
     )
     client(MESH, "unregisterModel", modelId="seen2")
-    gone = next(events)
-    assert (KINDS[gone.kind], gone.of, gone.id, gone.WhichOneof("record")) == (
+    deleted = next(events)
+    assert (KINDS[deleted.kind], deleted.of, deleted.id, deleted.WhichOneof("record")) == (
         "DELETE",
         "model",
         "seen2",
@@ -171,7 +171,7 @@ def much(mesh: FakeMesh) -> dict[str, MeshModel]:
     return many
 
 
-def test_who_takes_nothing_is_cut_off_and_keeps_nothing_waiting(
+def test_a_watcher_that_reads_nothing_is_disconnected_and_delays_no_other(
     served: tuple[FakeMesh, Client],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -193,7 +193,7 @@ def test_who_takes_nothing_is_cut_off_and_keeps_nothing_waiting(
 
 
 @pytest.mark.parametrize("how", ["cancelled", "deadline", "hung up"])
-def test_one_who_goes_leaves_nothing(how: str) -> None:
+def test_a_watcher_that_disconnects_leaves_nothing(how: str) -> None:
     with start(FakeMesh()) as server:
         client = Client(server.grpc_address)
         if how == "deadline":
@@ -268,7 +268,7 @@ def test_what_the_mesh_ends_by_ends_the_watch(
         assert "secret" not in error.details()
 
 
-def test_who_watches_shows_the_token() -> None:
+def test_a_watch_needs_the_token() -> None:
     """The place of a model's files is for management only."""
     with start(FakeMesh(), http={"token": "secret"}) as server:
         for metadata, ends in ((), True), ([("authorization", "Bearer secret")], False):

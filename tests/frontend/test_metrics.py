@@ -57,7 +57,8 @@ LABEL = re.compile(r'([a-z_]+)="([^"\\]*)"')
 
 
 def series(text: bytes) -> Series:
-    """Every line of our own names, read strictly; each series once."""
+    """Return the value of each series of ours. The lines are read strictly, and a series may occur
+    once."""
     found: Series = {}
     for line in text.decode().splitlines():
         if line.startswith("# "):
@@ -83,7 +84,7 @@ def summed(found: Series, name: str, **labels: str) -> float:
 
 
 def ended(server: clipper.ClipperServer) -> Series:
-    """A scrape once every task has ended and every answer was counted."""
+    """Wait until every task has ended and every answer is counted; return a scrape."""
     until = time.monotonic() + PATIENCE_S
     while True:
         found = scrape(server)
@@ -123,7 +124,7 @@ def test_it_is_the_text_of_prometheus(manage: Ask) -> None:
         ("application/openmetrics-text;q=x", False),
     ],
 )
-def test_openmetrics_for_who_accepts_it(manage: Ask, accept: str, open: bool) -> None:
+def test_openmetrics_for_clients_that_accept_it(manage: Ask, accept: str, open: bool) -> None:
     reply = manage("GET", "/metrics", headers={"Accept": accept})
     assert ("openmetrics" in reply.headers["content-type"]) == open
     assert reply.body.endswith(b"# EOF\n") == open
@@ -376,11 +377,11 @@ def of_mesh() -> Samples:
 
 def of_params() -> Samples:
     """Return metrics of made-up shards; tests/params/test_stats.py has those of real ones."""
-    came, went = (
+    added, removed = (
         ("rows", "nbytes", "pulled", "missed", "applied", "made"),
         ("unadmitted", "refused", "evicted", "expired"),
     )
-    table = dict.fromkeys((*came, *went), 1)
+    table = dict.fromkeys((*added, *removed), 1)
     counts = dict.fromkeys(
         ("epoch", "version", "connections", "shared_bytes", "pulls", "pushes", "repeated"), 1
     )

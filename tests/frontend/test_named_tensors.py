@@ -90,17 +90,17 @@ def by_tritonclient(
             inputs.append(one)
         wanted = None if outputs is None else [module.InferRequestedOutput(n) for n in outputs]
         result = client.infer(model, inputs, outputs=wanted)
-        said = result.get_response()
+        response = result.get_response()
         names = (
-            [one["name"] for one in said["outputs"]]
-            if isinstance(said, dict)
-            else [one.name for one in said.outputs]
+            [one["name"] for one in response["outputs"]]
+            if isinstance(response, dict)
+            else [one.name for one in response.outputs]
         )
         return {name: result.as_numpy(name) for name in names}
 
 
 def clients(server: clipper.ClipperServer) -> dict[str, Callable[..., Named]]:
-    """Each client: (model, feed, outputs) -> outputs by name."""
+    """Yield a client of each kind: (model, feed, outputs) -> outputs by name."""
 
     def http(binary: bool) -> Callable[..., Named]:
         return lambda model, feed, outputs=None: by_tritonclient(
@@ -370,8 +370,8 @@ def test_a_schema_from_a_shell(server: clipper.ClipperServer, tmp_path: Path) ->
     assert made.exit_code == 0, made.output
     server.app("shells", models=["shell"], slo_ms=10_000)
     try:
-        said = runner.invoke(main, ["predict", "shells", '{"age": 3, "city": "Bern"}', *url])
-        assert said.output.startswith('{"n": 4, "age": 3.0}\t')
+        response = runner.invoke(main, ["predict", "shells", '{"age": 3, "city": "Bern"}', *url])
+        assert response.output.startswith('{"n": 4, "age": 3.0}\t')
         wrong = runner.invoke(main, ["predict", "shells", '{"age": 3, "cty": "Bern"}', *url])
         assert (wrong.exit_code, "unknown tensor 'cty'" in wrong.output) == (1, True)
         wrong = runner.invoke(main, [*deploy, '{"age": "f65"}'])

@@ -14,7 +14,7 @@ from clipper.frontend.auth.peer_user import is_own_grpc_user, is_own_user, user_
 from tests.frontend.conftest import PATIENCE_S, QUICK, ask
 
 OTHER_USER = 65534
-ASK = """
+REQUEST_SCRIPT = """
 import os, socket, sys
 os.setuid(int(sys.argv[2]))
 line = socket.socket()
@@ -57,7 +57,7 @@ def test_a_client_that_has_closed_is_nobody(pair: tuple[socket.socket, socket.so
     assert not is_own_user(*ends)
 
 
-def test_an_address_that_is_none_is_nobody() -> None:
+def test_an_invalid_address_has_no_user() -> None:
     assert user_of(("nowhere", 1), ("127.0.0.1", 2)) is None
 
 
@@ -65,7 +65,7 @@ def test_an_address_that_is_none_is_nobody() -> None:
 @pytest.mark.parametrize("token", ["", "secret"])
 def test_another_user_of_this_host_manages_nothing_without_a_token(token: str) -> None:
     with clipper.start(http={"admin": "127.0.0.1:0", "token": token}, **QUICK) as server:
-        words = [sys.executable, "-c", ASK, server.admin_address, str(OTHER_USER)]
+        words = [sys.executable, "-c", REQUEST_SCRIPT, server.admin_address, str(OTHER_USER)]
         found = subprocess.run(
             words, capture_output=True, text=True, timeout=6 * PATIENCE_S, check=True
         ).stdout
@@ -115,5 +115,5 @@ def test_another_user_manages_no_mesh_over_grpc_without_a_token(token: str) -> N
 @pytest.mark.parametrize(
     ("peer", "address"), [("unix:", "127.0.0.1:1"), ("ipv4:127.0.0.1:x", "127.0.0.1:1"), ("", "")]
 )
-def test_a_grpc_peer_that_is_no_address_is_nobody(peer: str, address: str) -> None:
+def test_a_grpc_peer_without_an_address_has_no_user(peer: str, address: str) -> None:
     assert not is_own_grpc_user(peer, address)

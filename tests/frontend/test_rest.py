@@ -14,7 +14,7 @@ PREDICT = "/api/total/predict"
 
 
 def is_problem(reply: Reply, status: int) -> dict[str, Any]:
-    """One body for all errors; the id in it is that of the header."""
+    """Check the body, which is the same for all errors; its id is that of the header."""
     assert reply.status == status
     body: dict[str, Any] = reply.json
     assert body["status"] == status
@@ -28,9 +28,9 @@ def is_problem(reply: Reply, status: int) -> dict[str, Any]:
 
 
 def test_a_query_is_answered(query: Ask) -> None:
-    begun = time.monotonic_ns()
+    start = time.monotonic_ns()
     reply = query("POST", PREDICT, {"input": [1, 2, 3.5]})
-    took_us = (time.monotonic_ns() - begun) / 1000
+    took_us = (time.monotonic_ns() - start) / 1000
     assert reply.status == 200
     assert reply.headers["content-type"] == "application/json"
     body = reply.json
@@ -115,7 +115,7 @@ def test_what_is_wrong_is_named(query: Ask, name: str) -> None:
 def test_of_members_with_the_same_name_the_last_holds(
     query: Ask, headers: dict[str, str], body: bytes, output: float | None
 ) -> None:
-    """output: None if the request is rejected."""
+    """The last member of a name counts. output: None if the request is rejected."""
     reply = query("POST", PREDICT, body, headers)
     if output is None:
         is_problem(reply, 400)

@@ -156,17 +156,17 @@ def test_if_one_cannot_be_queried_those_before_it_are_cancelled() -> None:
         def cancel(self) -> None:
             self.cancelled += 1
 
-    class Asking:
+    class Submission:
         def __init__(self) -> None:
             self.futures: Any = [Future(), Future()]
 
-    def fails() -> Asking:
+    def fails() -> Submission:
         raise InvalidInput("a row of another shape")
 
-    asking = Asking()
+    submission = Submission()
     with pytest.raises(InvalidInput):
-        submit_each([lambda: asking, fails])
-    assert [future.cancelled for future in asking.futures] == [1, 1]
+        submit_each([lambda: submission, fails])
+    assert [future.cancelled for future in submission.futures] == [1, 1]
 
 
 # -- over the Open Inference Protocol

@@ -1,5 +1,5 @@
-"""Responses that are written bit by bit: chunks, turns, room, those who hang up and those who do
-not read; and their events."""
+"""Responses that are written in parts: chunks, turns, room in the buffers, clients that disconnect
+or do not read; and server-sent events."""
 
 import http.client
 import socket
@@ -181,7 +181,7 @@ def test_there_is_no_room_until_the_client_reads() -> None:
     assert feed.bodies[0].write(b"x")
 
 
-def test_who_reads_nothing_for_long_is_cut_off() -> None:
+def test_a_client_that_reads_nothing_for_long_is_disconnected() -> None:
     feed = Feed()
     connection = InMemoryConnection(feed, idle_s=1.0).feed(get("/feed"))
     connection.at(5.0)

@@ -232,7 +232,9 @@ def test_plain_http_is_answered_with_the_expected_protocol(world: World) -> None
     assert metric(world.server, "handshakes", "query", "plain") == before + 1
 
 
-def test_who_does_not_trust_it_sends_nothing(world: World, tmp_path: Path) -> None:
+def test_a_client_that_does_not_trust_the_certificate_sends_nothing(
+    world: World, tmp_path: Path
+) -> None:
     other_authority = Authority(tmp_path, "stranger")
     with (
         pytest.raises(ssl.SSLCertVerificationError),
@@ -251,9 +253,9 @@ def test_a_handshake_has_a_time(world: World, sent: bytes) -> None:
     host, _, port = world.server.http_address.rpartition(":")
     with socket.create_connection((host, int(port)), PATIENCE_S) as connection:
         connection.sendall(sent)
-        began = time.monotonic()
+        start = time.monotonic()
         assert ended(connection)
-        assert time.monotonic() - began < PATIENCE_S
+        assert time.monotonic() - start < PATIENCE_S
 
 
 def test_half_open_handshakes_are_connections(authority: Authority) -> None:
@@ -350,7 +352,7 @@ def test_connecting_by_https(world: World, tmp_path: Path) -> None:
 
 
 def test_a_user_of_this_host_needs_no_ca(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server writes into its private folder which certificate is its own."""
+    """The server stores its own certificate in its private folder."""
     from clipper.manage import client as module
     from clipper.manage.running import running
 
@@ -419,7 +421,7 @@ def test_files_that_are_not_in_order(
         clipper.start(http={"address": "127.0.0.1:0"} | http)
 
 
-def test_an_encrypted_key_prompts_nobody(authority: Authority, tmp_path: Path) -> None:
+def test_an_encrypted_key_is_refused_without_a_prompt(authority: Authority, tmp_path: Path) -> None:
     from cryptography.hazmat.primitives import serialization
 
     cert, key = authority.sign("locked")

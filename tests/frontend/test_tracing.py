@@ -259,7 +259,7 @@ def test_a_push_that_a_collector_refuses_is_not_retried(
     assert len(collector.posts) == 2
 
 
-def test_a_collector_that_hangs_delays_nobody(collector: Collector) -> None:
+def test_a_collector_that_hangs_delays_no_request(collector: Collector) -> None:
     collector.hold.clear()
     with tracing(collector, tracing={"queue_max": 3, "batch_max": 1}) as server:
         for _ in range(20):
@@ -269,7 +269,7 @@ def test_a_collector_that_hangs_delays_nobody(collector: Collector) -> None:
     assert 1 <= len(collector.named(PREDICT)) <= 5
 
 
-def test_nobody_there(collector: Collector) -> None:
+def test_a_collector_that_cannot_be_reached(collector: Collector) -> None:
     collector.close()
     with tracing(collector, tracing={"tries_max": 1}) as server:
         assert predict(server).status == 200

@@ -182,7 +182,7 @@ def test_two_inputs_are_one_too_many() -> None:
         codec.rows_of(codec.decode(*request(tensor([1] * 6), tensor([1] * 6))), F64)
 
 
-def test_what_is_not_known_is_let_be() -> None:
+def test_unknown_members_are_ignored() -> None:
     decoded = codec.decode(
         *request(tensor([1] * 6), model_name="m", extra={"a": 1}, id="7", parameters={"x": 1})
     )

@@ -1,5 +1,5 @@
-"""The design document's appendix as a stock gRPC client has it: its messages, made here by hand,
-and a worker that knows no more."""
+"""The design document's appendix for a stock gRPC client: its messages, written by hand, and a
+worker that uses nothing else."""
 
 import functools
 from typing import Any
@@ -48,7 +48,7 @@ CALLS = {
 
 @functools.cache
 def document() -> dict[str, Any]:
-    """The classes of its messages by their names."""
+    """Return the classes of the document's messages by their names."""
     file = descriptor_pb2.FileDescriptorProto(name="elasticdl.proto", syntax="proto3")
     for name, fields in _MESSAGES.items():
         made = file.message_type.add(name=name)
@@ -85,8 +85,8 @@ def array(tensor: Any) -> Any:
 
 
 class Shard:
-    """One shard's service. shard.push_model(version=..., variables=[...], metadata={...}) -> the
-    response."""
+    """A client of one shard's service: shard.push_model(version=..., variables=[...],
+    metadata={...}) returns the response."""
 
     def __init__(self, address: str, token: str, credentials: Any = None, **more: Any) -> None:
         options = [("grpc.max_receive_message_length", -1), *more.items()]
@@ -100,22 +100,22 @@ class Shard:
         self.trailing: dict[str, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
-        takes, gives = (document()[one] for one in CALLS[name])
+        request, response = (document()[one] for one in CALLS[name])
         call = self.channel.unary_unary(
-            f"/PServer/{name}", takes.SerializeToString, gives.FromString
+            f"/PServer/{name}", request.SerializeToString, response.FromString
         )
 
         def ask(metadata: dict[str, Any] | None = None, **fields: Any) -> Any:
-            said = {"authorization": f"Bearer {self._token}", **(metadata or {})}
-            pairs = [(key, str(value)) for key, value in said.items()]
-            answer, about = call.with_call(takes(**fields), timeout=PATIENCE_S, metadata=pairs)
+            headers = {"authorization": f"Bearer {self._token}", **(metadata or {})}
+            pairs = [(key, str(value)) for key, value in headers.items()]
+            answer, about = call.with_call(request(**fields), timeout=PATIENCE_S, metadata=pairs)
             self.trailing = dict(about.trailing_metadata())
             return answer
 
         return ask
 
     def refused(self, name: str, /, **fields: Any) -> tuple[str, str, dict[str, Any]]:
-        """(code, text, trailing metadata) of the error of a call."""
+        """Return (code, text, trailing metadata) of the error of a call."""
         try:
             getattr(self, name)(**fields)
         except grpc.RpcError as error:

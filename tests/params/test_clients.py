@@ -131,8 +131,8 @@ def test_client_of_an_older_version_is_served_beside(shards: Shards) -> None:
     client.push("counts", [1], -ones((1, 1)))
     with socket.socket(socket.AF_UNIX) as older:
         older.connect(shards.addresses[0].removeprefix("unix:"))
-        said = packed({"call": "hello", "token": TOKEN, "worker": 7, "protocol": 1})
-        older.sendall(Head(MessageKind.CALL, payload_bytes=len(said)).packed() + said)
+        hello = packed({"call": "hello", "token": TOKEN, "worker": 7, "protocol": 1})
+        older.sendall(Head(MessageKind.CALL, payload_bytes=len(hello)).packed() + hello)
         head = read_head(older.recv(HEAD_BYTES, socket.MSG_WAITALL))
         answer = unpacked(older.recv(head.payload_bytes, socket.MSG_WAITALL))
     assert (head.kind, answer["sequence"], answer["tables"]) == (

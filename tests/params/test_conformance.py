@@ -187,17 +187,17 @@ def test_tables_of_different_widths_do_not_affect_each_other(shards: Shards) -> 
     for spec in specs:
         changed = (client.pull(spec.name, range(9)) != before[spec.name]).any(axis=1)
         assert changed.tolist() == [spec.name == "wide" and i < 5 for i in range(9)]
-    rows = [said["tables"] for _, said in client.call_all("stats")]
+    rows = [stats["tables"] for _, stats in client.call_all("stats")]
     assert [sum(shard[spec.name]["rows"] for shard in rows) for spec in specs] == [0, 5, 0]
 
 
 def test_workers_that_start_at_once_initialize_one_model(shards: Shards) -> None:
     clients = [shards.client(worker=1 + k) for k in range(4) if k or shards.up(2)]
     specs = [TableSpec(f"t{i}", 2) for i in range(5)]
-    begun = threading.Barrier(4)
+    barrier = threading.Barrier(4)
 
     def begin(client: Client, value: float) -> None:
-        begun.wait(20)
+        barrier.wait(20)
         client.push_model({f"w{i}": ones(2) * value for i in range(4)}, specs)
 
     threads = [threading.Thread(target=begin, args=(client, k)) for k, client in enumerate(clients)]

@@ -85,8 +85,8 @@ def test_reads_are_declared_by_shell_python_http_and_file(
     )
     (shelled,) = client.models("shelled")
     assert (shelled["reads"], shelled["tolerance"]) == ({"taste": [0, 1]}, 0.5)
-    (asked,) = client.models("asked")
-    assert asked["reads"] == {"taste": [0], "nowhere": [1]}
+    (deployed,) = client.models("asked")
+    assert deployed["reads"] == {"taste": [0], "nowhere": [1]}
     wait_until(lambda: getattr(server._parameters.watching, "knows", False))
     wait_until(lambda: server.stats()["models"]["declared:1"]["has"])
     for name, tolerance in (("declared", 0.25), ("shelled", 0.5), ("asked", 1.0)):
@@ -108,8 +108,8 @@ def test_invalid_reads_are_refused_by_a_dry_run_too(
         ({"reads": {"taste": 0}, "tolerance": -1.0}, "tolerance is -1.0"),
         ({"tolerance": 1.0}, "does not declare what it reads"),
     ]
-    for settings, says in wrong:
-        with pytest.raises(InvalidInput, match=says):
+    for settings, message in wrong:
+        with pytest.raises(InvalidInput, match=message):
             client.deploy("wrong", "tasty:Taste", dry_run=dry, **settings)
     assert "wrong" not in server.catalog.view.versions
     for words in ("taste", "taste=", "=1", "taste=a,b", "taste=-1"):

@@ -23,14 +23,14 @@ WIDE = TableSpec("plain", 5, **SGD)
 
 
 def names(shards: Shards) -> list[list[str]]:
-    """Names of tables on each shard, and in each copy of one."""
+    """Return the names of the tables on each shard, and in each copy of a shard."""
     found = [server.shard.parameters for server in shards.servers.values()]
     for server in shards.servers.values():
         found += [one.replica.parameters for one in server.shard.copies.values() if one.replica]
     return [sorted(one.numbers()) for one in found]
 
 
-def test_dropped_table_is_gone_and_its_name_is_free(shards: Shards) -> None:
+def test_dropped_table_is_removed_and_its_name_is_free(shards: Shards) -> None:
     client = trained_tables(shards, replicas=1)
     others, container = shards.client(), Tables(shards.addresses, token=TOKEN)
     until(lambda: streams(shards))
@@ -150,8 +150,8 @@ def test_restored_snapshot_from_before_has_the_table(tmp_path: Path, shards: Sha
     client.call_all("snapshot", whole=True, number=1)
     client.drop("plain")
     shards.down()
-    said = {"addresses": list(shards.addresses), "token": TOKEN}
-    (tmp_path / "shards.json").write_text(json.dumps(said))
+    address_file = {"addresses": list(shards.addresses), "token": TOKEN}
+    (tmp_path / "shards.json").write_text(json.dumps(address_file))
     assert restore(tmp_path, tmp_path, 1) == 1
     for shard in (0, 1):
         assert shards.begin(shard).ready.wait(20)
@@ -214,7 +214,7 @@ def test_tables_are_dropped_while_others_train(shards: Shards) -> None:
 
 def test_command_line(shards: Shards, tmp_path: Path) -> None:
     trained_tables(shards)
-    said = {"addresses": list(shards.addresses), "token": TOKEN}
-    (tmp_path / "shards.json").write_text(json.dumps(said))
+    address_file = {"addresses": list(shards.addresses), "token": TOKEN}
+    (tmp_path / "shards.json").write_text(json.dumps(address_file))
     found = CliRunner().invoke(params, ["drop", "plain", "--folder", str(tmp_path)])
     assert (found.exit_code, found.output) == (0, "table plain is dropped, with 30 rows\n")

@@ -1,5 +1,5 @@
-"""Workers that join and leave while others train: nobody waits for them, nothing is lost with them,
-nothing counts twice."""
+"""Workers that join and leave while others train: no worker waits for them, no push of theirs is
+lost, and none counts twice."""
 
 import random
 import signal
@@ -52,19 +52,19 @@ def test_workers_join_and_leave_and_every_push_counts_once(shards: Shards) -> No
     client, draw = shards.up(3, replicas=1).client(), random.Random(3)
     client.create(COUNTS)
     here = [Elastic(shards, 1)]
-    gone: list[Elastic] = []
+    stopped: list[Elastic] = []
     for number in range(2, 12):
         until(lambda: min(one.done for one in here) >= 3)
         here.append(Elastic(shards, number))
         if draw.random() < 0.6:
             one = here.pop(draw.randrange(len(here) - 1))
             one.leave.set()
-            gone.append(one)
+            stopped.append(one)
     for one in here:
         one.leave.set()
-    for one in [*here, *gone]:
+    for one in [*here, *stopped]:
         one.join()
-    assert (counted(client) == sum(one.done for one in [*here, *gone])).all()
+    assert (counted(client) == sum(one.done for one in [*here, *stopped])).all()
 
 
 @pytest.mark.slow

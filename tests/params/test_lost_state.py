@@ -1,5 +1,5 @@
-"""A shard that comes back with nothing: nobody takes what was trained for untrained, and it goes on
-when it is told."""
+"""A shard that starts without its state: trained rows are not taken for untrained ones, and it
+continues only after a command."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def trained(shards: Shards, **settings: Any) -> Any:
 
 def test_shard_that_lost_its_rows_refuses_until_an_operator_decides(shards: Shards) -> None:
     client = trained(shards)
-    for ask in (
+    for request in (
         lambda: client.pull("plain", [1]),
         lambda: client.push("plain", [1], -ones((1, 1))),
         lambda: client.pull_variables(),
@@ -39,7 +39,7 @@ def test_shard_that_lost_its_rows_refuses_until_an_operator_decides(shards: Shar
         lambda: shards.client().pull("plain", [1]),
     ):
         with pytest.raises(StateLost, match="shard 1"):
-            ask()
+            request()
     with Tables(shards.addresses, token=TOKEN) as tables:
         with pytest.raises(StateLost, match="begin-anew"):
             tables.pull("plain", [1])

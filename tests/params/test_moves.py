@@ -14,7 +14,7 @@ SHARDS = 2
 Event = tuple[str, int, int, float]  # what, row, question, step
 
 
-class Twin:
+class Reference:
     """A simple model: it stores all events and computes the invalidated predictions from them."""
 
     def __init__(self, tolerance: float) -> None:
@@ -25,7 +25,7 @@ class Twin:
     def enter(self, key: Key, ids: list[int]) -> None:
         self.made.setdefault(key, (ids, len(self.events)))
 
-    def look(self) -> None:
+    def update(self) -> None:
         for key, (ids, since) in list(self.made.items()):
             for id in ids:
                 steps = [step for what, row, step in self.events[since:] if row == id]
@@ -40,12 +40,12 @@ class World:
 
     def __init__(self, tolerance: float, made_max: int = 1000, rows_max: int = 1000) -> None:
         self.values: dict[int, float] = {}
-        self.question = [1, 7]
-        self.told: list[tuple[Key, int]] = []
+        self.request = [1, 7]
+        self.dropped: list[tuple[Key, int]] = []
         self.moves = RowDrift(
-            tolerance, made_max, rows_max, lambda key, number: self.told.append((key, number))
+            tolerance, made_max, rows_max, lambda key, number: self.dropped.append((key, number))
         )
-        self.twin = Twin(tolerance)
+        self.reference = Reference(tolerance)
         self.numbers: dict[Key, int] = {}
         self.doubted: dict[
             int, int
@@ -57,43 +57,46 @@ class World:
     def enter(self, name: int, ids: list[int]) -> int:
         key = (name, 7)
         self.numbers[key] = self.moves.enter(key, {"t": np.array(ids, np.int64)})
-        self.twin.enter(key, ids)
+        self.reference.enter(key, ids)
         return self.numbers[key]
 
     def begin(self) -> None:
-        surely = [question + 2 for question in self.question]
+        surely = [request + 2 for request in self.request]
         for table, ids in self.moves.new.items():
             for id in ids.tolist():
-                if any(id in rows for rows, _ in self.twin.made.values()):
+                if any(id in rows for rows, _ in self.reference.made.values()):
                     self.doubted[id] = surely[id % SHARDS]
             self.moves.set_first_values(table, ids, self.pull(ids), surely)
 
     def receive(self, changed: dict[int, float]) -> None:
-        """Both shards answer, and are asked anew: rows that have changed, and into what."""
+        """Let both shards answer with the rows that have changed and their values, and send them
+        new requests."""
         for shard in range(SHARDS):
             mine = {id: value for id, value in changed.items() if id % SHARDS == shard}
-            question = self.question[shard]
+            request = self.request[shard]
             for id, value in mine.items():
                 before = self.values.get(id, 1.0)
-                unsure = question < self.doubted.get(id, 1 << 62)
+                unsure = request < self.doubted.get(id, 1 << 62)
                 step = float("inf") if unsure else abs(value - before) / before
-                self.twin.events.append(("moved", id, step))
+                self.reference.events.append(("moved", id, step))
             self.values |= mine
             ids = self.moves.followed("t", np.array(sorted(mine), np.int64))
-            self.moves.moved("t", ids, self.pull(ids), question)
-            self.question[shard] += 1
-        self.twin.look()
-        used = {id for ids, _ in self.twin.made.values() for id in ids}
+            self.moves.moved("t", ids, self.pull(ids), request)
+            self.request[shard] += 1
+        self.reference.update()
+        used = {id for ids, _ in self.reference.made.values() for id in ids}
         self.doubted = {id: at for id, at in self.doubted.items() if id in used}
 
     def agree(self) -> None:
         for key, number in self.numbers.items():
             there = self.moves.find(key)
-            assert (there is not None) == (key in self.twin.made), key
-            assert (key, number) in self.told or (there is not None and there.generation == number)
-        used = {id for ids, _ in self.twin.made.values() for id in ids}
+            assert (there is not None) == (key in self.reference.made), key
+            assert (key, number) in self.dropped or (
+                there is not None and there.generation == number
+            )
+        used = {id for ids, _ in self.reference.made.values() for id in ids}
         assert self.moves.rows == len(used)
-        assert len(self.moves) == len(self.twin.made)
+        assert len(self.moves) == len(self.reference.made)
 
 
 @settings(max_examples=60, deadline=None)
@@ -137,7 +140,7 @@ def test_a_prediction_is_invalidated_when_one_of_its_rows_exceeds_the_tolerance(
     assert world.moves.find((0, 7)) is not None, "a quarter each: none has gone further than a half"
     world.receive({1: 1.25 * 1.3})
     assert world.moves.find((0, 7)) is None
-    assert world.told == [((0, 7), number)]
+    assert world.dropped == [((0, 7), number)]
     assert world.moves.forgotten == {"moved": 1}
     assert world.enter(0, [1, 2]) > number, "asked again, under another number"
 
@@ -194,7 +197,7 @@ def test_the_oldest_predictions_are_removed_at_the_limit(bounds: dict[str, int],
     world = World(1.0, **bounds)
     for name in range(20):
         world.enter(name, [2 * name, 2 * name + 1])
-    assert [key[0] for key, _ in world.told] == list(range(20 - kept))
+    assert [key[0] for key, _ in world.dropped] == list(range(20 - kept))
     assert (len(world.moves), world.moves.rows) == (kept, 2 * kept)
     assert world.moves.forgotten == {"room": 20 - kept}
 

@@ -27,9 +27,9 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def test_a_model_learns_while_it_serves(
     example: Any, world: str, queries: int, kills: int, gain: float
 ) -> None:
-    said: list[str] = []
-    right, defaults = example.run(world, queries, kills=kills, slo_ms=60_000.0, say=said.append)
+    lines: list[str] = []
+    right, defaults = example.run(world, queries, kills=kills, slo_ms=60_000.0, say=lines.append)
     tenth = queries // 10
-    assert right[-tenth:].mean() > right[:tenth].mean() + gain, said
-    assert defaults == 0, said
-    assert sum("killed shard" in line for line in said) == kills
+    assert right[-tenth:].mean() > right[:tenth].mean() + gain, lines
+    assert defaults == 0, lines
+    assert sum("killed shard" in line for line in lines) == kills

@@ -1,4 +1,4 @@
-"""Shards that say themselves where they are, and those that some engine runs."""
+"""Shards that report their own addresses, and those that a container engine runs."""
 
 import json
 import threading
@@ -79,11 +79,11 @@ def test_addresses_published_at_once_are_all_stored(tmp_path: Path) -> None:
     prepare(settings(tmp_path, 8), "ray")
     gate = threading.Barrier(8)
 
-    def speak(number: int) -> None:
+    def write_address(number: int) -> None:
         gate.wait()
         publish_address(tmp_path, number, f"tcp:h:{number}")
 
-    threads = [threading.Thread(target=speak, args=[number]) for number in range(8)]
+    threads = [threading.Thread(target=write_address, args=[number]) for number in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -145,7 +145,7 @@ def test_a_set_that_does_not_fit_its_folder_is_not_prepared(tmp_path: Path) -> N
 
 
 def moved_to(folder: Path, shards: int) -> Path:
-    """A set of so many shards in set-1, for which it was decided."""
+    """Create a set of so many shards in set-1, and commit the move to it; return its folder."""
     home = folder / "set-1"
     home.mkdir()
     content = read_address_file(folder)
@@ -191,7 +191,8 @@ def test_a_shard_listens_only_where_its_operator_lets_it_now(
 
 @pytest.fixture
 def ended(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The folders of the sets whose actors are ended; there is no Ray, and nothing moves."""
+    """Return the list that will hold the folders of sets whose actors were ended. Ray and
+    resharding are replaced by fakes."""
     found: list[Path] = []
     monkeypatch.setattr("clipper.deploy.ray_nodes.join_ray", lambda _: None)
     monkeypatch.setattr(params_on_ray.RaySet, "end_set", lambda _, home: found.append(home))

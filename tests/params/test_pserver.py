@@ -30,7 +30,7 @@ W0, W1 = (
 
 
 class Fronts:
-    """The service of each shard of a set, and a client of each."""
+    """Starts the service of each shard of a set, and a client of each."""
 
     def __init__(self, shards: Shards) -> None:
         self.shards = shards
@@ -108,9 +108,9 @@ def test_a_model_is_pushed_pulled_and_trained(fronts: Fronts) -> None:
         embedding_table_info=[info("users", 3), info("items", 100, 2)],
     )
     assert shard.trailing["accepted"] == "false"
-    said = shard.pull_variable()
-    assert (said.model_init_status, said.model.version) == (True, 1)
-    assert {one.name: array(one).tolist() for one in said.model.variables} == {
+    reply = shard.pull_variable()
+    assert (reply.model_init_status, reply.model.version) == (True, 1)
+    assert {one.name: array(one).tolist() for one in reply.model.variables} == {
         "w": [[1, 2], [3, 4]],
         "b": 5,
     }
@@ -123,10 +123,10 @@ def test_a_model_is_pushed_pulled_and_trained(fronts: Fronts) -> None:
         tensor("w", [[1, 0], [0, 0]]),
         tensor("users", [[1, 1, 1], [2, 2, 2], [3, 3, 3]], [7, 9, 7]),
     ]
-    said = shard.push_gradient(model_version=1, gradients=gradients)
-    assert (said.accepted, said.model_version) == (True, 2)
-    said = shard.pull_variable(version=1)
-    assert {one.name: array(one).tolist() for one in said.model.variables} == {
+    reply = shard.push_gradient(model_version=1, gradients=gradients)
+    assert (reply.accepted, reply.model_version) == (True, 2)
+    reply = shard.pull_variable(version=1)
+    assert {one.name: array(one).tolist() for one in reply.model.variables} == {
         "w": [[0, 2], [3, 4]]
     }
     assert array(shard.pull_embedding_vector(name="users", ids=[9, 7, 8])).tolist() == [
@@ -198,10 +198,10 @@ def test_a_shard_refuses_rows_and_variables_of_other_shards(fronts: Fronts) -> N
         ),
         (two, "push_model", {"variables": [tensor(W0, [1, 1])]}, f"variable {W0!r}", "0"),
     ]
-    for shard, name, fields, says, whose in strange:
+    for shard, name, fields, expected, whose in strange:
         code, text, trailing = shard.refused(name, **fields)
         assert (code, trailing["shard"]) == ("INVALID_ARGUMENT", whose)
-        assert says in text
+        assert expected in text
         assert f"Use shard {whose}" in text
 
 
@@ -262,9 +262,9 @@ def test_a_refused_push_changes_nothing(fronts: Fronts) -> None:
         )[0]
         == "INVALID_ARGUMENT"
     )
-    said = shard.pull_variable()
-    assert said.model.version == 1
-    assert {one.name: array(one).tolist() for one in said.model.variables} == {
+    reply = shard.pull_variable()
+    assert reply.model.version == 1
+    assert {one.name: array(one).tolist() for one in reply.model.variables} == {
         "w": [0, 0],
         "v": [0],
     }
@@ -300,8 +300,8 @@ def test_gradients_that_are_too_old_are_refused(fronts: Fronts) -> None:
     shard.push_model(variables=[tensor("w", [0.0])], version=10)
     for _ in range(3):
         assert shard.push_gradient(model_version=10, gradients=[tensor("w", [1.0])]).accepted
-    said = shard.push_gradient(model_version=10, gradients=[tensor("w", [1.0])])
-    assert (said.accepted, said.model_version) == (False, 13)
+    reply = shard.push_gradient(model_version=10, gradients=[tensor("w", [1.0])])
+    assert (reply.accepted, reply.model_version) == (False, 13)
     assert shard.trailing["why"] == "the gradient is 3 versions old, and at most 2 are accepted"
     assert array(shard.pull_variable().model.variables[0]).tolist() == [-3]
 
@@ -316,8 +316,8 @@ def test_gradients_of_two_workers_make_a_step(fronts: Fronts) -> None:
         assert two.push_gradient(
             model_version=1, gradients=rows[1], metadata={**mine, "check": "true"}
         ).accepted
-        said = one.push_gradient(model_version=1, gradients=rows[0], metadata=mine)
-        assert (said.accepted, said.model_version) == (True, worker)
+        reply = one.push_gradient(model_version=1, gradients=rows[0], metadata=mine)
+        assert (reply.accepted, reply.model_version) == (True, worker)
         step = one.trailing["step"]
         assert two.push_gradient(
             model_version=1, gradients=rows[1], metadata={**mine, "step": step}
@@ -325,8 +325,8 @@ def test_gradients_of_two_workers_make_a_step(fronts: Fronts) -> None:
     for shard in (one, two):
         assert array(shard.pull_variable().model.variables[0]).tolist() == [-3], "averaged"
     assert array(one.pull_embedding_vector(name="t", ids=[0])).tolist() == [[-6]], "summed"
-    said = one.push_gradient(model_version=1, gradients=[tensor(W0, [1.0])])
-    assert (said.accepted, said.model_version) == (False, 2)
+    reply = one.push_gradient(model_version=1, gradients=[tensor(W0, [1.0])])
+    assert (reply.accepted, reply.model_version) == (False, 2)
     assert "version 1" in one.trailing["why"]
     code, text, _ = two.refused("push_gradient", gradients=[tensor(W1, [1.0])])
     assert (code, "steps of several workers" in text) == ("FAILED_PRECONDITION", True)
@@ -405,34 +405,40 @@ def test_permissions_and_a_shard_that_is_not_ready(fronts: Fronts) -> None:
 
 
 def health(shard: Shard, service: str = "") -> int:
-    asks, says = (message(f"grpc.health.v1.HealthCheck{kind}") for kind in ("Request", "Response"))
-    check = shard.channel.unary_unary(
-        "/grpc.health.v1.Health/Check", asks.SerializeToString, says.FromString
+    request_type, response_type = (
+        message(f"grpc.health.v1.HealthCheck{kind}") for kind in ("Request", "Response")
     )
-    return int(check(asks(service=service), timeout=PATIENCE_S).status)
+    check = shard.channel.unary_unary(
+        "/grpc.health.v1.Health/Check", request_type.SerializeToString, response_type.FromString
+    )
+    return int(check(request_type(service=service), timeout=PATIENCE_S).status)
 
 
 def test_health_is_watched_to_the_end_and_the_service_is_described(fronts: Fronts) -> None:
     (shard,) = fronts.up(1)
-    asks, says = (message(f"grpc.health.v1.HealthCheck{kind}") for kind in ("Request", "Response"))
-    watch = shard.channel.unary_stream(
-        "/grpc.health.v1.Health/Watch", asks.SerializeToString, says.FromString
+    request_type, response_type = (
+        message(f"grpc.health.v1.HealthCheck{kind}") for kind in ("Request", "Response")
     )
-    told = watch(asks(), timeout=PATIENCE_S)
-    assert next(told).status == 1
-    asks, says = (
+    watch = shard.channel.unary_stream(
+        "/grpc.health.v1.Health/Watch", request_type.SerializeToString, response_type.FromString
+    )
+    statuses = watch(request_type(), timeout=PATIENCE_S)
+    assert next(statuses).status == 1
+    request_type, response_type = (
         message(f"grpc.reflection.v1.ServerReflection{kind}") for kind in ("Request", "Response")
     )
     for version in ("v1", "v1alpha"):
         name = f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
-        info = shard.channel.stream_stream(name, asks.SerializeToString, says.FromString)
-        questions = [asks(list_services="*"), asks(file_containing_symbol="PServer")]
+        info = shard.channel.stream_stream(
+            name, request_type.SerializeToString, response_type.FromString
+        )
+        requests = [request_type(list_services="*"), request_type(file_containing_symbol="PServer")]
         token = [("authorization", f"Bearer {TOKEN}")]
-        services, files = info(iter(questions), timeout=PATIENCE_S, metadata=token)
+        services, files = info(iter(requests), timeout=PATIENCE_S, metadata=token)
         assert "PServer" in {one.name for one in services.list_services_response.service}
         assert len(files.file_descriptor_response.file_descriptor_proto) == 2
     fronts.end(0)
-    assert [one.status for one in told] == [2]
+    assert [one.status for one in statuses] == [2]
 
 
 def test_pushes_that_wait_when_the_shard_ends_get_an_error(fronts: Fronts) -> None:
@@ -440,9 +446,9 @@ def test_pushes_that_wait_when_the_shard_ends_get_an_error(fronts: Fronts) -> No
     one.push_model(embedding_table_info=[info("t", 1)])
     fronts.end(1)
     fronts.shards.lose(1)
-    said: list[Any] = []
+    reply: list[Any] = []
     thread = threading.Thread(
-        target=lambda: said.append(
+        target=lambda: reply.append(
             one.refused("push_gradient", gradients=[tensor("t", [[1.0]], [0])])
         )
     )
@@ -451,7 +457,7 @@ def test_pushes_that_wait_when_the_shard_ends_get_an_error(fronts: Fronts) -> No
     until(lambda: core.position >= 3)  # taken: its replica is waited for
     fronts.end(0)
     thread.join(PATIENCE_S)
-    assert (said[0][0], "shard 0" in said[0][1]) == ("UNAVAILABLE", True)
+    assert (reply[0][0], "shard 0" in reply[0][1]) == ("UNAVAILABLE", True)
 
 
 def test_invalid_grpc_settings_are_refused(fronts: Fronts) -> None:
@@ -489,21 +495,23 @@ class Copy:
 
     def __init__(self, shard: Shard, number: int, follower: str = "") -> None:
         self.shard, self.number = shard, number
-        self.said: dict[str, Any] = {"follower": follower} if follower else {}
+        self.metadata: dict[str, Any] = {"follower": follower} if follower else {}
         self.tables: dict[str, dict[int, list[float]]] = {}
 
-    def ask(self, name: str = "synchronize_embedding", hears: bool = True, **said: Any) -> bool:
-        """-> whether all came anew"""
+    def synchronize(
+        self, name: str = "synchronize_embedding", receives: bool = True, **more: Any
+    ) -> bool:
+        """Synchronize; return whether all rows were sent, instead of the changed ones only."""
         answer = getattr(self.shard, name)(
-            replica_index=self.number, metadata={**self.said, **said}
+            replica_index=self.number, metadata={**self.metadata, **more}
         )
         trailing = self.shard.trailing
-        if not hears:
+        if not receives:
             return "anew" in trailing
         if "anew" in trailing:
             self.tables = {}
-        if self.said:
-            self.said["serial"] = trailing["serial"]
+        if self.metadata:
+            self.metadata["serial"] = trailing["serial"]
         for each in answer.embedding_vectors:
             rows = self.tables.setdefault(each.name, {})
             if each.dim[1]:
@@ -525,24 +533,24 @@ def test_a_follower_gets_the_changed_rows(fronts: Fronts) -> None:
         shard.push_model(variables=[], embedding_table_info=[info("t", 2), info("s", 2)])
     pushed(one, "t", [0, 2])
     stock, careful = Copy(one, 0), Copy(one, 0, "careful")
-    assert stock.ask()
-    assert careful.ask()
+    assert stock.synchronize()
+    assert careful.synchronize()
     pushed(one, "t", [2, 4, -6])
     pushed(one, "s", [8])
-    assert not stock.ask("SynchronizeEmbedding")
+    assert not stock.synchronize("SynchronizeEmbedding")
     assert stock.tables == {"t": {0: [1, 1], 2: [2, 2], 4: [1, 1], -6: [1, 1]}, "s": {8: [1, 1]}}
-    assert not careful.ask(hears=False), "it does not hear the answer"
+    assert not careful.synchronize(receives=False), "it does not receive the answer"
     pushed(one, "t", [10])
-    assert not careful.ask()
+    assert not careful.synchronize()
     assert careful.tables == {"t": {**stock.tables["t"], 10: [1, 1]}, "s": {8: [1, 1]}}
     fronts.shards.servers[0].shard.parameters.tables[0].remove([4])
     fronts.shards.servers[0].shard.core.note(0, [4])
-    assert not stock.ask()
-    assert not careful.ask()
+    assert not stock.synchronize()
+    assert not careful.synchronize()
     assert 4 not in stock.tables["t"]
     assert stock.tables == careful.tables
     assert not one.synchronize_embedding(replica_index=0).embedding_vectors, "nothing has changed"
-    assert careful.ask(serial=0), "an answer that nobody remembers"
+    assert careful.synchronize(serial=0), "an answer that nobody remembers"
     assert careful.tables == stock.tables
     code, text, _ = one.refused("synchronize_embedding", replica_index=1)
     assert (code, "Use shard 1" in text) == ("INVALID_ARGUMENT", True)
@@ -560,17 +568,17 @@ def test_changes_above_the_message_limit_reach_a_follower(fronts: Fronts) -> Non
             "synchronize_embedding", replica_index=0, metadata={"follower": "new"}
         )
         assert (code, "cursor" in text) == ("RESOURCE_EXHAUSTED", True)
-        assert copy.ask(cursor="0,0")
+        assert copy.synchronize(cursor="0,0")
         while "cursor" in one.trailing:
-            assert not copy.ask(cursor=one.trailing["cursor"])
+            assert not copy.synchronize(cursor=one.trailing["cursor"])
     for half in (ids[:50], ids[50:]):
         one.push_gradient(gradients=[tensor("t", -ones((50, 200)), half)])
-    copy.ask()
-    asked = 1
+    copy.synchronize()
+    request_count = 1
     while "more" in one.trailing:
-        copy.ask()
-        asked += 1
-    assert asked == 2
+        copy.synchronize()
+        request_count += 1
+    assert request_count == 2
     assert copy.tables == {"t": {k: [2.0] * 200 for k in ids}}
 
 

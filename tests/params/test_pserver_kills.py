@@ -30,7 +30,7 @@ USERS, DIM, BATCH, STEPS = 40, 4, 16, 60
 
 
 def free_port(count: int) -> int:
-    """The first of so many that are free, one after another."""
+    """Return the first port of a range of so many free ones."""
     for port in np.random.default_rng().integers(20_000, 32_000, 100).tolist():
         try:
             held = [socket.create_server(("127.0.0.1", port + k)) for k in range(count)]
@@ -43,11 +43,11 @@ def free_port(count: int) -> int:
 
 
 class Worker:
-    """A model of ratings: users' vectors in a table, one dense vector; it knows the addresses and
-    the messages, no more.
+    """A worker that trains a model of ratings: users' vectors in a table, and one dense vector. It
+    knows only the addresses and the messages.
 
-    A call that a shard does not answer is sent again, to the same address: pushes by the same
-    sequence.
+    A call that a shard does not answer is sent again to the same address, a push with the same
+    sequence number.
     """
 
     def __init__(self, addresses: list[str], token: str, number: int) -> None:
@@ -55,15 +55,15 @@ class Worker:
         self.number, self.sequence, self.again = number, 0, 0
         info = document()["EmbeddingTableInfo"](name="users", dim=[DIM], initializer="normal")
         for place, shard in enumerate(self.shards):
-            if not self.ask(shard, "pull_variable").model_init_status:
+            if not self.call(shard, "pull_variable").model_init_status:
                 mine = [tensor("v", np.full(DIM, 0.5))] if self.whose("v") == place else []
-                self.ask(shard, "push_model", variables=mine, embedding_table_info=[info])
-                assert self.ask(shard, "pull_variable").model_init_status
+                self.call(shard, "push_model", variables=mine, embedding_table_info=[info])
+                assert self.call(shard, "pull_variable").model_init_status
 
     def whose(self, name: str) -> int:
         return shard_of_name(name, len(self.shards))
 
-    def ask(self, shard: Shard, name: str, /, **fields: Any) -> Any:
+    def call(self, shard: Shard, name: str, /, **fields: Any) -> Any:
         until = time.monotonic() + PATIENCE_S
         while True:
             try:
@@ -75,13 +75,13 @@ class Worker:
                 time.sleep(0.02)
 
     def step(self, ids: Any, labels: Any) -> float:
-        dense = self.ask(self.shards[self.whose("v")], "pull_variable").model
+        dense = self.call(self.shards[self.whose("v")], "pull_variable").model
         (v,) = [array(one) for one in dense.variables]
         rows, shards = np.empty((len(ids), DIM), np.float32), len(self.shards)
         for place, shard in enumerate(self.shards):
             mine = ids % shards == place
             rows[mine] = array(
-                self.ask(shard, "pull_embedding_vector", name="users", ids=ids[mine].tolist())
+                self.call(shard, "pull_embedding_vector", name="users", ids=ids[mine].tolist())
             )
         error = rows @ v - labels
         self.sequence += 1
@@ -94,7 +94,7 @@ class Worker:
                 else []
             )
             said = {"worker": self.number, "sequence": self.sequence}
-            assert self.ask(shard, "push_gradient", gradients=given, metadata=said).accepted
+            assert self.call(shard, "push_gradient", gradients=given, metadata=said).accepted
         return float((error**2).mean())
 
     def close(self) -> None:

@@ -17,10 +17,12 @@ from clipper.settings.params import ParamsSettings
 from tests.params.conftest import TOKEN, Shards, until
 
 
-def copy(heard_s: float = 0.0, *, on: bool = True, whole: bool = True, asks: bool = False) -> Any:
+def copy(
+    last_request_s: float = 0.0, *, on: bool = True, whole: bool = True, has_request: bool = False
+) -> Any:
     """Return the state of a follower. heard_s: when its last request came."""
-    call = (0, 1.0) if asks else None
-    return SimpleNamespace(is_whole=on and whole, last_seen_s=heard_s, waiting_call=call)
+    call = (0, 1.0) if has_request else None
+    return SimpleNamespace(is_whole=on and whole, last_seen_s=last_request_s, waiting_call=call)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +33,7 @@ def copy(heard_s: float = 0.0, *, on: bool = True, whole: bool = True, asks: boo
         (copy(99, on=False), False),  # it is looked for
         (copy(90, on=False), False),
         (copy(90), False),  # it was whole, and says nothing any more
-        (copy(90, asks=True), True),  # it waits for news
+        (copy(90, has_request=True), True),  # it waits for news
         (copy(70, on=False), True),  # it was given up: pushes go on, and so does an update
     ],
 )

@@ -1,5 +1,5 @@
-"""The files by which a shard knows that it had state and which life it lives, and how it asks a
-copy for what changed."""
+"""The files by which a shard knows whether it had state, and how often it was started; and how it
+requests changes from a copy."""
 
 import os
 import stat
@@ -105,10 +105,10 @@ def test_a_file_that_cannot_be_replaced_is_as_it_was(
 def test_changes_are_requested_in_chunks_from_the_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
 
     def call_once(connection: object, call: str, **words: Any) -> tuple[None, dict[str, Any]]:
-        asked.append({"to": connection, "call": call, **words})
+        calls.append({"to": connection, "call": call, **words})
         number = words["cursor"][0]
         return None, {"number": number, "next": number + 1 if number < 3 else None}
 
@@ -119,7 +119,7 @@ def test_changes_are_requested_in_chunks_from_the_start(
     assert first == {"specs": [1], "seen": b"s", "version": 5}
     assert [piece["number"] for piece in pieces] == [0, 1, 2, 3]
     words = {"to": "copy", "call": "get_replica", "shard": 4, "since": 17}
-    assert asked == [{**words, "cursor": [number, 0]} for number in range(4)]
+    assert calls == [{**words, "cursor": [number, 0]} for number in range(4)]
 
 
 @pytest.mark.parametrize("differs", [True, False])
@@ -127,7 +127,7 @@ def test_only_the_changes_since_a_snapshot_on_disk_are_copied(
     differs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Read(Exception):
-        """The whole source is read."""
+        """Raised when the whole source is read."""
 
     def read() -> Any:
         raise Read

@@ -25,8 +25,8 @@ def served(shards: Shards) -> int:
 
 def pull(client: Client, **fields: Any) -> dict[str, Any]:
     """Ask shard 1 for a row of its copy of shard 0."""
-    ask = {"shard": 0, "table": "plain", "ids": IDS[:1], "wait_s": 1.0, **fields}
-    return call_once(client.connections[1], "pull_replica", **ask)[1]
+    request = {"shard": 0, "table": "plain", "ids": IDS[:1], "wait_s": 1.0, **fields}
+    return call_once(client.connections[1], "pull_replica", **request)[1]
 
 
 def pulls(shards: Shards) -> int:
@@ -67,7 +67,7 @@ def test_replica_that_lags_answers_only_clients_that_accept_the_lag(
         for follower in server.shard.copies.values():
             follower._period_s = 60.0
     time.sleep(0.4)  # both sleep for a minute now
-    began_s = time.monotonic()
+    start_s = time.monotonic()
     token = client.push("plain", IDS, -ones((10, 2))).token
     assert (client.pull("plain", IDS, max_staleness_s=math.inf) == 1).all()
     assert (client.pull("plain", IDS, after=first) == 1).all()
@@ -78,9 +78,9 @@ def test_replica_that_lags_answers_only_clients_that_accept_the_lag(
     assert (client.pull("plain", IDS, max_staleness_s=30.0, after=token) == 2).all()
     monkeypatch.setattr(replica_reads, "OPEN_MAX", 0)
     assert (client.pull("plain", IDS, after=token) == 2).all()
-    told = [server.shard.replica_reads.behind for server in shards.servers.values()]
-    assert sum(told) == behind + 8
-    assert time.monotonic() - began_s < 30
+    counts = [server.shard.replica_reads.behind for server in shards.servers.values()]
+    assert sum(counts) == behind + 8
+    assert time.monotonic() - start_s < 30
     other = {shard: (epoch - 1, version) for shard, (epoch, version) in token.items()}
     assert (client.pull("plain", IDS, after=other) == 2).all(), "a token of another life"
 

@@ -1,5 +1,5 @@
-"""Replicas: a copy is what its primary is, whatever is lost between them; the dead come back from
-it; zombies are fenced."""
+"""Replicas: a copy equals its primary, whatever messages are lost; a shard that died is restored
+from it; a replaced shard that still runs is fenced."""
 
 import contextlib
 import errno
@@ -74,7 +74,7 @@ class Primary:
         self.followers.start_waiting(0.0, origin)
 
     def act(self) -> None:
-        """Something that changes it."""
+        """Change the shard in a random way."""
         draw, parameters = self._draw, self.parameters
         what = draw.integers(0, 12)
         if what == 0 and len(parameters.specs) < 4:
@@ -91,9 +91,9 @@ class Primary:
                 self.core.note(DENSE, range(3))
         elif what == 2 and parameters.specs:
             table = int(draw.integers(len(parameters.specs)))
-            gone = draw.integers(0, 60, 5)
-            parameters.tables[table].remove(gone)
-            self.core.note(table, gone)
+            removed = draw.integers(0, 60, 5)
+            parameters.tables[table].remove(removed)
+            self.core.note(table, removed)
         else:
             self._sequence += int(draw.integers(1, 3))
             variables = (
@@ -114,39 +114,39 @@ class Primary:
                 }
             )
 
-    def answer(self, said: dict[str, Any]) -> bytes | dict[str, Any]:
-        if said["call"] == "walk":
-            piece, following = self.parameters.piece(said["cursor"])
+    def answer(self, request: dict[str, Any]) -> bytes | dict[str, Any]:
+        if request["call"] == "walk":
+            piece, following = self.parameters.piece(request["cursor"])
             if not self.quiet and self._draw.integers(30) == 0:
                 self.act()  # between two pieces of a walk
             return {**piece, "next": following}
-        found = self.followers.synchronize(said, None, 0.0)
+        found = self.followers.synchronize(request, None, 0.0)
         assert found is not None
         return found
 
 
 class LossyLine(ShardConnection):
-    """A connection that sometimes loses a request or its answer."""
+    """A fake connection that sometimes loses a request or its answer."""
 
     def __init__(self, draw: np.random.Generator, loss: int) -> None:
         super().__init__(0, lambda shard: "unix:nowhere", "", 0, 1.0)
         self._draw, self._loss = draw, loss
         self.primary: Primary | None = None
 
-    def send(self, ask: Any) -> None:
+    def send(self, call: Any) -> None:
         if self.primary is None or self._draw.integers(self._loss) == 0:
             raise ConnectionError("the question is lost")
-        found = self.primary.answer(unpacked(bytes(ask.buffers[0])))
+        found = self.primary.answer(unpacked(bytes(call.buffers[0])))
         if self._draw.integers(self._loss) == 0:
             raise ConnectionError("the answer is lost")
         payload = found if isinstance(found, bytes) else packed(found)
-        ask.body, ask.answer = (
+        call.body, call.answer = (
             memoryview(payload),
             Head(MessageKind.ANSWER, epoch=self.primary.core.epoch),
         )
 
-    def wait(self, ask: Any) -> Head:
-        head: Head = ask.answer
+    def wait(self, call: Any) -> Head:
+        head: Head = call.answer
         return head
 
 
@@ -309,8 +309,8 @@ def test_a_push_is_not_applied_again_after_a_kill(shards: Shards) -> None:
     before = client.pull("plain", [2, 4])
     shards.lose(0)
     shards.begin(0)
-    said = client.call(0, "push_gradients", rows=rows, worker=5, sequence=3)
-    assert said["repeated"] is True
+    reply = client.call(0, "push_gradients", rows=rows, worker=5, sequence=3)
+    assert reply["repeated"] is True
     again = client.push(
         "plain", [2, 4], -ones((2, 2)), sequence=2
     )  # as one that did not hear the second answer
@@ -399,9 +399,9 @@ def test_a_replaced_shard_that_still_runs_acknowledges_nothing(shards: Shards) -
     shards.begin(0, shards.root / "another-host" / "shard-0")
     assert shards.servers[0].ready.wait(PATIENCE_S)
     assert shards.servers[0].shard.core.epoch == 2
-    said = client.push("plain", [0], -ones((1, 2)))
+    reply = client.push("plain", [0], -ones((1, 2)))
     assert client.connections[0].epoch == 2, "only the successor acknowledges"
-    assert said.repeated == ()
+    assert reply.repeated == ()
     assert np.allclose(client.pull("plain", [0]), 2 * before)
     until(lambda: bool(zombie.shard.ended))
     assert "fenced by epoch 2" in zombie.shard.ended
@@ -443,13 +443,13 @@ def test_pushes_do_not_wait_for_a_long_copy_and_the_shard_reports_that_it_has_no
     )
     client.push("wide", range(0, 4000, 2), -ones((2000, 1024)))  # 8 MB in shard 0
     shards.lose(1)
-    walks, walked, ask = threading.Event(), threading.Event(), ReplicaFollower._call
+    walks, walked, call = threading.Event(), threading.Event(), ReplicaFollower._call
 
     def slow_call(follower: ReplicaFollower, name: str, **fields: Any) -> Any:
         if name == "walk" and follower.of == 0:
             walks.set()
             assert walked.wait(60)
-        return ask(follower, name, **fields)
+        return call(follower, name, **fields)
 
     monkeypatch.setattr(ReplicaFollower, "_call", slow_call)
     shards.begin(1)
@@ -457,16 +457,16 @@ def test_pushes_do_not_wait_for_a_long_copy_and_the_shard_reports_that_it_has_no
         assert walks.wait(20)
         for _ in range(3):
             client.push("wide", [0], -ones((1, 1024)))
-        (said,) = client.call(0, "stats")["followers"]
+        (reply,) = client.call(0, "stats")["followers"]
         assert client.call(0, "stats")["exposed"]
-        assert not said["whole"]
-        assert said["behind"] >= 4, "all pushes that there were"
+        assert not reply["whole"]
+        assert reply["behind"] >= 4, "all pushes that there were"
     finally:
         walked.set()
     until(lambda: not client.call(0, "stats")["exposed"])
     client.push("wide", [0], -ones((1, 1024)))
-    (said,) = client.call(0, "stats")["followers"]
-    assert (said["whole"], said["behind"]) == (True, 0)
+    (reply,) = client.call(0, "stats")["followers"]
+    assert (reply["whole"], reply["behind"]) == (True, 0)
     shards.lose(0)
     shards.begin(0)
     rows = client.pull("wide", range(0, 4000, 2))
@@ -522,12 +522,12 @@ def test_follower_that_a_shard_recovered_from_keeps_its_copy(
     client.push("plain", range(0, 100, 2), -ones((50, 2)))
     until(lambda: not client.call(0, "stats")["exposed"])
     walked: list[int] = []
-    ask = ReplicaFollower._call
+    call = ReplicaFollower._call
 
     def counting(follower: ReplicaFollower, name: str, **fields: Any) -> Any:
         if name == "walk":
             walked.append(follower.of)
-        return ask(follower, name, **fields)
+        return call(follower, name, **fields)
 
     monkeypatch.setattr(ReplicaFollower, "_call", counting)
     for life in range(3):

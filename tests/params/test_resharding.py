@@ -891,14 +891,14 @@ def test_row_watchers_follow_a_resharded_set(
         watching = RowWatcher(tmp_path)
         try:
             cache = Cache(watching)
-            before = cache.ask(2, 3)
+            before = cache.watch(2, 3)
             resharded(tmp_path, 2)
-            until(lambda: before in cache.gone)
+            until(lambda: before in cache.dropped)
             until(lambda: watching.knows)
-            kept = [cache.ask(id) for id in (2, 3)]
+            kept = [cache.watch(id) for id in (2, 3)]
             cache.settle()
             for id in (2, 3):  # one on each shard
                 client.push(SPEC.name, [id], -ones((1, 2)))
-            until(lambda: set(kept) <= set(cache.gone))
+            until(lambda: set(kept) <= set(cache.dropped))
         finally:
             watching.stop()

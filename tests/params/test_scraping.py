@@ -130,11 +130,11 @@ def test_an_alert_fires_when_it_should(alert: str, tmp_path: Path) -> None:
     series = [{"series": name, "values": values} for name, values in [*quiet, *FIRES[alert]]]
     found = 'sort(count by (alertname) (ALERTS{alertstate="firing"}))'
     fires = [{"labels": f'{{alertname="{alert}"}}', "value": 1}]
-    asked = [{"expr": found, "eval_time": "40m", "exp_samples": fires}]
+    expectations = [{"expr": found, "eval_time": "40m", "exp_samples": fires}]
     tests = {
         "rule_files": ["alerts.yml"],
         "evaluation_interval": "1m",
-        "tests": [{"interval": "1m", "input_series": series, "promql_expr_test": asked}],
+        "tests": [{"interval": "1m", "input_series": series, "promql_expr_test": expectations}],
     }
     (tmp_path / "tests.yml").write_text(json.dumps(tests))
     done = subprocess.run(
@@ -169,7 +169,7 @@ def test_one_shard_reports_its_metrics(busy: Shards) -> None:
 
 @pytest.mark.slow
 def test_a_command_serves_a_set_that_others_run(busy: Shards) -> None:
-    said = [
+    arguments = [
         sys.executable,
         "-m",
         "clipper",
@@ -180,7 +180,7 @@ def test_a_command_serves_a_set_that_others_run(busy: Shards) -> None:
         "--listen",
         "127.0.0.1:0",
     ]
-    with subprocess.Popen(said, stdout=subprocess.PIPE, text=True) as command:
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as command:
         try:
             assert command.stdout is not None
             address = command.stdout.readline().rpartition("http://")[2].partition("/")[0]
@@ -201,10 +201,10 @@ def words(*more: str) -> str:
 
 def test_the_command_shows_the_state_of_shards(busy: Shards) -> None:
     folder = ["--folder", str(busy.root)]
-    told = words("ps", *folder)
+    output = words("ps", *folder)
     assert re.search(
-        r"^ +1 +serves +\d+ +\d+ +2 +\S+ +1 +66\.7% +1 +\d+ +0, 0\.0 s +none", told, re.M
-    ), told
+        r"^ +1 +serves +\d+ +\d+ +2 +\S+ +1 +66\.7% +1 +\d+ +0, 0\.0 s +none", output, re.M
+    ), output
     found = json.loads(words("ps", "--json", *folder))
     assert found["shards"][1]["tables"]["users"]["missed"] == 1
     assert re.search(

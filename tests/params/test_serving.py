@@ -59,7 +59,8 @@ MISSPELT = {"scores": {"dim": 1, "optimiser": "sgd"}}
 
 
 class Scores(Model):
-    """An input is an id; it answers by the id's row, and feedback moves that towards the label."""
+    """A model whose input is an id. It answers with the id's row, and feedback moves that row
+    towards the label."""
 
     input = "i64[1]"
     tables: Any = SCORES
@@ -80,7 +81,7 @@ class Misspelt(Scores):
 
 
 class Bare(Model):
-    """Told of its table by whoever deploys it."""
+    """A model that declares no table: the deployment names it."""
 
     input = "i64[1]"
 
@@ -190,9 +191,9 @@ def test_tables_can_be_named_at_deployment(
 def test_a_users_row_is_the_context_of_their_queries(
     server: clipper.ClipperServer, deploy: Callable[..., None]
 ) -> None:
-    """One of two models is right for a user, and which one their vector tells."""
+    """One of two models is right for a user; the user's vector determines which."""
     for label in (0, 1):
-        deploy(f"says-{label}", partial(says, label), input="i64[1]")
+        deploy(f"says-{label}", partial(constant, label), input="i64[1]")
     server.params.create(
         TableSpec(
             "users", 1, optimizer="sgd", initializer="zeros", optimizer_settings={"rate": 1.0}
@@ -215,8 +216,8 @@ def test_a_users_row_is_the_context_of_their_queries(
         outputs.append(answer.output)
         app.feedback(answer, label=turn % 2)
     assert outputs[20:] == [0, 1] * 20
-    said = server.stats()["applications"]["theirs"]["context"]
-    assert said == {"table": "users", "pulled": 60, "away": 0, "unusable": 0}
+    counts = server.stats()["applications"]["theirs"]["context"]
+    assert counts == {"table": "users", "pulled": 60, "away": 0, "unusable": 0}
     app.predict([1], user="u1", context=[0.5]).result(PATIENCE_S)
     app.predict([1]).result(PATIENCE_S)
     assert server.stats()["applications"]["theirs"]["context"]["pulled"] == 60, (
@@ -224,7 +225,7 @@ def test_a_users_row_is_the_context_of_their_queries(
     )
 
 
-def says(label: int, rows: Any) -> Any:
+def constant(label: int, rows: Any) -> Any:
     return [label] * len(rows)
 
 
@@ -232,7 +233,7 @@ def says(label: int, rows: Any) -> Any:
 def test_invalid_context_tables_are_refused(
     server: clipper.ClipperServer, deploy: Callable[..., None]
 ) -> None:
-    deploy("any", partial(says, 0), input="i64[1]")
+    deploy("any", partial(constant, 0), input="i64[1]")
     server.params.create(TableSpec("broad", 33))
     with pytest.raises(DoesNotFit, match=r"policy 'ensemble' of application 'c' takes no context"):
         server.app("c", models=["any"], context_table="broad")

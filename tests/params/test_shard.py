@@ -1,5 +1,5 @@
-"""Shards as workers see them: tables and dense variables over sockets, beside twins in this
-process."""
+"""Shards as workers see them: tables and dense variables over sockets, compared with the same ones
+in this process."""
 
 import math
 import socket
@@ -44,9 +44,9 @@ def gradients(draw: np.random.Generator, n: int, dim: int = 6) -> Any:
 def test_tables_on_shards_are_one_table(shards: Shards, count: int) -> None:
     client, draw = shards.up(count).client(), np.random.default_rng(1)
     client.create(USERS)
-    twin = Table("users", 6, optimizer=Optimizer("adam"), seed=4)
+    expected = Table("users", 6, optimizer=Optimizer("adam"), seed=4)
     every = np.array([-(1 << 63), -7, -1, 0, 1, 5, 6, 1 << 40, (1 << 63) - 1])
-    assert (client.pull("users", every) == twin.pull(every)).all(), (
+    assert (client.pull("users", every) == expected.pull(every)).all(), (
         "a row begins the same wherever it is"
     )
     for _ in range(30):
@@ -54,8 +54,8 @@ def test_tables_on_shards_are_one_table(shards: Shards, count: int) -> None:
         given = gradients(draw, len(ids))
         client.push("users", ids, given)
         if ids.size:
-            twin.push(ids, given)
-    assert (client.pull("users", every) == twin.pull(every)).all()
+            expected.push(ids, given)
+    assert (client.pull("users", every) == expected.pull(every)).all()
 
 
 def test_a_table_is_created_once(shards: Shards) -> None:
@@ -160,10 +160,10 @@ def test_a_step_of_the_model_is_atomic(shards: Shards) -> None:
             )
     assert (client.pull("users", ids) == before).all()
     assert client.pull_variables()[0] == version
-    said = client.call(
+    reply = client.call(
         0, "push_gradients", variables={"w": ones(3)}, rows={"users": good}, worker=3, sequence=1
     )
-    assert said["version"] == version[0] + 1, "a refused push is not remembered as seen"
+    assert reply["version"] == version[0] + 1, "a refused push is not remembered as seen"
 
 
 def test_a_push_of_a_model_is_applied_once(shards: Shards) -> None:
@@ -193,9 +193,9 @@ def test_stale_gradients_are_refused_or_slowed(shards: Shards) -> None:
     for _ in range(3):
         client.push_gradients({"w": ones(2)})
     held = client.pull_variables()[1]["w"].copy()
-    said = client.push_gradients({"w": ones(2)}, versions=[now])
-    assert not said["accepted"]
-    assert "3 versions old" in said["why"][0]
+    reply = client.push_gradients({"w": ones(2)}, versions=[now])
+    assert not reply["accepted"]
+    assert "3 versions old" in reply["why"][0]
     assert (client.pull_variables()[1]["w"] == held).all()
 
 
@@ -272,7 +272,7 @@ def test_unused_rows_expire(shards: Shards) -> None:
     shard.post(shard.expire)
     while len(first) == 4:
         client.call(0, "stats")
-    assert {name: said["rows"] for name, said in client.call(0, "stats")["tables"].items()} == {
+    assert {name: reply["rows"] for name, reply in client.call(0, "stats")["tables"].items()} == {
         "short": 3,
         "long": 3,
     }
@@ -286,23 +286,23 @@ def test_a_shard_reports_its_statistics(shards: Shards) -> None:
     client = shards.up(2, replicas=1).client()
     client.create(USERS)
     client.push("users", range(10), ones((10, 6)))
-    for number, (_, said) in enumerate(client.call_all("stats")):
-        assert said["shard"] == number
-        assert said["tables"]["users"]["rows"] == 5
-        assert said["server"]["pushes"] == 1
-        assert said["followers"][0]["shard"] == 1 - number
-        assert said["ready"]
-        assert not said["exposed"]
+    for number, (_, reply) in enumerate(client.call_all("stats")):
+        assert reply["shard"] == number
+        assert reply["tables"]["users"]["rows"] == 5
+        assert reply["server"]["pushes"] == 1
+        assert reply["followers"][0]["shard"] == 1 - number
+        assert reply["ready"]
+        assert not reply["exposed"]
 
 
 def test_a_large_map_is_read_as_it_was_written() -> None:
-    said: dict[Any, Any] = {
+    reply: dict[Any, Any] = {
         "a": np.arange(6, dtype=np.int64).reshape(2, 3),
         "b": [{"c": np.float32(2.5)}],
         7: b"x",
     }
-    found: dict[Any, Any] = unpacked(packed(said))
-    assert (found["a"] == said["a"]).all()
+    found: dict[Any, Any] = unpacked(packed(reply))
+    assert (found["a"] == reply["a"]).all()
     assert found["b"] == [{"c": 2.5}]
     assert found[7] == b"x"
 

@@ -108,10 +108,10 @@ def test_invalid_certificates_are_refused_at_once(
     else:
         files["tls_client_ca"] = authority.ca
     shards = tls_shards.up(1, query=f"ca={ca}", **files)
-    began = time.monotonic()
+    start = time.monotonic()
     with pytest.raises(TlsFailed) as raised:
         shards.client().create(TableSpec("t", 2))
-    assert time.monotonic() - began < 15  # it does not wait as for a shard that is away
+    assert time.monotonic() - start < 15  # it does not wait as for a shard that is away
     assert "ca=FILE" in str(raised.value)
     if wrong == "no certificate":
         cert, key = authority.sign("worker")
@@ -181,10 +181,10 @@ def test_handshakes_are_bounded_in_time_and_number(
     context = ssl.create_default_context(cafile=authority.ca)
     with (  # of whom the shard hears nothing: its own limit
         socket.create_connection((host, int(port)), 10) as line,
-        context.wrap_socket(line, server_hostname=host) as stranger,
+        context.wrap_socket(line, server_hostname=host) as other_client,
     ):
-        stranger.sendall(b"nothing that is a message of ours " * 4)
-        assert stranger.recv(1) == b""
+        other_client.sendall(b"nothing that is a message of ours " * 4)
+        assert other_client.recv(1) == b""
 
 
 def test_a_set_of_processes_with_tls(authority: Authority, tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""Rows by shared memory: blocks beside a twin, and both sides' pulls beside those over the
-socket."""
+"""Rows in shared memory: blocks, compared with a simple model, and pulls, compared with those over
+the socket."""
 
 import gc
 import os
@@ -164,9 +164,9 @@ def test_held_rows_do_not_change(shards: Shards, monkeypatch: pytest.MonkeyPatch
     draw, kept = np.random.default_rng(9), []
     for i in range(60):
         ids = draw.integers(-N, N, int(draw.integers(1, N)))
-        asked = shared.prefetch("users", ids)
+        pending = shared.prefetch("users", ids)
         shared.push("users", ids[:1], np.ones((1, DIM), np.float32))
-        found = asked.result()
+        found = pending.result()
         kept.append((found, found.copy()))
         if i % 7 == 0:
             kept = kept[::2]
@@ -223,7 +223,7 @@ def shared_maps() -> int:
 
 
 def shared_files() -> int:
-    """Descriptors of such memory that are open in this process."""
+    """Return the descriptors of shared memory that are open in this process."""
     paths = [os.path.join("/proc/self/fd", fd) for fd in os.listdir("/proc/self/fd")]
     return sum("clipper-rows" in os.readlink(path) for path in paths if os.path.islink(path))
 

@@ -1,5 +1,5 @@
-"""Snapshots: what comes back is what was there, at any number of shards; what is torn, spoiled or
-unfinished is not believed."""
+"""Snapshots: what is read back is what was written, with any number of shards; incomplete or
+damaged snapshots are refused."""
 
 import contextlib
 import errno
@@ -49,7 +49,7 @@ def train_tables(client: Client, seed: int, *, count: int = 12) -> None:
 
 
 def all_of(shards: Shards) -> dict[Any, Any]:
-    """Every row and variable with its state, by table and id, on whatever shard it is."""
+    """Return each row and variable of all shards with its state, by table and id."""
     found: dict[Any, Any] = {}
     for server in shards.servers.values():
         parameters = server.shard.parameters
@@ -113,9 +113,9 @@ def test_a_delta_has_changed_and_removed_rows(shards: Shards) -> None:
     shard = shards.servers[0].shard
     first = client.call(0, "snapshot")
     client.push("users", [1000, 1001], ones((2, 5)))
-    gone = shard.parameters.tables[0].walk(0, 100)[0][:3]
-    shard.parameters.tables[0].remove(gone)
-    shard.core.note(0, gone)
+    removed = shard.parameters.tables[0].walk(0, 100)[0][:3]
+    shard.parameters.tables[0].remove(removed)
+    shard.core.note(0, removed)
     client.push_gradients({"w4": ones(5)})
     second = client.call(0, "snapshot")
     assert (first["base"], second["base"]) == (0, first["number"])
@@ -124,7 +124,7 @@ def test_a_delta_has_changed_and_removed_rows(shards: Shards) -> None:
     assert third["base"] == second["number"]
     assert client.call(0, "snapshot")["base"] == 0, "two deltas, then a whole one"
     before = all_of(shards)
-    assert ("users", int(gone[0])) not in before
+    assert ("users", int(removed[0])) not in before
     root = shards.root / "snapshots"
     shutil.rmtree(root / "version-000000000004")
     shards.lose(0)
@@ -147,7 +147,8 @@ def test_a_small_delta_is_one_chunk(shards: Shards) -> None:
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_evicted_rows_are_in_no_delta(shards: Shards, mode: str) -> None:
-    """Pushed by the core, and by a call; replicas and what is read back agree to the row."""
+    """Rows are pushed by the core and by a call; replicas and what is read back have exactly the
+    same rows."""
     client = shards.up(2, replicas=1, deltas_max=9, mode=mode).client()
     client.create(TableSpec("few", 2, rows_max=40, evicts=True))
     client.push_model({"w": zeros(1)})
@@ -271,8 +272,8 @@ def test_a_full_disk_keeps_earlier_snapshots(
 
 
 def test_a_snapshot_is_consistent(shards: Shards) -> None:
-    """While two workers push to the same rows of two tables: every row of it has had the pushes
-    that it says it has seen."""
+    """Two workers push to the same rows of two tables meanwhile: each row of the snapshot has
+    exactly the pushes that the snapshot states."""
     shards.up(1, deltas_max=3, snapshots_max=9)
     clients = [shards.client(worker=k + 1) for k in range(2)]
     for name in ("a", "b"):
@@ -307,9 +308,9 @@ def test_a_snapshot_is_consistent(shards: Shards) -> None:
     parts = parts_in(shards.root / "snapshots")
     assert len(parts) == 10
     for source in snapshots.sources_of(shards.root / "snapshots", 0, 1):
-        twin, core = Parameters(), ShardLoop()
+        restored, core = Parameters(), ShardLoop()
         for piece in source.read():
-            twin.take(piece)
+            restored.take(piece)
             for worker, window in piece.get("seen", {}).items():
                 core.saw(worker, window)
         pushes = {
@@ -318,9 +319,9 @@ def test_a_snapshot_is_consistent(shards: Shards) -> None:
         models = sum((n + 1) // 2 for n in pushes.values())
         alone = sum(n // 2 for n in pushes.values())
         assert source.version - 1 == models + alone
-        rate = float(twin.dense.variables[0].value[0]) / models if models else 0.0
+        rate = float(restored.dense.variables[0].value[0]) / models if models else 0.0
         for number, count in ((0, models + alone), (1, models)):
-            rows = twin.tables[number].pull(ids)
+            rows = restored.tables[number].pull(ids)
             assert np.allclose(rows, rate * count, rtol=1e-4), (source.name, number)
 
 
@@ -341,13 +342,13 @@ def test_a_second_process_of_one_shard_is_refused(tmp_path: Path) -> None:
 def test_sequences_of_applied_pushes_are_merged() -> None:
     draw = np.random.default_rng(5)
     for _ in range(50):
-        doors, sets = [ShardLoop(), ShardLoop()], [set[int](), set[int]()]
-        for core, seen in zip(doors, sets, strict=True):
+        loops, sets = [ShardLoop(), ShardLoop()], [set[int](), set[int]()]
+        for core, seen in zip(loops, sets, strict=True):
             for one in draw.integers(1, 3000, int(draw.integers(0, 200))).tolist():
                 if core.look(1, one) == 0:
                     core.note(0, [], 1, one)
                     seen.add(one)
-        windows = [core.pushes_seen().get(1) for core in doors]
+        windows = [core.pushes_seen().get(1) for core in loops]
         if windows[0] is None or windows[1] is None:
             continue
         both = ShardLoop()

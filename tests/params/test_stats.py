@@ -121,11 +121,11 @@ def test_the_age_of_gradients_is_measured_in_versions(shards: Shards, by_call: b
     its lag."""
     client = shards.up(1, lag_max=3).client()
     client.create(SPEC)
-    twin = LatencyHistogram()
+    expected = LatencyHistogram()
     for version in (0, 1, 1, 2, 1, 4, 2, 1):
         now = shards.servers[0].shard.core.version
         if version:
-            twin.record(now - version)
+            expected.record(now - version)
         if by_call:
             client.push_gradients(rows={"t": ([5], ones((1, 3)))}, versions=[version])
             continue
@@ -133,17 +133,17 @@ def test_the_age_of_gradients_is_measured_in_versions(shards: Shards, by_call: b
         with contextlib.suppress(StalePush):
             client.push("t", [5], ones((1, 3)), versioned=True)
     (found,) = read(shards)
-    assert snapshot_of(found["lags"]["buckets"], found["lags"]["sum"]) == twin.snapshot()
+    assert snapshot_of(found["lags"]["buckets"], found["lags"]["sum"]) == expected.snapshot()
     assert (
         found["refused"]["too_stale"]
-        == sum(n for low, _, n in twin.snapshot().buckets() if low > 3)
+        == sum(n for low, _, n in expected.snapshot().buckets() if low > 3)
         > 0
     )
 
 
 def test_steps_of_several_workers_are_counted(shards: Shards) -> None:
-    """Two pushes make a step, which takes the rows of both; the last is of a version that is
-    gathered no more."""
+    """Two pushes make a step, which updates the rows of both; the last push is for a version whose
+    step is over."""
     shards.up(1, mode="sync", grads_to_wait=2)
     client, other = shards.client(), shards.client()
     client.create(SPEC)
@@ -168,9 +168,9 @@ def test_refusals_are_counted_by_their_reason(shards: Shards) -> None:
         client.push("t", [1], np.full((1, 3), np.nan))
     with pytest.raises(ClipperError):
         client.call(0, "nothing")
-    stranger = shards.client(token="wrong", patience_s=0.1)
+    unauthorized = shards.client(token="wrong", patience_s=0.1)
     with pytest.raises(ClipperError):
-        stranger.call(0, "stats")
+        unauthorized.call(0, "stats")
     (found,) = read(shards)
     assert (found["refused"]["bad_input"], found["refused"]["call_failed"]) == (1, 1)
     assert found["refused"]["not_admitted"] >= 1
@@ -199,15 +199,15 @@ def test_replicas_snapshots_and_recoveries_are_reported(shards: Shards) -> None:
     server = shards.begin(1)
     assert server.ready.wait(10)
     back = eventually(shards, lambda each: all(one.get("ready") for one in each))
-    told = samples(back)
-    assert told.get("clipper_params_epoch", "1") == found[1]["server"]["epoch"] + 1
+    metrics = samples(back)
+    assert metrics.get("clipper_params_epoch", "1") == found[1]["server"]["epoch"] + 1
     assert "replica" in back[1]["recovery"]["source"]
-    assert 0 < float(told.get("clipper_params_recovery_seconds", "1") or 0) < 20  # type: ignore[arg-type]
-    age = told.get("clipper_params_snapshot_age_seconds", "0")
+    assert 0 < float(metrics.get("clipper_params_recovery_seconds", "1") or 0) < 20  # type: ignore[arg-type]
+    age = metrics.get("clipper_params_snapshot_age_seconds", "0")
     assert isinstance(age, float)
     assert 0 <= age < 60
-    assert told.get("clipper_params_snapshots_total", "0", "ok") == 1
-    assert told.get("clipper_params_snapshot_bytes", "0") == back[0]["snapshots"]["nbytes"] > 0
+    assert metrics.get("clipper_params_snapshots_total", "0", "ok") == 1
+    assert metrics.get("clipper_params_snapshot_bytes", "0") == back[0]["snapshots"]["nbytes"] > 0
 
 
 def test_the_age_of_a_snapshot_survives_a_restart(shards: Shards) -> None:
@@ -290,7 +290,7 @@ def test_a_log_on_disk_is_counted(shards: Shards) -> None:
     client.create(TableSpec("t", 2))
     for _ in range(3):
         client.push("t", [1], ones((1, 2)))
-    told = samples([client.call(0, "stats")])
-    assert told.get("clipper_params_log_pushes_total", "0") == 3
-    assert told.get("clipper_params_log_syncs_total", "0") == 4, "the table too"
-    assert (told.get("clipper_params_log_bytes", "0") or 0) > 0  # type: ignore[operator]
+    metrics = samples([client.call(0, "stats")])
+    assert metrics.get("clipper_params_log_pushes_total", "0") == 3
+    assert metrics.get("clipper_params_log_syncs_total", "0") == 4, "the table too"
+    assert (metrics.get("clipper_params_log_bytes", "0") or 0) > 0  # type: ignore[operator]

@@ -39,24 +39,24 @@ def test_a_step_averages_dense_gradients_and_sums_rows(shards: Shards, count: in
     other = shards.client()
     versions = client.pull_variables()[0]
     assert versions == [1] * count
-    said = client.push_gradients(
+    reply = client.push_gradients(
         {f"w{i}": -ones(1) for i in range(4)},
         {"counts": ([1, 2, 2], -ones((3, 2)))},
         versions=versions,
     )
-    assert said["accepted"]
-    assert said["versions"] == versions, "the first of two changes nothing"
+    assert reply["accepted"]
+    assert reply["versions"] == versions, "the first of two changes nothing"
     assert variables(client) == [0] * 4
-    said = other.push_gradients(
+    reply = other.push_gradients(
         {"w0": full(1, -3)}, {"counts": ([2, 5], full((2, 2), -10))}, versions=versions
     )
-    assert said["accepted"]
-    assert said["versions"] == [2] * count
+    assert reply["accepted"]
+    assert reply["versions"] == [2] * count
     assert variables(client) == [2, 0.5, 0.5, 0.5]
     assert client.pull("counts", [1, 2, 5])[:, 0].tolist() == [1, 12, 10]
-    said = client.push_gradients({"w0": -ones(1)}, versions=versions)
-    assert not said["accepted"]
-    assert "is of version 1, and 2 is gathered" in said["why"][0]
+    reply = client.push_gradients({"w0": -ones(1)}, versions=versions)
+    assert not reply["accepted"]
+    assert "is of version 1, and 2 is gathered" in reply["why"][0]
     assert variables(client) == [2, 0.5, 0.5, 0.5]
 
 
@@ -104,12 +104,12 @@ def test_workers_that_race_agree_on_every_shard(shards: Shards, seed: int) -> No
         while taken[number] < 8:
             versions = mine.pull_variables()[0]
             threading.Event().wait(draw.random() * 0.003)
-            said = mine.push_gradients(
+            reply = mine.push_gradients(
                 {f"w{i}": full(1, -2) for i in range(4)},
                 {"counts": (range(6), -ones((6, 2)))},
                 versions=[min(versions)] * 3,
             )
-            taken[number] += said["accepted"]
+            taken[number] += reply["accepted"]
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
     for thread in threads:
@@ -131,7 +131,7 @@ def test_accepted_gradients_survive_a_kill_of_a_shard(shards: Shards) -> None:
         shards.begin(shard)
         until(
             lambda: all(
-                f["whole"] for _, said in client.call_all("stats") for f in said["followers"]
+                f["whole"] for _, reply in client.call_all("stats") for f in reply["followers"]
             )
         )
     assert variables(client) == [0] * 4

@@ -63,8 +63,8 @@ def test_step_is_what_the_optimizers_compute(shards: Shards, count: int) -> None
         gradients = {
             name: draw.standard_normal(v.shape).astype(np.float32) for name, v in dense.items()
         }
-        said = client.push_gradients(gradients, rows if turn == 1 else None)
-        assert (said["accepted"], said["versions"]) == (True, [turn + 1] * count)
+        reply = client.push_gradients(gradients, rows if turn == 1 else None)
+        assert (reply["accepted"], reply["versions"]) == (True, [turn + 1] * count)
         for name, value in dense.items():
             rule.step(value.reshape(-1), states[name], gradients[name].reshape(-1), t=turn)
     versions, found = client.pull_variables()
@@ -83,9 +83,9 @@ def test_step_that_is_sent_again_is_applied_once(shards: Shards) -> None:
     client = shards.up(2).client()
     rows = created(client, **SGD)
     client.push_model({"w": zeros(2)}, optimizer="sgd", optimizer_settings={"rate": 1.0})
-    said = client.push_gradients({"w": ones(2)}, rows)
+    reply = client.push_gradients({"w": ones(2)}, rows)
     before = client.pull_tables({name: ids for name, (ids, _) in rows.items()})
-    again = client.push_gradients({"w": ones(2)}, rows, sequence=said["sequence"])
+    again = client.push_gradients({"w": ones(2)}, rows, sequence=reply["sequence"])
     assert again["accepted"]
     assert client.pull_variables()[1]["w"].tolist() == [-1, -1]
     for name, (ids, _) in rows.items():
@@ -145,9 +145,9 @@ def test_rows_do_not_depend_on_the_number_of_shards(
 def send(client: Client, kind: int, rows: int, payload: bytes) -> tuple[int, int]:
     """Send a message as it stands. Returns (kind of the answer, why)."""
     connection = client.connections[0]
-    ask = ShardRequest(Head(kind, rows=rows, payload_bytes=len(payload)), (payload,))
-    connection.send(ask)
-    head = connection.wait(ask)
+    request = ShardRequest(Head(kind, rows=rows, payload_bytes=len(payload)), (payload,))
+    connection.send(request)
+    head = connection.wait(request)
     return head.kind, head.rows
 
 

@@ -28,7 +28,7 @@ TABLES = (
 
 
 def streams(shards: Shards) -> bool:
-    """Tell whether every follower is sent changes as they come."""
+    """Return whether every follower is sent changes as they are made."""
     each = [one for server in shards.servers.values() for one in server.shard.followers.each]
     return all(server.shard.core.streams(0)[0] for server in shards.servers.values()) and all(
         one.is_whole for one in each
@@ -45,9 +45,9 @@ def state(parameters: Parameters) -> dict[object, object]:
             ids, rows, stamps, position = table.walk(position)
             for id, row, stamp in zip(ids.tolist(), rows, stamps.tolist(), strict=True):
                 found[spec.name, id] = (row.tobytes(), stamp)
-    for said in parameters.dense.read(range(len(parameters.dense))):
-        kept = said["value"].tobytes(), said["state"].tobytes()
-        found[said["name"]] = (*kept, said["steps"], said["changed"])
+    for variable in parameters.dense.read(range(len(parameters.dense))):
+        kept = variable["value"].tobytes(), variable["state"].tobytes()
+        found[variable["name"]] = (*kept, variable["steps"], variable["changed"])
     return found
 
 

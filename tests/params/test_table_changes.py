@@ -103,7 +103,7 @@ def test_limit_of_rows_is_lowered_and_raised(shards: Shards) -> None:
     assert client.call(0, "stats")["tables"]["plain"]["rows"] == 40
 
 
-def test_erased_rows_are_gone_from_replicas_and_the_next_whole_snapshot(shards: Shards) -> None:
+def test_erased_rows_are_removed_from_replicas_and_the_next_whole_snapshot(shards: Shards) -> None:
     client = trained_tables(shards, replicas=1)
     until(lambda: streams(shards))
     assert client.erase("plain", [1, 2, 3, 1000]) == 3
@@ -228,8 +228,8 @@ def test_command_line(shards: Shards, tmp_path: Path) -> None:
     trained_tables(shards)
     folder, run = tmp_path / "set", CliRunner()
     folder.mkdir()
-    said = {"addresses": list(shards.addresses), "token": "open sesame"}
-    (folder / "shards.json").write_text(json.dumps(said))
+    address_file = {"addresses": list(shards.addresses), "token": "open sesame"}
+    (folder / "shards.json").write_text(json.dumps(address_file))
     (tmp_path / "ids").write_text("1\n2\n")
     np.save(tmp_path / "rows.npy", ones((4, 2)))
     for line, shows in (

@@ -92,10 +92,10 @@ def test_invalid_requests_are_rejected(shards: Shards) -> None:
         assert (mine.pull("users", [3, 7]) == mine.pull("users", [3, 7])).all(), "and goes on"
         assert shards.servers[0].shard.core.version == 0
     with (
-        tables(shards, token="wrong") as stranger,
+        tables(shards, token="wrong") as unauthorized,
         pytest.raises(Forbidden, match="token"),
     ):
-        stranger.pull("users", [1])
+        unauthorized.pull("users", [1])
     with pytest.raises(ValueError, match="a set of no shards"):
         Tables([])
 
@@ -133,10 +133,10 @@ def test_requests_wait_for_an_unavailable_shard_for_a_bounded_time(shards: Shard
     with tables(shards, patience_s=0.1) as mine:
         mine.create("users", 2)
         shards.lose(0)
-        begun = time.monotonic()
+        start = time.monotonic()
         with pytest.raises(ShardAway, match="clipper params ps"):
             mine.pull("users", [5])
-        assert time.monotonic() - begun < 20
+        assert time.monotonic() - start < 20
 
 
 def test_a_restarted_worker_continues_its_sequence(shards: Shards) -> None:
@@ -170,7 +170,7 @@ def test_a_message_of_another_request_is_dropped(shards: Shards) -> None:
 
 
 def test_a_hung_shard_0_does_not_delay_requests_to_other_shards(tmp_path: Path) -> None:
-    """Shard 1 is away, and shard 0 does not answer whether the set has moved."""
+    """Shard 1 is stopped, and shard 0 does not answer whether the set has moved."""
     failed = list[ShardAway]()
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(tmp_path / "0.sock"))

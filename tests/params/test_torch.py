@@ -19,7 +19,7 @@ IDS = torch.tensor([[5, -7, 5], [2**40, 9, 9]])
 
 
 def local(embedding: Embedding, ids: Any) -> tuple[Any, Any]:
-    """An nn.Embedding with the rows of these ids, and the ids as it has them."""
+    """Return an nn.Embedding with the rows of these ids, and the ids' positions in it."""
     each, where = np.unique(ids.numpy(), return_inverse=True)
     rows = torch.from_numpy(embedding._client.pull(embedding.spec.name, each))
     return torch.nn.Embedding.from_pretrained(rows.clone(), freeze=False), torch.from_numpy(
@@ -82,7 +82,7 @@ def test_evaluation_pulls_without_gradients(shards: Shards) -> None:
 
 
 class Model(torch.nn.Module):  # type: ignore[name-defined,misc]
-    """The mean of a bag's rows, and a line."""
+    """A model that applies a linear layer to the mean of a bag's rows."""
 
     def __init__(self, embedding: Any) -> None:
         super().__init__()
@@ -190,7 +190,7 @@ def test_step_that_one_shard_refused_moves_the_rows_of_the_other_once(shards: Sh
 
 
 class Pair(torch.nn.Module):  # type: ignore[name-defined,misc]
-    """The product of two rows, and a line."""
+    """A model that applies a linear layer to the product of two rows."""
 
     def __init__(self, rows: Tensors) -> None:
         super().__init__()
@@ -234,14 +234,14 @@ def test_steps_with_rows_that_were_prefetched(shards: Shards, overlap: bool) -> 
     client = shards.up(2).client()
     rows = Embedding(client, USERS)
     worker = Worker(client, Model(rows), settings={"rate": 0.1})
-    asked: list[Tensors] = []
+    requested: list[Tensors] = []
 
     def prefetch(_: Tensors, batch: Tensors) -> None:
-        asked.append(batch)
+        requested.append(batch)
         rows.prefetch(batch[0])
 
     losses = list(worker.fit(batches(30), loss_of, prefetch=prefetch, overlap=overlap))
-    assert (len(losses), len(asked)) == (30, 29)
+    assert (len(losses), len(requested)) == (30, 29)
 
 
 def test_prefetched_rows_are_those_before_a_later_push(shards: Shards) -> None:

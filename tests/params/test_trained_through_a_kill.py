@@ -10,11 +10,11 @@ from bench.system import params_training
 
 @pytest.mark.slow
 def test_a_kill_during_training_changes_no_parameter(tmp_path: Path) -> None:
-    calm, killed = (
+    undisturbed, killed = (
         params_training.train(tmp_path / str(kills), workers=1, steps=24, kills=kills)
         for kills in (False, True)
     )
-    assert (calm.kills, killed.kills) == (0, 1)
-    assert np.array_equal(calm.rows, killed.rows), "each push counts once, whatever dies"
-    assert calm.bias == killed.bias
-    assert calm.loss == killed.loss < np.log(2), "it has learned"
+    assert (undisturbed.kills, killed.kills) == (0, 1)
+    assert np.array_equal(undisturbed.rows, killed.rows), "each push counts once, whatever dies"
+    assert undisturbed.bias == killed.bias
+    assert undisturbed.loss == killed.loss < np.log(2), "it has learned"

@@ -1,4 +1,5 @@
-"""Shards tell which rows have changed; a server forgets the predictions that were made of them."""
+"""Shards report which rows have changed; a server invalidates the predictions that were made from
+them."""
 
 import contextlib
 import json
@@ -55,13 +56,13 @@ class Shard:
     def __init__(self) -> None:
         self.core, self.parameters = ShardLoop(), Parameters()
         self.parameters.create(SPEC)
-        self.said: dict[int, dict[str, Any]] = {}
+        self.replies: dict[int, dict[str, Any]] = {}
         self.changes = ChangeWatchers(self.core, lambda: self.parameters, self._answer)
 
     def _answer(self, call_id: Any, payload: bytes) -> None:
-        self.said[call_id[0]] = unpacked(payload)
+        self.replies[call_id[0]] = unpacked(payload)
 
-    def ask(
+    def watch(
         self, since: int, *, conn: int = 1, wait_s: float = 1.0, now: float = 0.0, epoch: int = 1
     ) -> dict[str, Any] | None:
         return self.changes.watch(
@@ -69,40 +70,40 @@ class Shard:
         )
 
 
-def rows_of(said: dict[str, Any] | None) -> dict[str, list[int]]:
-    assert said is not None
-    assert not said["lost"]
-    return {name: ids.tolist() for name, ids in said["rows"].items()}
+def rows_of(reply: dict[str, Any] | None) -> dict[str, list[int]]:
+    assert reply is not None
+    assert not reply["lost"]
+    return {name: ids.tolist() for name, ids in reply["rows"].items()}
 
 
 def test_a_first_request_returns_the_position() -> None:
     shard = Shard()
     shard.core.note(0, [1, 2])
-    first = shard.ask(-1)
+    first = shard.watch(-1)
     assert first is not None
     assert first["lost"]
     shard.core.note(0, [5, 3, 5])
     shard.core.note(0, [3])
-    assert rows_of(shard.ask(first["position"])) == {"taste": [3, 5]}
-    assert rows_of(shard.ask(first["position"], wait_s=0.0, conn=2)) == {"taste": [3, 5]}, (
+    assert rows_of(shard.watch(first["position"])) == {"taste": [3, 5]}
+    assert rows_of(shard.watch(first["position"], wait_s=0.0, conn=2)) == {"taste": [3, 5]}, (
         "each has its own place"
     )
 
 
 def test_a_request_stays_open_until_something_changes() -> None:
     shard = Shard()
-    position = (shard.ask(-1) or {})["position"]
+    position = (shard.watch(-1) or {})["position"]
     assert shard.changes.check_s == float("inf")
-    assert shard.ask(position) is None
+    assert shard.watch(position) is None
     assert shard.changes.check_s == changes_module.CHECK_S
     shard.changes.answer_open_questions(0.5)
-    assert not shard.said
+    assert not shard.replies
     shard.core.note(0, [9])
     shard.changes.answer_open_questions(0.6)
-    assert rows_of(shard.said.pop(1)) == {"taste": [9]}
-    assert shard.ask(position + 1) is None
+    assert rows_of(shard.replies.pop(1)) == {"taste": [9]}
+    assert shard.watch(position + 1) is None
     shard.changes.answer_open_questions(1.1)
-    assert rows_of(shard.said[1]) == {}, "or its time is over"
+    assert rows_of(shard.replies[1]) == {}, "or its time is over"
 
 
 def test_a_watcher_that_is_too_far_behind_is_reset(
@@ -110,42 +111,42 @@ def test_a_watcher_that_is_too_far_behind_is_reset(
 ) -> None:
     monkeypatch.setattr(changes_module, "IDS_MAX", 10)
     shard = Shard()
-    position = (shard.ask(-1) or {})["position"]
+    position = (shard.watch(-1) or {})["position"]
     for n in range(6):
         shard.core.note(0, [n, n + 1])
         shard.changes.answer_open_questions(0.0)
-    assert (shard.ask(position) or {})["lost"]
-    assert rows_of(shard.ask(position + 1)) == {"taste": [1, 2, 3, 4, 5, 6]}
-    assert (shard.ask(position + 6, epoch=2) or {})["lost"], "of another life"
-    assert (shard.ask(position + 7) or {})["lost"], "of what has not been"
+    assert (shard.watch(position) or {})["lost"]
+    assert rows_of(shard.watch(position + 1)) == {"taste": [1, 2, 3, 4, 5, 6]}
+    assert (shard.watch(position + 6, epoch=2) or {})["lost"], "of another life"
+    assert (shard.watch(position + 7) or {})["lost"], "of what has not been"
 
 
 def test_a_log_overflow_resets_all_watchers() -> None:
     shard = Shard()
     shard.core = ShardLoop(log_ids_max=10)
     shard.changes = ChangeWatchers(shard.core, lambda: shard.parameters, shard._answer)
-    position = (shard.ask(-1) or {})["position"]
-    assert shard.ask(position) is None
+    position = (shard.watch(-1) or {})["position"]
+    assert shard.watch(position) is None
     shard.core.note(0, list(range(20)))
     shard.changes.answer_open_questions(0.0)
-    assert shard.said[1]["lost"]
+    assert shard.replies[1]["lost"]
     shard.core.note(0, [4])
-    assert rows_of(shard.ask(shard.said[1]["position"])) == {"taste": [4]}
+    assert rows_of(shard.watch(shard.replies[1]["position"])) == {"taste": [4]}
 
 
 def test_changes_are_not_recorded_without_watchers() -> None:
     shard = Shard()
-    position = (shard.ask(-1) or {})["position"]
+    position = (shard.watch(-1) or {})["position"]
     shard.changes.answer_open_questions(changes_module.IDLE_S + 1)
     assert shard.core.changed(SLOT) is None, "it does not follow any more"
     shard.core.note(0, [1])
-    assert (shard.ask(position) or {})["lost"]
+    assert (shard.watch(position) or {})["lost"]
 
 
 @pytest.mark.parametrize("since", ["1", None, 1.5])
 def test_a_position_is_a_whole_number(since: Any) -> None:
     with pytest.raises(InvalidInput, match="since is a position"):
-        Shard().ask(since)
+        Shard().watch(since)
 
 
 # -- over a real set
@@ -156,24 +157,24 @@ class Cache:
     """A cache that records which predictions were invalidated."""
 
     def __init__(self, watching: RowWatcher, tolerance: float = 0.5, made_max: int = 1000) -> None:
-        self.gone: list[int] = []
+        self.dropped: list[int] = []
         self.watched = watching.watched(
             lambda x: {"taste": np.array(x)},
             tolerance,
             made_max,
-            lambda key, n: self.gone.append(n),
+            lambda key, n: self.dropped.append(n),
         )
         self.watching = watching
         wait_until(lambda: watching.knows)
 
-    def ask(self, *ids: int) -> int:
-        """-> the number of a prediction of these rows; once it is known where they are"""
+    def watch(self, *ids: int) -> int:
+        """Return the number of a prediction of these rows, once their shards are known."""
         number = self.watched(ids, sum(1 << id for id in ids), 5)
         self.settle()
         return number
 
     def settle(self) -> None:
-        """Two questions have been answered by every shard after all rows were pulled."""
+        """Wait until all rows were pulled and every shard has answered two more requests."""
         wait_until(lambda: not self.watched.moves.has_new)
         now = [post.number for post in self.watching._posts]
         wait_until(
@@ -208,17 +209,17 @@ def test_cached_predictions_are_invalidated_when_their_row_changes(
     client = shards.client()
     client.create(SPEC)
     cache = Cache(watching)
-    first, second, both = cache.ask(2), cache.ask(3), cache.ask(2, 3)
-    assert cache.ask(2) == first
+    first, second, both = cache.watch(2), cache.watch(3), cache.watch(2, 3)
+    assert cache.watch(2) == first
     push(client, 2, 0.3)
     push(client, 4, 9.0)
     cache.settle()
-    assert cache.gone == []
+    assert cache.dropped == []
     push(client, 2, 0.3)
-    wait_until(lambda: cache.gone)
-    assert sorted(cache.gone) == [first, both]
-    assert cache.ask(3) == second
-    assert cache.ask(2) > both
+    wait_until(lambda: cache.dropped)
+    assert sorted(cache.dropped) == [first, both]
+    assert cache.watch(3) == second
+    assert cache.watch(2) > both
     assert cache.watched.stats()["forgotten"] == {"moved": 2}
     assert cache.watched.stats()["predictions"] == 2
 
@@ -230,10 +231,10 @@ def test_a_dead_shard_invalidates_all_cached_predictions(
     client.create(SPEC)
     client.push("taste", [2, 3], ones((2, 2)))
     cache = Cache(watching)
-    numbers = [cache.ask(2), cache.ask(3)]
+    numbers = [cache.watch(2), cache.watch(3)]
     shards.end(1)
-    wait_until(lambda: cache.gone)
-    assert sorted(cache.gone) == numbers
+    wait_until(lambda: cache.dropped)
+    assert sorted(cache.dropped) == numbers
     assert not watching.knows
     assert cache.watched((2,), 1 << 2, 5) != cache.watched((2,), 1 << 2, 5), (
         "nothing is found while nothing is known"
@@ -241,12 +242,12 @@ def test_a_dead_shard_invalidates_all_cached_predictions(
     assert cache.watched.stats()["uncached"] == 2
     shards.begin(1)
     wait_until(lambda: watching.knows)
-    assert cache.ask(2) == cache.ask(2)
+    assert cache.watch(2) == cache.watch(2)
     push(client, 3, 5.0)
     cache.settle()
-    assert len(cache.gone) == 2
+    assert len(cache.dropped) == 2
     push(client, 2, 5.0)
-    wait_until(lambda: len(cache.gone) == 3)
+    wait_until(lambda: len(cache.dropped) == 3)
 
 
 def test_a_prediction_made_before_its_table_existed_is_invalidated(
@@ -254,11 +255,11 @@ def test_a_prediction_made_before_its_table_existed_is_invalidated(
 ) -> None:
     client = shards.client()
     cache = Cache(watching)
-    number = cache.ask(2)
+    number = cache.watch(2)
     client.create(SPEC)
     push(client, 2, 0.001)
-    wait_until(lambda: cache.gone)
-    assert cache.gone == [number], "what it was made of is not known"
+    wait_until(lambda: cache.dropped)
+    assert cache.dropped == [number], "what it was made of is not known"
 
 
 def test_nothing_is_cached_before_the_set_of_shards_exists(
@@ -286,7 +287,8 @@ def test_inputs_whose_rows_are_unknown_are_not_cached(shards: Shards, watching: 
 
 
 class Taste(Model):
-    """The sum of a row, and how often it was asked: a cached answer says an old number."""
+    """A model that returns the sum of a row and the number of its calls; a cached answer has an old
+    number."""
 
     input = "i64[2]"
     tables: Any = TASTE
@@ -320,7 +322,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[clipper.Clipper
 
 @contextlib.contextmanager
 def deployed(server: clipper.ClipperServer, name: str, **settings: Any) -> Iterator[str]:
-    """A model `taste:3`, until the end."""
+    """Deploy a Taste with an application of the same name; yield the model's name, and remove both
+    at the end."""
     model = server.deploy(name, Taste, **settings).name
     wait_until(lambda: getattr(server._parameters.watching, "knows", False))
     server.app(name, models=[model], slo_ms=10_000, default=-1.0)
@@ -358,17 +361,17 @@ def test_a_cached_answer_is_invalidated_when_its_rows_change(
 ) -> None:
     with deployed(server, "taste", reads=reads, tolerance=0.5) as model:
         app, base = server.app("taste"), 1000 * int(model.partition(":")[2])
-        say = lambda *ids: float(app.predict([base + id for id in ids]).result().output)  # noqa: E731
-        assert [say(1, 2), say(1, 2), say(3, 4)] == [4.0, 4.0, 4.0]
+        predict = lambda *ids: float(app.predict([base + id for id in ids]).result().output)  # noqa: E731
+        assert [predict(1, 2), predict(1, 2), predict(3, 4)] == [4.0, 4.0, 4.0]
         assert steady(server, model)["predictions"] == 2
         assert evaluated(server, model) == 2
         push(server.params, base + 1, 0.25)
         steady(server, model)
-        assert say(1, 2) == 4.0, "it has not moved far: the old answer"
+        assert predict(1, 2) == 4.0, "it has not moved far: the old answer"
         push(server.params, base + 1, 0.75)
         wait_until(lambda: steady(server, model)["predictions"] == 1)
-        assert say(1, 2) == 6.0
-        assert say(3, 4) == 4.0
+        assert predict(1, 2) == 6.0
+        assert predict(3, 4) == 4.0
         assert evaluated(server, model) == 3, "and what was made of other rows is still there"
         many = np.array([[base + 1, base + 2]] * 64)
         assert server.model(model).predict_many(many).result().tolist() == [6.0] * 64
@@ -384,7 +387,7 @@ def test_a_cached_answer_is_invalidated_when_its_rows_change(
 
 
 def test_cached_answers_are_invalidated_over_http_too(server: clipper.ClipperServer) -> None:
-    def say() -> float:
+    def predict() -> float:
         body = json.dumps({"input": [70_000, 70_001]}).encode()
         request = urllib.request.Request(f"http://{server.http_address}/api/plain/predict", body)
         with contextlib.closing(urllib.request.urlopen(request, timeout=30)) as answer:
@@ -395,12 +398,12 @@ def test_cached_answers_are_invalidated_over_http_too(server: clipper.ClipperSer
         assert b"/api/plain/predict" not in frontends._listeners._hot._table, (
             "the core knows nothing of rows"
         )
-        assert [say(), say(), say()] == [4.0] * 3
+        assert [predict(), predict(), predict()] == [4.0] * 3
         assert evaluated(server, model) == 1
         assert steady(server, model)["predictions"] == 1
         push(server.params, 70_000, 1.0)
         wait_until(lambda: steady(server, model)["predictions"] == 0)
-        assert say() == 6.0
+        assert predict() == 6.0
 
 
 def test_rows_of_a_retired_model_are_not_watched(server: clipper.ClipperServer) -> None:
@@ -413,7 +416,7 @@ def test_rows_of_a_retired_model_are_not_watched(server: clipper.ClipperServer) 
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
         ({"reads": {"taste": [2]}}, "reads column 2 of an input that is i64"),
         ({"reads": {"taste": [-1]}}, "reads is"),
@@ -429,9 +432,9 @@ def test_rows_of_a_retired_model_are_not_watched(server: clipper.ClipperServer) 
     ],
 )
 def test_invalid_reads_are_refused_at_once(
-    server: clipper.ClipperServer, settings: dict[str, Any], says: str
+    server: clipper.ClipperServer, settings: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(InvalidInput, match=says):
+    with pytest.raises(InvalidInput, match=message):
         server.deploy("wrong", Taste, **settings)
     assert "wrong" not in server.catalog.view.versions
 
@@ -445,14 +448,14 @@ def test_a_model_with_tables_on_a_server_without_them_is_reported() -> None:
 
 
 def test_declared_reads_are_stored_with_the_model(tmp_path: Path) -> None:
-    said: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "params": str(tmp_path / "set"),
         "state": str(tmp_path / "state"),
         "drain_s": 1.0,
     }
-    with clipper.start(**said) as server:
+    with clipper.start(**settings) as server:
         server.deploy("taste", Taste, reads={"taste": (0, 1)}, tolerance=0.25)
-    with clipper.start(**said) as server:
+    with clipper.start(**settings) as server:
         wait_until(lambda: server.stats()["models"]["taste:1"]["has"])
         assert server.stats()["models"]["taste:1"]["followed"]["tolerance"] == 0.25
         wait_until(lambda: getattr(server._parameters.watching, "knows", False))

@@ -1,5 +1,5 @@
-"""Results of functions without side effects at the boundaries of their limits, and errors of what
-lies just beyond: see test_pure_functions."""
+"""Results of functions without side effects at the boundaries of their limits, and errors just
+beyond: see test_pure_functions."""
 
 import errno
 import os
@@ -265,7 +265,7 @@ def test_a_shard_has_the_settings_of_its_set(tmp_path: Path) -> None:
 
 
 def test_texts_of_deciders() -> None:
-    """Times, their units and their order."""
+    """Checks times, their units and their order."""
     texts = [
         *(f"majority within {time}, else floor(fast)" for time in ("12 ms", "1s", "500us", "0 ms")),
         *(
@@ -285,7 +285,7 @@ def test_texts_of_deciders() -> None:
 
 
 def test_judging_a_rollout() -> None:
-    """How many observations decide, for shares at, below and above the limit."""
+    """Checks how many observations decide, for shares at, below and above the limit."""
     counts = [(10, 0), (100, 0), (100, 1), (400, 4), (400, 0), (2000, 20), (2000, 50), (30, 9)]
     table(
         "judged",
@@ -322,7 +322,7 @@ def test_judging_a_rollout() -> None:
 
 
 def test_settings_just_within_and_just_beyond() -> None:
-    """The least and the most of settings, and what is said beyond."""
+    """Checks the least and the greatest value of each setting, and the message beyond them."""
     table(
         "settings",
         (
@@ -416,7 +416,7 @@ def test_settings_just_within_and_just_beyond() -> None:
 
 
 def test_types_as_others_write_them() -> None:
-    """Types of rows of ONNX files and of servers of the inference protocol."""
+    """Checks types of rows of ONNX files and of servers of the inference protocol."""
     shapes: list[Any] = [["n", 4], ["n"], [None, 2, 3], [1, 4], [0, 4], [2, 4], [], ["n", "m"]]
     shapes += [["n", 0], ["n", "m", 2], [1], ["n", -1]]
     tensors = [
@@ -605,7 +605,7 @@ def test_outputs_and_records() -> None:
 
 
 def test_models_and_applications_as_they_are_given() -> None:
-    """Settings of models and applications, and the two that state the same."""
+    """Checks settings of models and applications, and the two that state the same."""
     spec = ContainerSpec(name="m", target="x:y", connect="unix:/a", version=3)
     model = {"input": None, "output": "any", "inputs": None, "outputs": None, "schema": None}
     linked = (A, B, VersionedModel("b", 3), VersionedModel("c"))
@@ -737,7 +737,7 @@ def test_models_and_applications_as_they_are_given() -> None:
 
 
 def test_texts_that_are_shown() -> None:
-    """Lengths, units and what takes the place of what cannot be shown."""
+    """Checks lengths, units, and the replacement of what cannot be shown."""
     table(
         "shown",
         (
@@ -914,8 +914,8 @@ def test_a_port_that_is_not_in_a_url_is_that_of_its_scheme(url: str, port: int) 
 
 
 def test_feedback_is_cut_into_frames() -> None:
-    """By rows, by half of the bytes that a frame may have, and where the type of labels changes; a
-    row that is larger goes alone."""
+    """It is cut by rows, by half of the bytes of a frame, and where the type of labels changes; a
+    larger row is sent alone."""
 
     def lengths(updates: list[Any], bytes_max: int = 1 << 20) -> list[int]:
         return [len(frame) for frame in _frames(cast(Any, None), updates, bytes_max)]
@@ -953,7 +953,8 @@ def test_readings_of_a_restarted_server_start_again() -> None:
 
 
 def test_seconds_until_a_retry() -> None:
-    """Whole ones, at least one; those of a restart for a server that shuts down."""
+    """They are whole seconds, at least one; for a server that shuts down they are the time of a
+    restart."""
     assert [retry_after_s(Overloaded("full.", retry_after_s=s)) for s in (0, 0.2, 1, 1.01, 7)] == [
         1,
         1,
@@ -966,7 +967,7 @@ def test_seconds_until_a_retry() -> None:
 
 
 def test_turns_are_taken_in_their_order() -> None:
-    """Who waits gets it before who comes later, and nobody shares it."""
+    """A caller that waits has its turn before later ones, and no two have it at once."""
     turns, order, entered = Turns(), [], threading.Semaphore(0)
     threads = []
 
@@ -993,7 +994,7 @@ def test_turns_are_taken_in_their_order() -> None:
 def test_a_follower_that_was_given_up_is_not_taken_for_the_one_of_the_recovery(
     given_up: bool,
 ) -> None:
-    """It may have missed changes since, which nobody kept for it."""
+    """It may have missed changes since then, which are no longer available."""
     core: Any = Object(
         epoch=9,
         version=0,
@@ -1003,15 +1004,15 @@ def test_a_follower_that_was_given_up_is_not_taken_for_the_one_of_the_recovery(
         hold=lambda: None,
         resume=lambda: None,
     )
-    asked: list[tuple[int, int]] = []
-    changes: Any = Object(since=lambda *at: asked.append(at))
+    requests: list[tuple[int, int]] = []
+    changes: Any = Object(since=lambda *at: requests.append(at))
     follower = FollowerState(0, 1, True, core, cast(Any, None), changes)
     follower.start(0.0, Origin(1, 4, 7))
     if given_up:
         follower.give_up()
     copy: Any = {"keeps": True, "epoch": 4, "version": 7, "position": 3}
     assert follower.start_resync(copy) is None
-    assert asked == ([] if given_up else [(4, 3)])
+    assert requests == ([] if given_up else [(4, 3)])
 
 
 def test_a_log_of_changes_that_keeps_none_follows_nothing() -> None:
@@ -1039,9 +1040,9 @@ def test_instances_that_another_version_replaces() -> None:
     assert replaced(0, 0, ("gpu",)) == frozenset(), "it replaces those with its labels only"
 
 
-def test_a_connection_of_a_model_host_notices_a_peer_that_is_gone(tmp_path: Path) -> None:
-    """By keep-alive, after 25 seconds, and what it sends by a limit of 30; small messages go at
-    once. Nothing waits for the connection."""
+def test_a_connection_of_a_model_host_detects_a_lost_peer(tmp_path: Path) -> None:
+    """It is detected by keep-alive after 25 seconds, and while sending after 30. Small messages are
+    sent at once, and nothing waits for the connection."""
     assert [
         needs_resolver(at) for at in ("unix:/a", "tcp:h:1", "tcp:10.0.0.1:1", "tcp:[::1]:1")
     ] == [
@@ -1072,7 +1073,7 @@ def test_a_connection_of_a_model_host_notices_a_peer_that_is_gone(tmp_path: Path
         assert (error, sock.family, sock.getblocking()) == (errno.ENOENT, socket.AF_UNIX, False)
 
 
-def test_who_listens_on_a_port_and_how_much_it_uses() -> None:
+def test_the_process_that_listens_on_a_port_and_its_memory() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]

@@ -137,7 +137,7 @@ def test_replicas_are_set_without_touching_the_version(catalog: Catalog) -> None
         catalog.set_replicas("forest", 1)
 
 
-def test_a_retired_version_is_gone_but_its_number_is_not_used_again(catalog: Catalog) -> None:
+def test_a_retired_version_is_removed_and_its_number_is_not_used_again(catalog: Catalog) -> None:
     register_model(catalog, "svm", "str")
     register_model(catalog, "svm", "str")
     assert catalog.retire_model("svm").version == 2
@@ -352,7 +352,7 @@ def test_bad_applications_are_refused(
     assert catalog.refresh().revision == revision
 
 
-def test_a_deleted_application_is_really_gone(store: Store, catalog: Catalog) -> None:
+def test_a_deleted_application_leaves_no_record(store: Store, catalog: Catalog) -> None:
     register_model(catalog, "svm", "f64[64]")
     catalog.register_application("digits", ["svm"], default=-1)
     with pytest.raises(AlreadyExists, match="'digits' is already registered"):
@@ -465,7 +465,7 @@ def test_listeners_are_notified_of_changes_and_only_of_them(store: Store, catalo
     assert len(views) == 1
 
 
-def test_a_listener_that_raises_harms_nobody(
+def test_a_listener_that_raises_does_not_affect_the_others(
     catalog: Catalog, caplog: pytest.LogCaptureFixture
 ) -> None:
     views: list[View] = []
@@ -613,7 +613,7 @@ def test_a_record_of_before_there_were_deciders(store: Store) -> None:
         assert catalog.application("old").decider == "majority within 2 ms, else first"
 
 
-def test_rules_hold_when_somebody_writes_between_reading_and_writing() -> None:
+def test_rules_hold_when_another_client_writes_between_reading_and_writing() -> None:
     store = Overtaken()
     mine, other = Catalog(store, follow=False), Catalog(store, follow=False)
     store.overtake = lambda: register_model(other, "svm", "f64[1]")

@@ -1,4 +1,5 @@
-"""The verbs: their help teaches, their errors are one line, and `up` ends in good order."""
+"""The verbs: their help has examples, their errors are one line, and `up` stops its processes when
+it ends."""
 
 import http.client
 import importlib.metadata
@@ -53,7 +54,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("words", every_command(main), ids=" ".join)
-def test_every_verb_teaches_by_an_example(words: tuple[str, ...]) -> None:
+def test_the_help_of_every_verb_has_an_example(words: tuple[str, ...]) -> None:
     result = run(*words, "--help")
     assert result.exit_code == 0
     assert f"  clipper {' '.join(words)}" in result.output.partition("\n")[2]
@@ -103,7 +104,7 @@ def test_a_slip_of_the_pen(words: tuple[str, ...], message: str) -> None:
 
 
 def test_the_shell_command_is_quick_to_help() -> None:
-    """Measured by what it imports, not by the clock."""
+    """This is checked by the modules that it imports, not by the clock."""
     code = (
         "import sys; from clipper.cli import main; main(['-h'], standalone_mode=False);"
         " print(*sys.modules)"
@@ -188,7 +189,7 @@ def test_check_prints_what_is_invalid(here: Path) -> None:
 
 
 def only(monkeypatch: pytest.MonkeyPatch, trial: str) -> None:
-    """The doctor makes this trial alone."""
+    """Have the doctor run this check only."""
     early = ("core", "machine", "memory", "descriptors", "interpreter", "round_trip")
     for name in (*early, "disk", "certificates", "packages", "containers"):
         if name != trial:

@@ -89,7 +89,7 @@ def test_a_missing_prediction_lowers_the_confidence_of_a_vote() -> None:
     assert [combine(["a"] * 3, missing=n).confidence for n in range(3)] == [1.0, 0.75, 0.6]
 
 
-def test_one_model_alone_is_believed_as_far_as_it_believes_itself() -> None:
+def test_a_single_model_has_its_own_confidence() -> None:
     assert combine([5], confidences=[0.3]).confidence == 0.3
     assert combine([5]).confidence == 1.0
     assert combine([0.5], confidences=[0.3]).confidence == 0.3

@@ -134,7 +134,8 @@ def warmed_up(text: str) -> object:
 
 
 def measured(rate: float) -> Measurement:
-    """A server that holds 300 a second; beyond 900 the generator is late."""
+    """Return the measurement of a server that serves 300 queries a second; above 900 the generator
+    is late."""
     found = Measurement(rate, 5.0, 20.0)
     for i in range(40):
         due_s = i / rate
@@ -256,10 +257,10 @@ def test_rollouts() -> None:
                     Figures(new, some),
                     now,
                     counting,
-                    gone,
+                    reason,
                 )
                 for now in (100_000_000,)
-                for stage, state, guard, age, new, counting, gone in (
+                for stage, state, guard, age, new, counting, reason in (
                     (0, "running", "", 60_000_000, some, 0, ""),
                     (1, "running", "", 60_000_000, some, 0, ""),
                     (0, "running", "", 59_999_999, some, 0, ""),

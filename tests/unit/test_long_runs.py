@@ -25,7 +25,7 @@ CHOOSE_ONE = [
     "linucb",
     "lints",
 ]
-ASK_ALL = ["exp4", "stacking", "mixture", "logodds"]
+QUERY_ALL = ["exp4", "stacking", "mixture", "logodds"]
 
 
 def is_finite(state: LearnedState) -> bool:
@@ -39,8 +39,8 @@ def trained(
     right: dict[VersionedModel, float],
     draw: random.Random,
 ) -> tuple[LearnedState, float]:
-    """The state after n queries with feedback, and the share of the last hundred answers that came
-    from model a."""
+    """Return the state after n queries with feedback, and the share of the last hundred answers
+    that are those of model a."""
     native, from_a = native_update_of(policy), []
     for _ in range(n):
         plan = policy.select(state, Query(None, draw.random(), (1.0,)), (A, B))
@@ -53,8 +53,8 @@ def trained(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHOOSE_ONE)
 def test_a_model_that_fails_is_left_however_long_it_was_good(name: str) -> None:
-    """The theory of each (docs/selection.md) has it left within a few times the length of its
-    memory."""
+    """By the theory of each policy (docs/selection.md) it is left within a few times the length of
+    the policy's memory."""
     policy, draw = create_policy(name), random.Random(1)
     state, before = trained(policy, policy.init((A, B)), 30_000, {A: 0.95, B: 0.7}, draw)
     assert before > 0.8
@@ -87,7 +87,7 @@ def test_stacking_many_models_that_agree_stays_finite(weight: float, in_the_core
     assert np.array_equal(policy.decode(policy.encode(state)).rows, state.rows)
 
 
-@pytest.mark.parametrize("name", [*CHOOSE_ONE, *ASK_ALL])
+@pytest.mark.parametrize("name", [*CHOOSE_ONE, *QUERY_ALL])
 @pytest.mark.parametrize("how", ["observed", "decoded"])
 def test_a_state_that_is_not_finite_heals(name: str, how: str) -> None:
     policy, draw = create_policy(name), random.Random(2)

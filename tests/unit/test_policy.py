@@ -171,7 +171,8 @@ def test_weights_that_are_none(text: str, message: str) -> None:
 
 
 def test_kl_ucb_shares_are_defined_while_models_are_untried() -> None:
-    """The rule stops at the first untried model; the shares of the rest were unset memory."""
+    """The rule stops at the first untried model; the shares of the others must not be uninitialized
+    memory."""
     policy = create_policy("kl_ucb")
     assert isinstance(policy, LearningPolicy)
     models = [VersionedModel(name, 1) for name in "abc"]
@@ -181,7 +182,7 @@ def test_kl_ucb_shares_are_defined_while_models_are_untried() -> None:
 
 
 @every_policy
-def test_portions_add_up_and_go_to_who_is_right(policy: Policy) -> None:
+def test_portions_add_up_and_move_to_the_right_model(policy: Policy) -> None:
     portions = getattr(policy, "portions", None)
     if portions is None:
         pytest.skip("it learns nothing")

@@ -1,4 +1,4 @@
-"""Sets hold the truth as often as was asked for, whatever the stream does."""
+"""Sets hold the true label as often as requested, whatever the stream does."""
 
 import math
 from typing import Any
@@ -130,8 +130,8 @@ def test_a_label_whose_probability_is_exactly_the_threshold_is_in():
 
 
 def test_a_miss_counts_also_where_every_label_is_in():
-    """Else sets that must hold nearly all labels would hold the truth too seldom: what a miss
-    raised is paid back by ten hits."""
+    """Otherwise sets that have nearly all labels would have the true one too seldom: ten hits undo
+    what one miss raises."""
     chances = prediction_sets.LabelProbabilities({1: (1, 0.0)}, 0.0)
     missed = prediction_sets.update_with_label(
         prediction_sets.SetThresholds(labels=1.0, known=(1, 2)), 0.9, chances, 1, "new"
@@ -168,7 +168,7 @@ def test_wild_labels_leave_a_threshold_sound():
         assert math.isfinite(high)
 
 
-def test_two_servers_meet_half_way():
+def test_two_servers_merge_their_thresholds():
     mine, theirs = (
         prediction_sets.SetThresholds(0.6, 1.0, 2.0, 10.0, (1, 2)),
         prediction_sets.SetThresholds(0.8, 3.0, 4.0, 20.0, (2, 3)),

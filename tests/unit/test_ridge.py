@@ -1,4 +1,5 @@
-"""The blend of numbers: as near as the best linear one, whoever is late, comes or goes."""
+"""The blend of numbers: as near as the best linear one, whichever models are late, added or
+removed."""
 
 import math
 
@@ -21,8 +22,8 @@ def observation(values, label, models=MODELS, weight=1.0):
 
 
 def world(seed, n):
-    """a is 2 too high, b is half as far from 5 as it should be, c is noise with the errors of a
-    mixed in."""
+    """Return outputs of three models and the labels. a is 2 too high, b is half as far from 5 as
+    the label, c is noise plus the errors of a."""
     rng = np.random.default_rng(seed)
     y = 5 + 3 * rng.standard_normal(n)
     ea, eb = rng.standard_normal(n), 0.3 * rng.standard_normal(n)
@@ -72,7 +73,7 @@ def test_confidence_grows_as_the_errors_shrink():
     assert late.used == (B,)
 
 
-def test_a_model_that_is_late_is_what_the_others_let_expect():
+def test_a_late_model_is_estimated_from_the_others():
     state, _ = trained(RIDGE, 3, 2000)
     outputs, labels = world(4, 500)
     full = [RIDGE.combine(state, predictions(row), ()).output for row in outputs.tolist()]

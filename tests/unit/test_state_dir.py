@@ -1,4 +1,4 @@
-"""The folder of one server: made, locked, let go."""
+"""The folder of one server: created, locked, released."""
 
 import os
 import subprocess
@@ -69,7 +69,7 @@ def test_a_killed_server_holds_nothing(tmp_path):
     StateDir(str(tmp_path)).close()
 
 
-def test_a_fork_that_lives_on_does_not_hold_it(tmp_path):
+def test_a_child_that_outlives_its_parent_does_not_hold_the_folder(tmp_path):
     place = StateDir(str(tmp_path))
     read, write = os.pipe()
     child = os.fork()
@@ -100,10 +100,11 @@ def test_a_lock_that_cannot_be_made(tmp_path):
 
 
 def test_what_a_killed_server_left_is_swept(tmp_path, monkeypatch):
-    """And nothing else: not a living server's, nor a folder that only has such a name."""
+    """Nothing else is deleted: neither a running server's folder, nor one that only has such a
+    name."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    living = StateDir("")
+    running = StateDir("")
     (tmp_path / "clipper-notes").mkdir()
     code = (
         "import os; from clipper.state_dir import StateDir; print(StateDir('').run, flush=True);"
@@ -115,8 +116,8 @@ def test_what_a_killed_server_left_is_swept(tmp_path, monkeypatch):
     assert os.path.isdir(dead)
     another = StateDir("")
     assert not os.path.exists(dead)
-    assert living.run.is_dir()
+    assert running.run.is_dir()
     assert (tmp_path / "clipper-notes").is_dir()
     assert sweep() == 0
     another.close()
-    living.close()
+    running.close()

@@ -124,7 +124,7 @@ def needs():
     return Needs("json:loads", "module")
 
 
-def test_containers_are_left_over_when_their_server_is_gone(tmp_path: Path) -> None:
+def test_containers_of_an_ended_server_are_left_over(tmp_path: Path) -> None:
     here, there = StateDir("memory"), StateDir("memory")
     try:
         mine, other = Owner(here.run), Owner(there.run)

@@ -99,7 +99,7 @@ def test_the_same_model_gives_the_same_bytes(tmp_path: Path) -> None:
     assert re.fullmatch(r"clipper/svm:3-[0-9a-f]{12}", first.name)
 
 
-def test_the_context_is_a_tar_that_belongs_to_nobody(tmp_path: Path) -> None:
+def test_the_context_is_a_tar_without_an_owner(tmp_path: Path) -> None:
     made_ = made(packed(summed, tmp_path))
     with tarfile.open(fileobj=io.BytesIO(made_.context())) as tar:
         members = tar.getmembers()

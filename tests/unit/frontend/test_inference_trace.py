@@ -282,7 +282,7 @@ def test_schemas_and_records() -> None:
 
 def future(id: int, models: list[str], statuses: list[Status], latencies: list[int]) -> Any:
     class Tasks:
-        """A future that has ended."""
+        """A fake of a future that is done."""
 
         def __init__(self) -> None:
             self.id, self.extra = id, Object(models=models)
@@ -312,11 +312,11 @@ def test_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     one = future(100, ["svm:3", "tree:1", "slow:1"], [ok, full, late], [2000, 0, 9])
     two = future(200, ["svm:3"], [ok], [0])
     rows = future(300, ["svm:3", "svm:3"], [ok, ok, ok], [1, 2, 3])  # an array: no spans
-    crowd = future(400, [f"m:{i}" for i in range(70)], [ok] * 70, [5] * 70)
+    large = future(400, [f"m:{i}" for i in range(70)], [ok] * 70, [5] * 70)
     made = Object(method="POST", path=b"/api/" + b"x" * 300, route="/api/{}/predict", began_ns=500)
     plain = Object(method="GET", path=b"/\xff", route="", began_ns=700)
     requests = []
-    for seen, status, futures in ((made, 200, [one, two, rows]), (plain, 500, [crowd])):
+    for seen, status, futures in ((made, 200, [one, two, rows]), (plain, 500, [large])):
         trace = Trace("ab" * 16, "cd" * 8, True, b"k=v")
         trace.start_query()
         trace.end_query("app" if status == 200 else "", futures)
@@ -330,16 +330,16 @@ def test_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     requests += [spans.finished_call(quiet, "S", "M", code, 900) for code in ("OK", "INTERNAL")]
     batch = 2, 7, 1000, 1500, 1900
     known = {100: batch, 200: batch, 401: (3, 1, 5, 6, 7)}
-    asked: list[Any] = []
+    requested: list[Any] = []
 
     def find(ids: Any) -> Any:
-        asked.append([*ids])
+        requested.append([*ids])
         return known
 
     maker = spans.Spans(find)
     found = [shown(maker.of(requests, 1_000_000))]
     again = maker.of(requests[:1], 0)
-    found += [shown(again), shown([len(one) for one in asked]), shown(maker.of([], 0))]
+    found += [shown(again), shown([len(one) for one in requested]), shown(maker.of([], 0))]
     found += [shown([isinstance(span, Span) for span in again]), shown(quiet.queries)]
     assert isinstance(requests[0].trace.queries[0], TracedQuery)
     monkeypatch.setattr(spans, "_BATCHES_MAX", 1)

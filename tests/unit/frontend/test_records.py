@@ -127,7 +127,7 @@ def test_an_answer_has_what_its_record_brought() -> None:
     assert flat(answer_fields(qualified, record, "9-0"))["qualifiers"] == b'{"svm:3":{"quality":3}}'
 
 
-def test_whose_a_query_is_and_what_it_is_like() -> None:
+def test_the_user_and_the_context_of_a_record() -> None:
     record = record_of(raw(input="1", user="eu", context="[0.5,-1]"))
     assert (record.user, record.context) == ("eu", [0.5, -1])
     assert feedback_of(raw(input="1", label="1", context="[0.5]")).context == [0.5]
@@ -136,8 +136,13 @@ def test_whose_a_query_is_and_what_it_is_like() -> None:
 
 
 def test_feedback() -> None:
-    told = feedback_of(raw(id="r1", correct="1", weight="2"))
-    assert (told.id, told.correct, told.weight, told.input) == ("r1", True, 2.0, None)
+    feedback = feedback_of(raw(id="r1", correct="1", weight="2"))
+    assert (feedback.id, feedback.correct, feedback.weight, feedback.input) == (
+        "r1",
+        True,
+        2.0,
+        None,
+    )
     assert feedback_of(raw(input="[1,2]", label='"cat"')).label == "cat"
     assert feedback_of(raw(prediction="n-1", score="0.5")).score == 0.5
 

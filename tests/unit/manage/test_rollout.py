@@ -78,13 +78,13 @@ def test_a_broken_guard_reverts_at_once_and_gives_the_reason() -> None:
     assert decide(over, BAD, 2, 0).kind == "stay"
 
 
-def test_a_paused_one_does_not_grow_and_is_reverted_all_the_same() -> None:
+def test_a_paused_rollout_keeps_its_share_and_can_be_reverted() -> None:
     paused = rollout(state="paused")
     assert decide(paused, GOOD, 10**6 * S, 0).reason == "it is paused"
     assert decide(paused, BAD, 1, 0).kind == "revert"
 
 
-def test_the_last_stage_promotes_and_measures_nothing_against_nobody() -> None:
+def test_the_last_stage_promotes_and_compares_with_no_other_version() -> None:
     last = rollout(stage=3)
     alone = Figures(Counts(5000, 0, {20_000: 0}), Counts())
     step = decide(last, alone, 60 * S, 0)
@@ -99,7 +99,7 @@ def test_a_rollout_without_its_model_ends() -> None:
 
 
 @st.composite
-def looks(draw: st.DrawFn) -> list[tuple[int, Figures]]:
+def checks(draw: st.DrawFn) -> list[tuple[int, Figures]]:
     """Draw times and figures as they may come, good and bad."""
     found, now = [], 0
     for _ in range(draw(st.integers(1, 30))):
@@ -128,8 +128,12 @@ def looks(draw: st.DrawFn) -> list[tuple[int, Figures]]:
     return found
 
 
-@given(looks(), st.sampled_from(["", "error<1%", "p99<20ms, error<5%, reward>=-5%, agreement>90%"]))
-def test_whatever_comes(each: list[tuple[int, Figures]], guard: str) -> None:
+@given(
+    checks(), st.sampled_from(["", "error<1%", "p99<20ms, error<5%, reward>=-5%, agreement>90%"])
+)
+def test_a_rollout_advances_stage_by_stage_for_any_figures(
+    each: list[tuple[int, Figures]], guard: str
+) -> None:
     """The share only grows, one stage at a time, each held for its time; once over, it is over."""
     now = rollout(guard=guard)
     for time_us, figures in each:

@@ -35,10 +35,10 @@ def with_channel(
     folder: Path, test: Callable[[PeerChannel, list[PeerChannel]], Awaitable[Any]]
 ) -> None:
     async def run() -> None:
-        came: list[PeerChannel] = []
+        accepted: list[PeerChannel] = []
 
         def let_in(channel: PeerChannel) -> None:
-            came.append(channel)
+            accepted.append(channel)
 
         channel_server = await ChannelServer(
             "", "secret", folder, "door", serve=answer, on_accept=let_in
@@ -46,7 +46,7 @@ def with_channel(
         try:
             channel = await dial(channel_server.address, {"token": "secret", "instance": "a"})
             async with asyncio.timeout(20):
-                await test(channel, came)
+                await test(channel, accepted)
             channel.close()
         finally:
             channel_server.close()
@@ -69,15 +69,15 @@ def test_a_closed_server_leaves_no_descriptor_and_no_file(tmp_path: Path) -> Non
 
 
 def test_requests_are_answered_each_by_its_own_answer(tmp_path: Path) -> None:
-    async def test(channel: PeerChannel, came: list[PeerChannel]) -> None:
+    async def test(channel: PeerChannel, accepted: list[PeerChannel]) -> None:
         answers = await asyncio.gather(*(channel.request("add", 5, a=n, b=1) for n in range(100)))
         assert [found["sum"] for found in answers] == list(range(1, 101))
-        assert came[0].hello["instance"] == "a"
+        assert accepted[0].hello["instance"] == "a"
 
     with_channel(tmp_path, test)
 
 
-def test_a_no_has_its_reason_and_whose_fault_it_is(tmp_path: Path) -> None:
+def test_a_refusal_has_a_reason_and_a_fault(tmp_path: Path) -> None:
     async def test(channel: PeerChannel, _: list[PeerChannel]) -> None:
         with pytest.raises(RequestFailed, match="broken") as failure:
             await channel.request("load", 5)
@@ -92,13 +92,13 @@ def test_a_no_has_its_reason_and_whose_fault_it_is(tmp_path: Path) -> None:
     with_channel(tmp_path, test)
 
 
-def test_who_does_not_answer_is_lost_and_so_is_who_goes(tmp_path: Path) -> None:
-    async def test(channel: PeerChannel, came: list[PeerChannel]) -> None:
+def test_a_peer_that_does_not_answer_or_closes_is_lost(tmp_path: Path) -> None:
+    async def test(channel: PeerChannel, accepted: list[PeerChannel]) -> None:
         with pytest.raises(ConnectionLost, match=r"within 0\.01 s"):
             await channel.request("wait", 0.01)
         waiting = asyncio.ensure_future(channel.request("wait", 20))
         await channel.request("add", 5, a=1, b=2)
-        came[0].close()
+        accepted[0].close()
         with pytest.raises(ConnectionLost, match="gone"):
             await waiting
         with pytest.raises(ConnectionLost, match="closed"):
@@ -120,34 +120,34 @@ def test_who_does_not_answer_is_lost_and_so_is_who_goes(tmp_path: Path) -> None:
 def test_what_is_no_message_ends_the_channel_and_nothing_else(
     tmp_path: Path, message: bytes
 ) -> None:
-    async def test(channel: PeerChannel, came: list[PeerChannel]) -> None:
+    async def test(channel: PeerChannel, accepted: list[PeerChannel]) -> None:
         await channel.request("add", 5, a=1, b=2)
         channel._writer.write(message)
-        await came[0].closed.wait()
+        await accepted[0].closed.wait()
         await channel.closed.wait()
 
     with_channel(tmp_path, test)
 
 
 @pytest.mark.parametrize("hello", [{"token": "wrong"}, {}, {"verb": "add", "token": "secret"}])
-def test_without_the_token_nobody_is_let_in(tmp_path: Path, hello: Message) -> None:
+def test_a_peer_without_the_token_is_refused(tmp_path: Path, hello: Message) -> None:
     async def run() -> None:
-        came: list[PeerChannel] = []
+        accepted: list[PeerChannel] = []
         channel_server = await ChannelServer(
-            "", "secret", tmp_path, "door", on_accept=came.append
+            "", "secret", tmp_path, "door", on_accept=accepted.append
         ).open()
         try:
             channel = await dial(channel_server.address, hello)
             async with asyncio.timeout(20):
                 await channel.closed.wait()
-            assert not came
+            assert not accepted
         finally:
             channel_server.close()
 
     asyncio.run(run())
 
 
-def test_nobody_there_is_lost(tmp_path: Path) -> None:
+def test_an_address_without_a_listener_is_lost(tmp_path: Path) -> None:
     with pytest.raises(ConnectionLost, match="cannot reach"):
         asyncio.run(dial(f"unix:{tmp_path}/nobody", {}))
     with pytest.raises(ConnectionLost, match="cannot reach"):
@@ -158,7 +158,7 @@ def test_a_flood_of_requests_leaves_the_loop_to_others(tmp_path: Path) -> None:
     """A peer has sent thousands of requests at once: in one turn of the loop a bounded number of
     them is handled."""
 
-    async def test(channel: PeerChannel, came: list[PeerChannel]) -> None:
+    async def test(channel: PeerChannel, accepted: list[PeerChannel]) -> None:
         handled: list[int] = []
         at = 0
 
@@ -167,7 +167,7 @@ def test_a_flood_of_requests_leaves_the_loop_to_others(tmp_path: Path) -> None:
             return {}
 
         await channel.request("add", 5, a=1, b=1)
-        came[0]._serve = serve
+        accepted[0]._serve = serve
         requests = [channel.request("flood", 20) for _ in range(3000)]
         every = asyncio.gather(*requests)
         while len(handled) < 3000:

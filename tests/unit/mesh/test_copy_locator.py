@@ -97,7 +97,7 @@ def test_only_a_holder_that_cannot_be_reached_lets_another_copy_be_made(
     )
     loader.set_stopping(True)
 
-    async def ask() -> None:
+    async def query() -> None:
         exclude: dict[str, bool] = {}
         route: Any = FakeRoute()
         assert not await copies._from_holders(route, record, exclude)
@@ -105,7 +105,7 @@ def test_only_a_holder_that_cannot_be_reached_lets_another_copy_be_made(
         await copies._placed(route, record, exclude)
 
     try:
-        asyncio.run(ask())
+        asyncio.run(query())
     finally:
         registry.leave()
         registry.close()
@@ -113,8 +113,8 @@ def test_only_a_holder_that_cannot_be_reached_lets_another_copy_be_made(
     assert peers.requests == [("b", False, 1), ("c", True, copies_max)]
 
 
-@pytest.mark.parametrize("is_begun", [False, True])
-def test_only_a_load_that_a_query_began_corrects_the_forecast(is_begun: bool) -> None:
+@pytest.mark.parametrize("is_started", [False, True])
+def test_only_a_load_that_a_query_began_corrects_the_forecast(is_started: bool) -> None:
     async def test(loader: ModelLoader, host: FakeHost, registry: Registry) -> None:
         tasks: Any = SimpleNamespace(spawn=lambda search: search.close())
         copies = CopyLocator(
@@ -134,7 +134,7 @@ def test_only_a_load_that_a_query_began_corrects_the_forecast(is_begun: bool) ->
         loader.pace.add(0.001)
         host.gate.clear()
         load = asyncio.ensure_future(loader.load("m0", 1, waiting=False))
-        if is_begun:
+        if is_started:
             await asyncio.sleep(0)
             assert loader.is_loading("m0")
         copies.miss(route)
@@ -142,6 +142,6 @@ def test_only_a_load_that_a_query_began_corrects_the_forecast(is_begun: bool) ->
         host.gate.set()
         await load
         copies.connected(route)
-        assert (loader.pace.rest_ms == 0) == is_begun
+        assert (loader.pace.rest_ms == 0) == is_started
 
     with_models(test)

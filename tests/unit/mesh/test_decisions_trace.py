@@ -121,7 +121,7 @@ class World:
         )
 
     def instances(self) -> list[Instance]:
-        crowded = self.one(0, 0, 1)
+        is_full = self.one(0, 0, 1)
         return [
             Instance(
                 name,
@@ -130,7 +130,7 @@ class World:
                 f"unix:/{name}.c",
                 zone=self.one("z1", "z2"),
                 capacity_bytes=self.one(100, 200) * MIB,
-                used_bytes=(self.one(95, 99, 100) if crowded else self.one(0, 50, 100)) * MIB,
+                used_bytes=(self.one(95, 99, 100) if is_full else self.one(0, 50, 100)) * MIB,
                 models=self.one(0, 3, 40),
                 lru_ms=self.one(0, self.ago(), self.ago()),
                 loading=self.one(0, 2),
@@ -331,8 +331,8 @@ def test_a_cache_and_a_queue_in_use() -> None:
             case 0 | 1:
                 found = cache.room_for(size, used_ms, now_ms, waiting=waiting)
                 shown.append(f"room {size} {text(found)}")
-                for gone in getattr(found, "evict", ()):
-                    cache.remove(gone)
+                for evicted in getattr(found, "evict", ()):
+                    cache.remove(evicted)
                 if hasattr(found, "evict"):
                     cost = rng.choice((0.0, 500.0))
                     loading, pinned = rng.random() < 0.3, rng.random() < 0.1

@@ -62,9 +62,9 @@ class World:
             engine=Object(model_counts=lambda index: counts),
             describe_input=lambda: "f64[2]",
         )
-        told = {"id": "m", "served": True, "miss_reported": False, "type_known": False}
+        flags = {"id": "m", "served": True, "miss_reported": False, "type_known": False}
         self.route: Any = Object(
-            core=core, lenders={2, 5}, record=Object(input="any"), **{**told, **route}
+            core=core, lenders={2, 5}, record=Object(input="any"), **{**flags, **route}
         )
         self.replaces = True
         host: Any = Object(
@@ -127,7 +127,7 @@ def test_replicas_are_counted_and_reported(served: bool) -> None:
         ({"served": False, "waiting": 2}, True, False),
     ],
 )
-def test_rows_that_wait_for_a_replica_that_has_gone_are_a_miss_once(
+def test_rows_that_wait_for_a_disconnected_replica_are_a_miss_once(
     route: dict[str, Any], stopping: bool, missed: bool
 ) -> None:
     world = World(**route)
@@ -149,7 +149,7 @@ def test_rows_that_wait_for_a_replica_that_has_gone_are_a_miss_once(
         ({"counts": {"in_flight": 1}}, False, False),
     ],
 )
-def test_a_guessed_type_is_kept_if_it_led_to_outputs(
+def test_a_provisional_type_is_kept_if_the_model_returned_outputs(
     route: dict[str, Any], known: bool, replaced: bool
 ) -> None:
     world = World(**route)
@@ -157,8 +157,8 @@ def test_a_guessed_type_is_kept_if_it_led_to_outputs(
     assert world.route.type_known == known
     why = "no output has come of rows of f64[2]"
     id = VersionedModel("m", MESH_VERSION)
-    gone = [("disconnect", id, 2), ("disconnect", id, 5)]
-    assert world.done == ([("replace", "any", why), *gone] if replaced else [])
+    disconnects = [("disconnect", id, 2), ("disconnect", id, 5)]
+    assert world.done == ([("replace", "any", why), *disconnects] if replaced else [])
 
 
 def test_replicas_stay_if_the_queue_was_not_replaced() -> None:

@@ -128,11 +128,11 @@ def test_while_loads_wait_a_model_used_once_does_not_evict_one_used_often() -> N
     with_models(test, capacity=SIZE)
 
 
-def test_a_load_that_nobody_waits_for_any_more_is_dropped() -> None:
+def test_a_load_without_a_waiting_query_is_dropped() -> None:
     async def test(local: ModelLoader, host: FakeHost, registry: Registry) -> None:
         host.gate.clear()
         first = asyncio.ensure_future(local.load("m0", 1, waiting=True, wanted=lambda: False))
-        gone = asyncio.ensure_future(local.load("m1", 1, waiting=True, wanted=lambda: False))
+        unwanted = asyncio.ensure_future(local.load("m1", 1, waiting=True, wanted=lambda: False))
         kept = asyncio.ensure_future(local.load("m2", 1, waiting=True, wanted=lambda: True))
         shared = [
             asyncio.ensure_future(local.load("m3", 1, waiting=True, wanted=lambda: False)),
@@ -141,7 +141,7 @@ def test_a_load_that_nobody_waits_for_any_more_is_dropped() -> None:
         await asyncio.sleep(0)
         host.gate.set()
         with pytest.raises(RequestFailed, match="no request waits for it any more"):
-            await gone
+            await unwanted
         await asyncio.gather(first, kept, *shared)  # m0 had begun
         assert sorted(host.loaded) == ["m0", "m2", "m3"]
 

@@ -60,9 +60,9 @@ def test_full_it_keeps_those_that_are_waited_for() -> None:
     assert queue.push(QueuedLoad("b", 9, 1)) is None
     refused = QueuedLoad("c", 99, 1)
     assert queue.push(refused) is refused
-    gone = queue.push(QueuedLoad("d", 1, 1, True))
-    assert gone is not None
-    assert gone.model == "a"
+    dropped = queue.push(QueuedLoad("d", 1, 1, True))
+    assert dropped is not None
+    assert dropped.model == "a"
     assert queue.push(QueuedLoad("e", 1, 2, True)) is not None
     last = QueuedLoad("f", 1, 3, True)
     assert queue.push(last) is last
@@ -72,45 +72,45 @@ def test_full_it_keeps_those_that_are_waited_for() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_beside_a_sorted_list(seed: int) -> None:
     rng, queue = Random(seed), LoadQueue(30)
-    twin: dict[str, list[int]] = {}  # waiting, since, used
+    reference: dict[str, list[int]] = {}  # waiting, since, used
     for now in range(1000, 1600):
         id, kind = f"m{rng.randrange(60)}", rng.random()
         if kind < 0.6:
             load = QueuedLoad(id, rng.randrange(10**6), now, rng.random() < 0.3)
-            gone = queue.push(load)
-            if id in twin:
-                held = twin[id]
-                twin[id] = [
+            dropped = queue.push(load)
+            if id in reference:
+                held = reference[id]
+                reference[id] = [
                     held[0] or load.waiting,
                     now if load.waiting and not held[0] else held[1],
                     max(held[2], load.used_ms),
                 ]
-            elif gone is not load:
-                twin[id] = [load.waiting, now, load.used_ms]
-            if gone is not None and gone is not load:
-                assert not twin[gone.model][0]
-                del twin[gone.model]
+            elif dropped is not load:
+                reference[id] = [load.waiting, now, load.used_ms]
+            if dropped is not None and dropped is not load:
+                assert not reference[dropped.model][0]
+                del reference[dropped.model]
         elif kind < 0.7:
-            assert (queue.drop(id) is not None) == (twin.pop(id, None) is not None)
+            assert (queue.drop(id) is not None) == (reference.pop(id, None) is not None)
         elif kind < 0.8:
-            assert queue.promote(id, now) == (id in twin)
-            if id in twin:
-                held = twin[id]
-                twin[id] = [True, held[1] if held[0] else now, max(held[2], now)]
+            assert queue.promote(id, now) == (id in reference)
+            if id in reference:
+                held = reference[id]
+                reference[id] = [True, held[1] if held[0] else now, max(held[2], now)]
         else:
             popped = queue.pop()
             best = min(
-                twin,
-                key=lambda m: (0, twin[m][1]) if twin[m][0] else (1, -twin[m][2]),
+                reference,
+                key=lambda m: (0, reference[m][1]) if reference[m][0] else (1, -reference[m][2]),
                 default=None,
             )
             assert (popped.model if popped else None) == best or (
-                popped and twin[popped.model] == twin[best or ""]
+                popped and reference[popped.model] == reference[best or ""]
             )
             if popped:
-                del twin[popped.model]
-        assert len(queue) == len(twin) <= 30
-        assert queue.waiting == sum(1 for held in twin.values() if held[0])
+                del reference[popped.model]
+        assert len(queue) == len(reference) <= 30
+        assert queue.waiting == sum(1 for held in reference.values() if held[0])
 
 
 def test_times_of_loads() -> None:

@@ -80,13 +80,13 @@ def test_the_registry_and_the_memory_are_made_the_same() -> None:
     assert janitor(view_of(resident={"m": (1, NOW)})) == [
         UnloadCopy("m", "the registry does not know it here")
     ]
-    begun = MeshModel("m", "onnx", copies={"a": Copy(NOW - 59_000)})
-    assert janitor(view_of(begun)) == []
-    assert janitor(view_of(begun, resident={"m": (1, NOW)}, loading={"m"})) == []
-    assert janitor(view_of(begun, resident={"m": (1, NOW)})) == [
+    started = MeshModel("m", "onnx", copies={"a": Copy(NOW - 59_000)})
+    assert janitor(view_of(started)) == []
+    assert janitor(view_of(started, resident={"m": (1, NOW)}, loading={"m"})) == []
+    assert janitor(view_of(started, resident={"m": (1, NOW)})) == [
         UnloadCopy("m", "the registry does not know it here")
     ]
-    assert janitor(view_of(begun), NOW + 2000) == [RemoveClaim("a", "m", "it is not loaded here")]
+    assert janitor(view_of(started), NOW + 2000) == [RemoveClaim("a", "m", "it is not loaded here")]
 
 
 def test_one_corrupt_entry_does_not_end_the_round() -> None:
@@ -211,7 +211,7 @@ def test_free_places_are_filled_as_free_memory_is(
 
 
 def test_free_memory_is_filled_by_half_above_a_reserve() -> None:
-    """3000 MiB, 375 of them in reserve: 1312 are filled."""
+    """Of 3000 MiB, 375 are a reserve: half of the rest, 1312, is filled."""
     waking = [MeshModel(f"m{n}", "onnx", size_bytes=100 * MIB, used_ms=NOW - n) for n in range(40)]
     waking[3] = msgspec.structs.replace(waking[3], failures={"a": Failure(NOW)})
     found = maintenance.reaper(view_of(waking=waking), NOW, SETTINGS)
@@ -225,8 +225,8 @@ def test_free_memory_is_filled_by_half_above_a_reserve() -> None:
 
 
 def test_full_memory_is_replaced_by_little_and_only_by_what_is_newer() -> None:
-    """5 % of 3000 MiB; newer than the oldest by a third of its age, and by twenty minutes at
-    least."""
+    """At most 5 % of 3000 MiB is replaced, by models that were used later than the oldest by a
+    third of its age, and by at least twenty minutes."""
     tight = tuple(msgspec.structs.replace(i, used_bytes=i.capacity_bytes) for i in NODES)
     edge = NOW - 10 * HOUR + 10 * HOUR // 3
     for used_ms, expected in ((edge + 1000, 3), (edge - 1000, 0)):
@@ -323,5 +323,5 @@ def test_what_was_evicted_goes_elsewhere_while_others_have_memory() -> None:
     assert maintenance.evicted(some("m", "b"), "a", NODES, NOW, SETTINGS) is None
     assert maintenance.evicted(model, "a", NODES[:1], NOW, SETTINGS) is None
     assert maintenance.evicted(model, "a", (NODES[0], node("b", used=951)), NOW, SETTINGS) is None
-    young = MeshModel("m", "onnx", copies={"a": Copy(NOW - 59_000, NOW)})
-    assert maintenance.evicted(young, "a", NODES, NOW, SETTINGS) is None
+    recent = MeshModel("m", "onnx", copies={"a": Copy(NOW - 59_000, NOW)})
+    assert maintenance.evicted(recent, "a", NODES, NOW, SETTINGS) is None

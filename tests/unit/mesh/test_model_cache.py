@@ -65,7 +65,7 @@ def test_and_with_the_clock() -> None:
     assert evicted(cache, 10, T0 + 10**10) == ("old",)
 
 
-def test_the_large_goes_before_the_small_and_the_cheap_before_the_dear() -> None:
+def test_large_models_are_evicted_before_small_ones_and_cheap_before_expensive() -> None:
     assert evicted(filled(110, {"small": 10, "large": 100}), 5) == ("large",)
     cache = ModelCache(20, churn_ms=0)
     cache.add("dear", 10, T0, T0, cost_ms=5000)
@@ -103,8 +103,8 @@ def test_too_large_for_all_memory_is_for_ever() -> None:
 
 
 def test_loads_do_not_chase_each_other() -> None:
-    """A model that has just come stays for a moment; so a memory that is far too small refuses, and
-    does not only load."""
+    """A model that was just loaded is not evicted for a moment, so that a memory that is far too
+    small refuses loads instead of loading all the time."""
     cache = filled(20, {"a": 10, "b": 10}, churn_ms=5000)
     assert evicted(cache, 10, T0 + 5500) == ("a",)
     assert isinstance(cache.room_for(20, T0 + 5500, T0 + 5500), NoRoom)
@@ -116,14 +116,14 @@ def test_loads_do_not_chase_each_other() -> None:
     assert "c" in evicted(cache, 20, T0 + 25_000)
 
 
-def test_unasked_loads_take_no_room_from_what_was_used_later() -> None:
+def test_loads_without_a_query_evict_no_model_that_was_used_later() -> None:
     cache = filled(20, {"a": 10, "b": 10})
     assert isinstance(cache.room_for(10, T0 - 1, T0 + 2000, waiting=False), NoRoom)
     room = cache.room_for(10, T0 + 500, T0 + 2000, waiting=False)
     assert room == Eviction(("a",))
 
 
-def test_one_that_returns_is_no_stranger() -> None:
+def test_a_model_that_returns_keeps_its_count() -> None:
     cache = filled(30, {"a": 10, "b": 10})
     cache.touch("a", T0 + 3000, 50)
     cache.remove("a")
@@ -165,26 +165,26 @@ def test_the_least_recently_used() -> None:
     assert ModelCache(1).lru_ms(77) == 77
 
 
-class Twin:
+class ReferenceCache:
     """A reference model of the cache: every use of every model that is or was here, and all of them
     examined for each eviction."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self.lives, self.last_ms = 0.0, 0
+        self.half_lives, self.last_ms = 0.0, 0
         self.held: dict[str, list[float]] = {}  # size, cost
         self.uses: dict[str, list[tuple[float, int]]] = {}
         self.kept: set[str] = set()
 
     def use(self, id: str, now_ms: int, count: int) -> None:
         elapsed = now_ms - self.last_ms if self.last_ms else 0
-        self.lives += count / (USES * max(len(self.held), FEW)) + elapsed / HALF_LIFE_MS
+        self.half_lives += count / (USES * max(len(self.held), FEW)) + elapsed / HALF_LIFE_MS
         self.last_ms = now_ms
-        self.uses.setdefault(id, []).append((self.lives, count))
+        self.uses.setdefault(id, []).append((self.half_lives, count))
 
     def worth(self, id: str) -> float:
         size, cost = self.held[id]
-        demand = sum(count * 2.0 ** (at - self.lives) for at, count in self.uses[id])
+        demand = sum(count * 2.0 ** (at - self.half_lives) for at, count in self.uses[id])
         return math.log2(demand) + math.log2(max(cost, 1.0)) - math.log2(size)
 
     def victims(self, size: int) -> list[str] | None:
@@ -208,39 +208,39 @@ class Twin:
 @pytest.mark.parametrize("seed", range(20))
 def test_beside_the_twin(seed: int) -> None:
     rng = Random(seed)
-    cache, twin, now = ModelCache(1000, churn_ms=0), Twin(1000), T0
+    cache, reference, now = ModelCache(1000, churn_ms=0), ReferenceCache(1000), T0
     for _ in range(600):
         now += rng.choice([1, 100, 60_000, 3_600_000])
         id = f"m{rng.randrange(40)}"
-        if id in twin.held:
+        if id in reference.held:
             kind = rng.random()
             if kind < 0.7:
                 count = rng.choice([1, 1, 30])
                 cache.touch(id, now, count)
-                twin.use(id, now, count)
+                reference.use(id, now, count)
             elif kind < 0.8:
-                twin.held[id][0] = rng.randrange(1, 300)
-                cache.resize(id, int(twin.held[id][0]))
+                reference.held[id][0] = rng.randrange(1, 300)
+                cache.resize(id, int(reference.held[id][0]))
             elif kind < 0.9:
-                cache.pin(id, id not in twin.kept)
-                twin.kept ^= {id}
+                cache.pin(id, id not in reference.kept)
+                reference.kept ^= {id}
             else:
                 cache.remove(id)
-                del twin.held[id]
-                twin.kept.discard(id)
+                del reference.held[id]
+                reference.kept.discard(id)
         else:
             size, cost = rng.randrange(1, 300), rng.choice([0, 40, 900])
-            room, expected = cache.room_for(size, now, now), twin.victims(size)
+            room, expected = cache.room_for(size, now, now), reference.victims(size)
             assert isinstance(room, Eviction) == (expected is not None)
             if not isinstance(room, Eviction) or expected is None:
                 continue
             assert list(room.evict) == expected
-            assert not twin.kept & set(room.evict)
+            assert not reference.kept & set(room.evict)
             for gone in room.evict:
                 cache.remove(gone)
-                del twin.held[gone]
-            twin.use(id, now, 1)
-            twin.held[id] = [size, cost]
+                del reference.held[gone]
+            reference.use(id, now, 1)
+            reference.held[id] = [size, cost]
             cache.add(id, size, now, now, cost_ms=cost)
-        assert set(cache) == set(twin.held)
-        assert cache.used_bytes == sum(held[0] for held in twin.held.values())
+        assert set(cache) == set(reference.held)
+        assert cache.used_bytes == sum(held[0] for held in reference.held.values())

@@ -51,7 +51,7 @@ def set_to(registry: Registry, id: str, target: str) -> VModel | None:
     )
 
 
-def test_of_many_who_claim_one_wins(registry: Registry) -> None:
+def test_one_of_many_claims_wins(registry: Registry) -> None:
     registry.register(model("m"))
     names = [f"i{n}" for n in range(16)]
 
@@ -182,7 +182,7 @@ class ForgetfulStore(MemoryStore):
 
 
 def test_store_that_is_emptied_and_restored_while_it_is_listed_takes_no_model_away() -> None:
-    store, gone = ForgetfulStore(), list[str]()
+    store, removed = ForgetfulStore(), list[str]()
     with store, closing(Registry(store, MeshSettings())) as registry:
         registry.token()
         for id in ("m0", "m1"):
@@ -193,7 +193,7 @@ def test_store_that_is_emptied_and_restored_while_it_is_listed_takes_no_model_aw
             registry.models.close()  # it knows what it knows, and lists no more
             registry.vmodels.close()
             follower.models.on_change(
-                lambda changes: gone.extend(change.key for change in changes if not change.new)
+                lambda changes: removed.extend(change.key for change in changes if not change.new)
             )
             store.forget()
             wait_until(lambda: follower.other_history)
@@ -203,7 +203,7 @@ def test_store_that_is_emptied_and_restored_while_it_is_listed_takes_no_model_aw
             registry.register(model("m2"))
             wait_until(lambda: "m2" in follower.models)
             assert sorted(follower.models) == ["m0", "m1", "m2"]
-            assert not gone
+            assert not removed
 
 
 def test_node_that_joins_an_emptied_store_learns_its_history_when_it_is_restored(
@@ -512,10 +512,10 @@ def test_changes_whose_records_others_have_changed_are_made_one_by_one(
     wait_until(lambda: len(registry.models) == 2)
     steps = [registry.step(id, lambda m: claims.changed(m, used_ms=7)) for id in ("a", "gone", "b")]
     store.put(MODELS + "a", encode(model("a", "other.onnx")))  # the mirror may not know it yet
-    first, gone, last = registry.change_all(steps)
+    first, removed, last = registry.change_all(steps)
     assert isinstance(first, MeshModel)
     assert (first.path, first.used_ms) == ("other.onnx", 7)
-    assert isinstance(gone, UnknownModel)
+    assert isinstance(removed, UnknownModel)
     assert isinstance(last, MeshModel)
     assert last.used_ms == 7
 

@@ -42,7 +42,7 @@ def routes(
     return ModelRouter(make, find, on_miss, Batching(), rng, lookup=lookups.append), missed, lookups
 
 
-def ask(found: ModelRouter, name: str, slo_us: float = 31e6) -> None:
+def query(found: ModelRouter, name: str, slo_us: float = 31e6) -> None:
     resolved: Any = found.resolve(name)
     resolved.admit(slo_us)
 
@@ -50,13 +50,13 @@ def ask(found: ModelRouter, name: str, slo_us: float = 31e6) -> None:
 def test_a_miss_is_reported_once_until_it_was_served() -> None:
     found, missed, _ = routes("m")
     for _ in range(3):
-        ask(found, "m")
+        query(found, "m")
     assert missed == ["m"]
     found.set_lenders("m", [1])
-    ask(found, "m")
+    query(found, "m")
     assert missed == ["m"]
     found.set_lenders("m", [])
-    ask(found, "m")
+    query(found, "m")
     assert missed == ["m", "m"]
 
 
@@ -82,7 +82,7 @@ def test_uses_are_counted_and_those_that_waited() -> None:
 
 def test_many_threads_make_one_route() -> None:
     found, missed, _ = routes("m")
-    threads = [threading.Thread(target=ask, args=(found, "m")) for _ in range(16)]
+    threads = [threading.Thread(target=query, args=(found, "m")) for _ in range(16)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -140,11 +140,11 @@ def test_name_is_read_once_at_a_time_and_an_event_loop_waits_once_for_a_read_tha
 
     found = Lookups(find)
 
-    async def ask() -> None:
+    async def query() -> None:
         for n in range(3 * LOOKUPS_MAX):
             found.lookup(f"n{n % (2 * LOOKUPS_MAX)}")
 
-    asyncio.run(ask())  # it would take 48 s
+    asyncio.run(query())  # it would take 48 s
     assert len(found._pending) == LOOKUPS_MAX
     hangs.set()
     wait_until(lambda: not found._pending)
@@ -158,11 +158,11 @@ def test_event_loop_knows_a_name_once_a_quick_store_has_answered() -> None:
     known: list[str] = []
     found = Lookups(known.append)
 
-    async def ask() -> list[str]:
+    async def query() -> list[str]:
         found.lookup("a")
         return list(known)
 
-    assert asyncio.run(ask()) == ["a"]
+    assert asyncio.run(query()) == ["a"]
     found.close()
 
 

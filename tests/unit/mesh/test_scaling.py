@@ -98,7 +98,7 @@ def test_by_queueing_against_the_slo() -> None:
 
 
 def test_concurrency_lowers_the_limit_of_a_copy() -> None:
-    """90 % of what two at once of 200 ms come to: 540 a minute."""
+    """The limit is 90 % of what two queries at once of 200 ms give: 540 a minute."""
     model = held(1, concurrency=2)
     assert wanted(model, Usage(NOW, 539, service_ms=200)) == 1
     assert wanted(model, Usage(NOW, 541, service_ms=200)) == 2
@@ -107,7 +107,7 @@ def test_concurrency_lowers_the_limit_of_a_copy() -> None:
 
 
 def test_the_second_copy_goes_when_idle_and_memory_is_short() -> None:
-    """Unused for a tenth of the cache's age, and for ten hours at most."""
+    """It is removed if it is unused for a tenth of the cache's age, and after ten hours at most."""
     tight = cluster(full=True, idle_ms=10 * HOUR)
     assert wanted(held(2), Usage(NOW - HOUR - 1), tight) == 1
     assert wanted(held(2), Usage(NOW - HOUR + 1), tight) == 2
@@ -117,7 +117,8 @@ def test_the_second_copy_goes_when_idle_and_memory_is_short() -> None:
 
 
 def test_the_second_copy_stays_while_its_use_is_heavy() -> None:
-    """Where models come and go, a tenth of the cache's age is less than the time to a report."""
+    """If models are loaded and evicted often, a tenth of the cache's age is less than the time to
+    the next report."""
     tight, rounds = cluster(full=True, idle_ms=10_000), 3 * int(SETTINGS.rate_s * 1000)
     assert wanted(held(2), Usage(NOW - 2000), tight) == 1
     assert wanted(held(2), Usage(NOW - 2000, heavy_ms=NOW - rounds), tight) == 2
@@ -164,11 +165,11 @@ def test_only_instances_that_could_hold_it_count() -> None:
     assert (
         wanted(held(1), Usage(NOW, 10**6), labelled, constraint=Constraint(required=("gpu",))) == 3
     )
-    gone = MeshModel("m", "onnx", copies={"dead": Copy(1, 2)})
-    assert wanted(gone, Usage(NOW, 10**6)) == 0
+    unreachable = MeshModel("m", "onnx", copies={"dead": Copy(1, 2)})
+    assert wanted(unreachable, Usage(NOW, 10**6)) == 0
 
 
-def test_all_agree_on_who_gives_its_copy_up() -> None:
+def test_all_nodes_select_the_same_copy_to_remove() -> None:
     instances = [
         Instance("a", 1, "", "", zone="1", capacity_bytes=10, used_bytes=1),
         Instance("b", 2, "", "", zone="2", capacity_bytes=10, used_bytes=9),

@@ -1,4 +1,4 @@
-"""Strings in and out of protobuf messages, held to protobuf itself."""
+"""Reading and writing strings in protobuf messages, compared with protobuf itself."""
 
 import random
 import tracemalloc
@@ -25,8 +25,8 @@ _PLAIN = {
 
 
 def _kind() -> Any:
-    """Outer {1: string, 5: Middle {1: string, 200000: Inner {3: string}}}, with other fields
-    between them."""
+    """Return the class of a message Outer {1: string, 5: Middle {1: string, 200000: Inner {3:
+    string}}}, with other fields between them."""
     file = descriptor_pb2.FileDescriptorProto(
         name="splice_test.proto", package="splice_test", syntax="proto3"
     )
@@ -58,7 +58,7 @@ OUTER = _kind()
 
 
 def at(found: Any, path: tuple[int, ...]) -> str:
-    """The same by protobuf."""
+    """Return what protobuf reads at the path."""
     for _ in path[1:]:
         found = found.inner
     return str(found.id)
@@ -155,9 +155,9 @@ def test_hostile_bytes_are_refused_by_name_or_read_as_protobuf_reads_them(
     ],
 )
 def test_invalid_messages_are_reported(body: bytes, why: str) -> None:
-    for ask in (lambda: extract(body, (1,)), lambda: inject(body, (1,), "x")):
+    for call in (lambda: extract(body, (1,)), lambda: inject(body, (1,), "x")):
         with pytest.raises(InvalidInput, match=why):
-            ask()
+            call()
 
 
 def test_bytes_in_a_string_are_reported() -> None:

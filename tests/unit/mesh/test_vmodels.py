@@ -1,5 +1,5 @@
-"""A name's change from one model to another: who may, what is counted, and that no query finds
-nothing loaded."""
+"""Switching a name from one model to another: its conditions, its counts, and that a loaded model
+always serves the queries."""
 
 from random import Random
 from typing import Any
@@ -143,7 +143,7 @@ def test_it_gives_up_in_time() -> None:
     assert next_step(failed, registry, NOW + 10**9) == NoStep("late", settled=True)
 
 
-def test_a_target_that_is_gone() -> None:
+def test_a_missing_target() -> None:
     registry = Registry(some("m1", 1), some("m2"))
     registry.set("v", "m1")
     vmodel = registry.set("v", "m2")
@@ -168,9 +168,9 @@ def test_rollback() -> None:
     assert back is not None
     assert (back.active, back.target) == ("m2", "m1")
     del registry.models["m1"]
-    gone = VModel("v", "m2", "m2", previous="m1")
+    missing = VModel("v", "m2", "m2", previous="m1")
     with pytest.raises(UnknownModel):
-        vmodels.rollback(gone, registry.models.get, NOW)
+        vmodels.rollback(missing, registry.models.get, NOW)
 
 
 def test_a_split_goes_to_the_target_only_where_it_is_loaded() -> None:
@@ -189,7 +189,7 @@ def test_a_split_goes_to_the_target_only_where_it_is_loaded() -> None:
     assert isinstance(next_step(whole, registry), SwitchVModel)
 
 
-def test_who_may() -> None:
+def test_updates_of_a_vmodel_that_are_refused() -> None:
     registry = Registry(some("m1"), some("m2"))
     with pytest.raises(vmodels.UnknownVModel):
         registry.set("v", "m1", update_only=True)
@@ -236,7 +236,7 @@ def test_a_target_is_registered_with_it_and_goes_with_it() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_references_are_what_the_names_state(seed: int) -> None:
-    """And no step leaves the active model without a loaded copy while it had one."""
+    """No step leaves the active model without a loaded copy if it had one."""
     rng = Random(seed)
     registry = Registry(*(some(f"m{n}") for n in range(6)))
     forever = set(registry.models)

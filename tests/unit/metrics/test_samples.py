@@ -58,7 +58,7 @@ def test_a_place_that_is_free_goes_to_a_newcomer_and_not_to_one_of_the_others() 
     assert total.get(QUERIES, OTHER) == 6
 
 
-def test_other_keeps_the_counts_of_names_that_are_gone() -> None:
+def test_other_keeps_the_counts_of_removed_names() -> None:
     cap = SeriesLimit(1)
     assert keep(cap, {"a": 1, "b": 5, "c": 5}).get(QUERIES, OTHER) == 10
     total = keep(cap, {"a": 1, "c": 6})

@@ -13,7 +13,7 @@ from tests.conftest import PATIENCE_S
 
 
 class Open:
-    """A query; it is decided by `end`."""
+    """A fake query, which `end` decides."""
 
     def __init__(self, request, id):
         self.request, self.id, self.extra = request, id, self
@@ -80,7 +80,7 @@ def test_what_start_is_given_reaches_the_query():
     assert request.context == [1.0]
 
 
-def test_it_is_full_until_somebody_collects():
+def test_a_collector_is_full_until_a_reply_is_taken():
     world = World(capacity=2)
     world.collector.start("wine", 1)
     world.collector.start("wine", 2)

@@ -29,7 +29,7 @@ class Node:
             raise UnknownModel.named(hello.name, ["m"])
         return Seat(self.model, InputType.parse("f64[4]"), InputType.parse("f64"), self.batching)
 
-    def say(self, conn, **fields):
+    def send(self, conn, **fields):
         hello = {
             "name": "m",
             "version": 1,
@@ -57,7 +57,7 @@ class Node:
 
     def greet(self, **fields):
         conn = self.engine.open(self.engine.now_us())
-        self.say(conn, **fields)
+        self.send(conn, **fields)
         return conn, *self.next_frame(conn)
 
 
@@ -71,7 +71,7 @@ def node():
 M = VersionedModel("m", 1)
 
 
-def test_a_container_is_welcomed_attached_and_gone(node):
+def test_a_container_is_welcomed_attached_and_disconnected(node):
     conn, kind, payload = node.greet(replica=3, pid=77)
     assert kind is wire.Kind.WELCOME
     welcome = {
@@ -93,10 +93,10 @@ def test_a_container_is_welcomed_attached_and_gone(node):
     wait_until(lambda: node.containers.of(M) == [] and node.changes == [M, M])
 
 
-@pytest.mark.parametrize("asked", [False, True])
-def test_payloads_are_checked_where_the_container_requests_it(node, asked):
-    conn, kind, payload = node.greet(crc=asked)
-    assert (kind, msgpack.unpackb(payload)["crc"]) == (wire.Kind.WELCOME, asked)
+@pytest.mark.parametrize("requested", [False, True])
+def test_payloads_are_checked_where_the_container_requests_it(node, requested):
+    conn, kind, payload = node.greet(crc=requested)
+    assert (kind, msgpack.unpackb(payload)["crc"]) == (wire.Kind.WELCOME, requested)
     assert node.containers.wait_for(M, 1, 20)
     assert node.engine.replica(conn)["number"] == 0
 
@@ -144,9 +144,9 @@ def test_a_container_is_refused_with_the_reason(node, fields, why):
 
 
 def test_the_models_batches_are_bounded_by_both_sides():
-    for asked, given in ((0, 8), (3, 3), (100, 8)):
+    for requested, given in ((0, 8), (3, 3), (100, 8)):
         node = Node(Batching(mode="static", size_max=8))
-        conn, kind, _ = node.greet(batch_max=asked)
+        conn, kind, _ = node.greet(batch_max=requested)
         assert kind is wire.Kind.WELCOME
         wait_until(lambda node=node, conn=conn: node.engine.replica(conn) is not None)
         assert node.engine.replica(conn)["limit"] == given

@@ -1,4 +1,4 @@
-"""Deciders of the user's own at work: what they may do wrong, and whom it costs."""
+"""User-defined deciders that run: their possible faults, and which queries are affected."""
 
 import logging
 import threading
@@ -28,7 +28,7 @@ PATIENCE_S = 10.0
 
 
 class FakeFuture:
-    """A query, as the core has it: who has arrived, and what was ruled."""
+    """A fake of a query's future: which models have arrived, and what was decided."""
 
     def __init__(self) -> None:
         self.statuses = [Status.PENDING] * 3
@@ -117,7 +117,7 @@ def test_it_is_called_after_each_arrival(decider_threads: DeciderThreads) -> Non
     assert future.ruled == (OWN_STEP, 0b101)
 
 
-def test_what_it_sees() -> None:
+def test_the_view_of_a_decider() -> None:
     future, call = FakeFuture(), Speculating(two)
     future.statuses = [Status.OK, Status.MODEL_ERROR, Status.PENDING]
     future.outputs[0] = 7
@@ -180,7 +180,7 @@ def test_a_decider_that_returns_nonsense_is_ignored(
     assert count == [1], "it is not asked about this query again"
 
 
-def test_one_that_hangs_costs_nobody_else(
+def test_a_decider_that_hangs_does_not_delay_others(
     decider_threads: DeciderThreads, caplog: pytest.LogCaptureFixture
 ) -> None:
     release = threading.Event()
@@ -290,7 +290,7 @@ def test_those_that_are_lost_are_counted_until_they_return(
         threading.Event().wait(0.001)
 
 
-def test_after_close_nobody_is_called(decider_threads: DeciderThreads) -> None:
+def test_no_decider_is_called_after_close(decider_threads: DeciderThreads) -> None:
     decider_threads.close()
     future, _ = listen(decider_threads, lambda view: AnswerFrom(tuple(view.arrived)))
     future.arrives(0, 7)

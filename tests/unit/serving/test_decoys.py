@@ -116,7 +116,7 @@ def test_a_torn_tail_ends_a_segment(tmp_path, damage):
     assert len(left) < 3
 
 
-def test_a_disk_that_hangs_delays_nobody(recorder, monkeypatch):
+def test_a_disk_that_hangs_delays_no_caller(recorder, monkeypatch):
     """The writer is held; what does not fit into the queue is dropped, and the caller goes on."""
     decoy, go_on = recorder.decoy("app", "saw", DECOY), threading.Event()
     write = type(decoy._writer).write

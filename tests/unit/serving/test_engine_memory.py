@@ -15,7 +15,7 @@ class FakeEngine:
         self.stretches = stretches
         self.touched: list[int] = []
         self.tables = 0
-        self.begun, self.may_go_on, self.ended = (
+        self.started, self.may_go_on, self.ended = (
             threading.Event(),
             threading.Event(),
             threading.Event(),
@@ -27,7 +27,7 @@ class FakeEngine:
         return 0
 
     def touch_cache(self, start: int = 0) -> int:
-        self.begun.set()
+        self.started.set()
         assert self.may_go_on.wait(30)
         self.touched.append(start)
         if start + 1 < self.stretches:
@@ -50,7 +50,7 @@ def test_each_engine_is_prepared_once() -> None:
 def test_what_is_under_way_ends_with_its_stretch() -> None:
     memory, engine, late = EngineMemory(), FakeEngine(1000), FakeEngine(1)
     prepare(memory, engine)
-    assert engine.begun.wait(30)
+    assert engine.started.wait(30)
     stopping = threading.Thread(target=memory.stop)
     stopping.start()
     while not memory._stopping.is_set():

@@ -309,14 +309,20 @@ def test_columns_are_written_and_read(
     )
     rng, n = np.random.default_rng(seed), len(rows)
     columns = [column_of([row[i] for row in rows]) for i in range(3)]
-    heard = rng.random(n) < 0.5
-    asked, p = (
+    arrived = rng.random(n) < 0.5
+    queried, p = (
         (np.array([0], np.int32), np.array([0.3]))
         if alone
         else (rng.integers(-1, 2, n, np.int32), rng.random(n))
     )
     seen = ObservationRows(
-        (A, B), (columns[0], columns[1]), (None, heard), (rng.random(n), None), columns[2], asked, p
+        (A, B),
+        (columns[0], columns[1]),
+        (None, arrived),
+        (rng.random(n), None),
+        columns[2],
+        queried,
+        p,
     )
     ((part, record),) = written_rows(learner, "u", seen)
     application, text, models, user, found = read(record)

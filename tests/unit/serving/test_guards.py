@@ -51,7 +51,7 @@ def test_what_a_person_writes() -> None:
         ("error<1ms", "a share"),
     ],
 )
-def test_what_cannot_be(text: str, why: str) -> None:
+def test_invalid_guards_are_refused(text: str, why: str) -> None:
     with pytest.raises(InvalidInput, match=why):
         guards_in(text)
 
@@ -127,8 +127,8 @@ def walk_beside(
 
 
 def test_a_good_version_is_rarely_reverted() -> None:
-    """A version at the limit, the hardest case, counts as broken at most at the named rate, and
-    by chance."""
+    """A version at the limit, which is the hardest case, is found broken at most at the stated
+    rate."""
     assert how_often("broken", lambda rng: walk(rng, 0.02, 0.02)) <= 0.085
     assert how_often("broken", lambda rng: walk_beside(rng, 0.85, 0.9, 0.05)) <= 0.085
     assert how_often("broken", lambda rng: walk_beside(rng, 0.94, 0.99, 0.05)) <= 0.085

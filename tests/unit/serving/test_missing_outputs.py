@@ -146,7 +146,7 @@ def test_what_means_nothing_is_left_alone():
     assert combine(Undecided(), None, means, {A: Prediction(2.0)}, [B]).output == 1.0
 
 
-def test_nobody_is_made_up():
+def test_no_output_is_imputed_without_a_mean():
     policy = create_policy("ensemble")
     state, means = learned(policy, [[1.0, 2.0, 3.0, 4.0]])
     assert combine(policy, state, means, {}, MODELS).used == (), (

@@ -97,7 +97,7 @@ def pressed(has: int, **more: Any) -> Load:
     )
 
 
-def calm(has: int) -> Load:
+def low_load(has: int) -> Load:
     return Load(offered_per_s=10.0, row_us=1000.0, delay_us=0.0, slo_us=20_000.0, has=has)
 
 
@@ -129,28 +129,28 @@ def test_a_breath_between_does_not_count_as_pressure() -> None:
     trend = Trend(1)
     for i in range(50):
         trend = run(trend, pressed(1), 0.7, i * 2.0)
-        trend = run(trend, calm(1), 1.3, i * 2.0 + 0.7)
+        trend = run(trend, low_load(1), 1.3, i * 2.0 + 0.7)
     assert trend.wanted == 1
 
 
 def test_down_one_by_one_after_calm() -> None:
-    trend = run(Trend(4), calm(4), 9.9, 0.0)
+    trend = run(Trend(4), low_load(4), 9.9, 0.0)
     assert trend.wanted == 4
-    trend = run(trend, calm(4), 0.3, 9.9)
+    trend = run(trend, low_load(4), 0.3, 9.9)
     assert trend.wanted == 3
-    assert run(trend, calm(3), 60, 11.0).wanted == 1
+    assert run(trend, low_load(3), 60, 11.0).wanted == 1
 
 
 def test_in_between_nothing_changes() -> None:
-    """No pressure, but one less would be too few."""
+    """There is no pressure to add a replica, but one less would be too few."""
     steady = Load(offered_per_s=1_500.0, row_us=1000.0, delay_us=1_000.0, slo_us=20_000.0, has=3)
     assert run(Trend(3), steady, 100, 0.0).wanted == 3
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_it_settles_for_any_steady_load(seed: int) -> None:
-    """A model of the world: the wait is long when work exceeds what is there. It ends at a number
-    and stays there."""
+    """In a simulation the wait is long if the work exceeds the capacity. The number of replicas
+    reaches a value and stays there."""
     rng = random.Random(seed)
     rate, row_us = rng.uniform(10, 3_000), 1000.0
     trend, changes = Trend(rng.randrange(1, 9)), 0
@@ -217,7 +217,7 @@ def test_rates_from_two_snapshots() -> None:
     )
 
 
-def test_stuck_is_who_is_overdue_with_the_same_batch_for_long() -> None:
+def test_a_replica_is_stuck_when_one_batch_is_long_overdue() -> None:
     watch = StuckWatch(5.0)
     stuck, slow, fine = (
         ready(0, suspect=True, in_flight=1),

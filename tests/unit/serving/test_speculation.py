@@ -90,7 +90,7 @@ def call(
 # -- asking
 
 
-def test_whoever_waits_for_all_has_no_decider() -> None:
+def test_an_application_that_waits_for_all_models_has_no_decider() -> None:
     assert resolved("all").speculation is None
     assert resolved("first").speculation is not None
 
@@ -341,7 +341,7 @@ def test_the_verdict_is_answered() -> None:
     )
 
 
-def test_who_comes_late_does_not_leak_into_the_answer() -> None:
+def test_a_late_prediction_is_not_part_of_the_answer() -> None:
     answer = ruled("first", (0, 0b010, 0b010), (OK, 8, 6000), (OK, 7), (OK, 8, 6000))
     assert (answer.output, answer.models, answer.missing, answer.agreement) == (7, (A,), (), 1 / 3)
 

@@ -88,8 +88,8 @@ def columns(draw: random.Random, n: int) -> ObservationRows:
 def test_columns_survive_any_kill_as_what_their_rows_are(
     tmp_path: Path, text: str, seed: int
 ) -> None:
-    """Among single observations, for several contexts, each asked for now and then before it is
-    told of."""
+    """Columns are mixed with single observations of several contexts; a state is sometimes read
+    before its observation is written."""
     draw, store, observed = random.Random(seed), MemoryStore(), list[tuple[str, ObservationRows]]()
     server = Server(store, tmp_path)
     learner = server.learner(text)
@@ -234,8 +234,8 @@ def test_another_set_of_models_inherits(text: str) -> None:
     assert later.state(None).models == (A2, B, C)
     assert later.state(None).seen == 200
     assert server.learner(text, (B, A)) is learner, "a set has no order"
-    strangers = server.learner(text, (VersionedModel("lda", 1), VersionedModel("tree", 1)))
-    assert strangers.state(None).seen == 0, "nothing is inherited from other models"
+    unrelated = server.learner(text, (VersionedModel("lda", 1), VersionedModel("tree", 1)))
+    assert unrelated.state(None).seen == 0, "nothing is inherited from other models"
     server.states.close()
 
 
@@ -272,7 +272,8 @@ def test_states_are_written_in_transactions_of_bounded_size(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def parts() -> list[list[int]]:
-        """The bytes of the states of each transaction, of the same observations each time."""
+        """Return the sizes of the states that each transaction writes; the observations are the
+        same in each call."""
         written: list[list[int]] = []
 
         class Listening(MemoryStore):
@@ -350,7 +351,7 @@ def test_a_store_that_fails_loses_nothing(tmp_path: Path) -> None:
 
 
 class NoShared(SqliteStore):
-    """The server is killed each time before it writes a shared state."""
+    """A store that fails before each write of a shared state, as if the server were killed then."""
 
     def txn(self, compares, then, orelse=()):
         if any(op.key.endswith("/shared") for op in then):
@@ -396,7 +397,7 @@ class Deaf(MemoryStore):
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_write_whose_answer_was_lost_counts_once(tmp_path: Path, seed: int) -> None:
-    """One server of two writes; it is killed now and then."""
+    """One of two servers writes; it is killed now and then."""
     store, draw = Deaf(), random.Random(seed)
     store.draw, store.loses = random.Random(seed + 100), 0.5
     ours, theirs, observed = (
@@ -560,7 +561,7 @@ def test_a_context_that_was_only_read_gets_what_the_store_has(tmp_path: Path) ->
     server.states.close()
 
 
-def test_a_policy_that_raises_learns_nothing_and_stops_nobody(
+def test_a_policy_that_raises_learns_nothing_and_stops_no_other(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = Server(MemoryStore(), tmp_path)
@@ -617,7 +618,7 @@ def test_a_state_that_cannot_be_read_starts_anew_and_is_reported(
     again.states.close()
 
 
-def test_a_state_of_which_any_bit_was_flipped_is_not_believed() -> None:
+def test_a_state_with_a_flipped_bit_is_not_used() -> None:
     store, draw = MemoryStore(), random.Random(14)
     server = Server(store, None)
     for _ in range(3):
