@@ -84,8 +84,8 @@ cdef class Engine:
     `eject_after` batches in a row gets no rows for a while (0: never). `cache_policy` is clock or
     sieve. `compression` of the strings sent: "auto" (between hosts, quickly), "none", or "full"
     (everywhere, as small as possible). With `manual_clock` the time is the argument of step
-    (microseconds). `number`: among the engines of one server, see `link_peer`. Raises BAD_INPUT: no such
-    policy, compression or number. Source: docs/architecture.md, "Flow".
+    (microseconds). `number`: among the engines of one server, see `link_peer`. Raises BAD_INPUT: no
+    such policy, compression or number. Source: docs/architecture.md, "Flow".
     """
 
     def __cinit__(self, *, u64 cache_bytes_max=256 << 20, str cache_policy="clock",
