@@ -25,7 +25,7 @@ BENCHMARKS = {
     "mesh_story": "bench.system.mesh.story",
     "mlperf": "bench.system.load.mlperf",
     "overload": "bench.system.load.overload",
-    "params": "bench.system.params",
+    "params": "bench.system.params.groups",
     "params_kills": "bench.system.params_kills",
     "params_reshard": "bench.system.params_reshard",
     "reference": "bench.system.common.reference",

@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.system import params_training
+from bench.system.params import training
 
 
 @pytest.mark.slow
 def test_a_kill_during_training_changes_no_parameter(tmp_path: Path) -> None:
     undisturbed, killed = (
-        params_training.train(tmp_path / str(kills), workers=1, steps=24, kills=kills)
+        training.train(tmp_path / str(kills), workers=1, steps=24, kills=kills)
         for kills in (False, True)
     )
     assert (undisturbed.kills, killed.kills) == (0, 1)

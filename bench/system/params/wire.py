@@ -1,7 +1,7 @@
 """Benchmark of rows over a loopback socket: a shard beside bare TCP, gRPC and Redis.
 
 A second part compares shared memory with the same shard's unix socket. `python -m
-bench.system.params_wire KIND` runs one contender as a process: it prints its address, and serves
+bench.system.params.wire KIND` runs one contender as a process: it prints its address, and serves
 until it is killed.
 """
 
@@ -167,7 +167,7 @@ def cpu_us(pull: ShardRequest, draw: Any, n: int) -> float:
 
 
 @contextmanager
-def process(*words: str, module: str = "bench.system.params_wire") -> Iterator[str]:
+def process(*words: str, module: str = "bench.system.params.wire") -> Iterator[str]:
     """Start `python -m module words`. Yield the first line that it prints."""
     running = subprocess.Popen(
         [sys.executable, "-m", module, *words], stdout=subprocess.PIPE, text=True

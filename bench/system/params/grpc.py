@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from bench.harness import Goal, Row, absent, interleave, row
-from bench.system import params_wire
 from bench.system.common.store_servers import free_ports
-from bench.system.params_wire import DIM, ROWS, TABLE, TOKEN, p50_us
+from bench.system.params import wire
+from bench.system.params.wire import DIM, ROWS, TABLE, TOKEN, p50_us
 
 BARE = "bare grpcio, the same messages"
 OURS = "its own protocol"
@@ -28,7 +28,7 @@ def rows(quick: bool = False) -> list[Row]:
         with ExitStack() as stack:
             pull, push, client = stack.enter_context(shard())
             cases: dict[str, Callable[[Any], object]] = {
-                "pull": pull, "push": push, BARE: stack.enter_context(params_wire.over_grpc()),
+                "pull": pull, "push": push, BARE: stack.enter_context(wire.over_grpc()),
                 OURS: lambda ids: client.pull("bench", ids),
             }  # fmt: skip
             draw = np.random.default_rng(1)
@@ -75,7 +75,7 @@ def shard() -> Iterator[tuple[Any, Any, Any]]:
     from clipper.frontend.protocols import message
     from clipper.params import Client, TableSpec
 
-    with params_wire.process(module="bench.system.params_grpc") as addresses:
+    with wire.process(module="bench.system.params.grpc") as addresses:
         plain, by_grpc = addresses.split()
         with Client([plain], token=TOKEN) as client, grpc.insecure_channel(by_grpc) as channel:
             client.create(TableSpec("bench", DIM))

@@ -4,7 +4,7 @@ arrays, protobuf, a file.
 Our shard is a process. Its snapshot has the optimizer's state and checksums, and is on disk when it
 is acknowledged. The other one has the weights only, and leaves them in the page cache. What the
 disk takes for as many bytes as ours is measured beside both. `python -m
-bench.system.params_snapshot FOLDER` is the process.
+bench.system.params.snapshot FOLDER` is the process.
 """
 
 import os
@@ -21,7 +21,7 @@ import numpy as np
 
 from bench.harness import Goal, Row, Sample, absent, interleave, row
 from bench.system.common.store_servers import free_ports
-from bench.system.params_wire import TOKEN, messages, process
+from bench.system.params.wire import TOKEN, messages, process
 
 DIM, BATCH, PUSHED = 64, 4096, 512
 ROW_BYTES = 8 + 4 + 4 * 2 * DIM  # with its stamp and Adagrad's state
@@ -102,7 +102,7 @@ def ours(folder: str) -> Iterator[Any]:
     from clipper.params import Client
 
     with (
-        process(folder, module="bench.system.params_snapshot") as address,
+        process(folder, module="bench.system.params.snapshot") as address,
         Client([address], token=TOKEN, answer_s=120.0) as client,
     ):
         yield client

@@ -11,7 +11,7 @@ import numpy as np
 
 from bench.harness import Goal, Row, absent, interleave, row
 from bench.system.common.store_servers import free_ports
-from bench.system.params_wire import DIM, ROWS, ours, p50_us
+from bench.system.params.wire import DIM, ROWS, ours, p50_us
 
 NO_OPENSSL = "not measured: no openssl to make a certificate"
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bench.harness import Goal, Row, Sample, absent, interleave, row
 from bench.processes import ObjectProcess, call_all
-from bench.system.params_deepfm_training import (
+from bench.system.params.deepfm_training import (
     BATCH,
     COMPUTING,
     LIMIT_S,

@@ -17,7 +17,7 @@ import numpy as np
 
 from bench.harness import Goal, Row, interleave, row
 from bench.processes import ObjectProcess
-from bench.system.params_wire import fill
+from bench.system.params.wire import fill
 from clipper.params import Client, TableSpec
 from clipper.params.local.local_set import LocalSet
 from clipper.settings.params import ParamsSettings

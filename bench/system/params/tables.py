@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from bench.harness import Goal, Row, interleave, row
-from bench.system.params_wire import ours
+from bench.system.params.wire import ours
 from clipper.params import Client, TableSpec
 
 TABLES, IDS, DIM = 26, 256, 16

@@ -1,40 +1,21 @@
-"""Benchmark of the parameter server against torch, numpy, a dict, gRPC, Redis and protobuf.
-
-`--rows pull,push,small ...` selects groups. Rows in memory are measured in CPU time of one thread,
-in batches of 4096 ids that are drawn anew each time; all contenders take turns, and each gets its
-ids or indices before the clock starts. Rows over a socket are measured in wall time, closed loop,
-512 rows of 64 floats.
-"""
+"""Rows of `python -m bench params` about a table in memory: pulls and pushes beside torch, FBGEMM,
+numpy, a dict, and loops in C (rows_floor.c)."""
 
 import contextlib
 import ctypes
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.harness import FAILED, Goal, Row, Sample, UnknownRows, absent, interleave, row
-from bench.system import (
-    params_deepfm,
-    params_durability,
-    params_fbgemm,
-    params_feedback,
-    params_grpc,
-    params_replication,
-    params_snapshot,
-    params_stored,
-    params_tables,
-    params_tls,
-    params_training,
-    params_wire,
-)
+from bench.harness import Goal, Row, Sample, absent, interleave, row
 from bench.system.common.bare import compiled
+from bench.system.params import fbgemm
 from clipper_core.params.embedding import Table
 from clipper_core.params.optimizer import Optimizer
 
@@ -43,43 +24,9 @@ PULL_LIMIT = "limit: index line and row"
 PUSH_LIMIT = "limit: index line and the same arithmetic"
 SOURCE = Path(__file__).with_name("rows_floor.c")
 NO_TORCH = "not measured: torch is not installed"
-NO_COMPILER = "not measured: no C compiler to build bench/system/rows_floor.c"
+NO_COMPILER = "not measured: no C compiler to build bench/system/params/rows_floor.c"
 Ids = np.ndarray[Any, np.dtype[np.int64]]
 Case = Callable[[Ids, Ids], object]  # (places, ids)
-
-
-def main(quick: bool = False, rows: Sequence[str] | None = None) -> list[Row]:
-    groups: dict[str, Callable[[bool], list[Row]]] = {
-        "pull": pulls,
-        "push": pushes,
-        "small": small,
-        "threads": threads,
-        "memory": memory,
-        "dtypes": params_stored.rows,
-        "wire": params_wire.rows,
-        "tls": params_tls.rows,
-        "tables": params_tables.rows,
-        "replication": params_replication.rows,
-        "durability": params_durability.rows,
-        "feedback": params_feedback.rows,
-        "grpc": params_grpc.rows,
-        "snapshot": params_snapshot.rows,
-        "training": params_training.rows,
-        "deepfm": params_deepfm.rows,
-    }
-    if rows and (unknown := [name for name in rows if name not in groups]):
-        raise UnknownRows(f"no rows {unknown[0]!r}: {', '.join(groups)}")
-    found: list[Row] = []
-    for name in rows or groups:
-        print(f"params: {name}", file=sys.stderr, flush=True)
-        try:
-            found += groups[name](quick)
-        except Exception as error:
-            found.append(absent(name, "", f"{FAILED}: {type(error).__name__}: {error}"))
-    return found
-
-
-# -- rows in memory
 
 
 def pulls(quick: bool) -> list[Row]:
@@ -131,8 +78,8 @@ def _pull(n: int, dim: int, quick: bool) -> list[Row]:
             cases["torch index_select, rows known"] = lambda places, _: torch.index_select(
                 weights, 0, torch.from_numpy(places), out=into
             )
-            if dim == 64 and (fbgemm := params_fbgemm.table(torch, world.weights, out)) is not None:
-                cases["fbgemm forward, rows known"] = fbgemm.forward
+            if dim == 64 and (peer := fbgemm.table(torch, world.weights, out)) is not None:
+                cases["fbgemm forward, rows known"] = peer.forward
         rates = world.rates(cases, 20 if quick else 60, 3 if quick else 7)
     return _beside(
         f"pull, dim {dim}",
@@ -187,11 +134,11 @@ def _push(n: int, dim: int, optimizer: str, better: float, quick: bool) -> list[
             )
             if (
                 optimizer == "adagrad"
-                and (fbgemm := params_fbgemm.table(torch, world.weights, gradients)) is not None
+                and (peer := fbgemm.table(torch, world.weights, gradients)) is not None
             ):
                 cases |= {
-                    "fbgemm forward": fbgemm.forward,
-                    "fbgemm both": fbgemm.forward_and_backward,
+                    "fbgemm forward": peer.forward,
+                    "fbgemm both": peer.forward_and_backward,
                 }
         rates = world.rates(cases, 10 if quick else 30, 3 if quick else 7)
     goals: dict[str, Goal | None] = {
@@ -202,7 +149,7 @@ def _push(n: int, dim: int, optimizer: str, better: float, quick: bool) -> list[
         goals["limit: read, change, write"] = Goal("at_least", 0.55)
         goals["fbgemm, exact Adagrad"] = Goal("at_least", 2.5)
         if "fbgemm both" in rates:
-            rates["fbgemm, exact Adagrad"] = params_fbgemm.backward(
+            rates["fbgemm, exact Adagrad"] = fbgemm.backward(
                 rates["fbgemm both"], rates["fbgemm forward"]
             )
     else:
@@ -284,7 +231,7 @@ def threads(quick: bool) -> list[Row]:
     return found
 
 
-def memory(quick: bool) -> list[Row]:
+def row_size(quick: bool) -> list[Row]:
     n = 100_000 if quick else 1_000_000
     table = World(n, 64).table
     each = table.nbytes / len(table) - 4 * table.width
@@ -372,7 +319,7 @@ def _beside(
         for peer, goal in goals.items()
         if peer in rates
     ]
-    missing = {"limit": NO_COMPILER, "torch": NO_TORCH, "fbgemm": params_fbgemm.ABSENT}
+    missing = {"limit": NO_COMPILER, "torch": NO_TORCH, "fbgemm": fbgemm.ABSENT}
     for peer, goal in goals.items():
         if peer not in rates and (
             why := next((text for start, text in missing.items() if peer.startswith(start)), "")
