@@ -1,6 +1,6 @@
 """Histories of feedback under faults, and what their check finds."""
 
-from bench.system.feedback_history import FeedbackHistory, Reply, Sent
+from bench.system.faults.feedback_history import FeedbackHistory, Reply, Sent
 
 
 def errors(times: int, *replies: Reply) -> list[str]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import clipper
-from bench.system.durability import STORES, killed
+from bench.system.faults.durability import STORES, killed
 from clipper.errors import InvalidInput, Overloaded, UnknownPrediction
 from clipper_container import Scored
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.system import params_kills
+from bench.system.faults import params_kills
 from clipper.cli.params_shown import held
 from clipper.errors import StoreError
 from clipper.params import Client, TableSpec

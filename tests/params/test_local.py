@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from bench.system import params_kills
+from bench.system.faults import params_kills
 from clipper.cli import main
 from clipper.errors import AlreadyExists, ConfigError, DoesNotFit, InvalidInput
 from clipper.params import Client, TableSpec

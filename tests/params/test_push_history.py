@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from bench.system.params_history import PushHistory, Read
+from bench.system.faults.params_history import PushHistory, Read
 from clipper.params import TableSpec
 from clipper.params.shard.replication import ShardReplica
 from tests.params.conftest import Shards, ones, until

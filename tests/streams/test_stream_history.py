@@ -4,8 +4,8 @@ import shutil
 
 import pytest
 
-from bench.system.stream_history import Asked, Heard, StreamHistory
-from bench.system.stream_kills import life
+from bench.system.faults.stream_history import Asked, Heard, StreamHistory
+from bench.system.faults.stream_kills import life
 
 RIGHT = Heard("1-0", 1, "5-0", "2", 3.0)
 

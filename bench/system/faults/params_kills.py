@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from bench.harness import Goal, Row, Sample, row
-from bench.system.params_history import PushHistory
+from bench.system.faults.params_history import PushHistory
 from clipper.params import Client, TableSpec
 from clipper.params.local.local_set import PAUSE_S_MAX, LocalSet
 from clipper.settings.params import ParamsSettings

@@ -57,7 +57,7 @@ STORES = {"sqlite": "", "redis": "redis-server", "etcd": "etcd", "memory": ""}  
 MODELS = ("one", "two")
 USERS = ("", "u", "v", "w")
 LIFE = 20  # kills of one folder; then another begins
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 LIVES_MAX_S = 120.0  # a teacher that is not up by then has failed
 
 State = dict[tuple[str, str], Any]  # by application and user
@@ -262,7 +262,7 @@ class Teacher:
     """A teacher's process, and what it says."""
 
     def __init__(self, state: str, folder: str, seed: int, log: Path) -> None:
-        words = [sys.executable, "-m", "bench.system.durability", state, folder, str(seed)]
+        words = [sys.executable, "-m", "bench.system.faults.durability", state, folder, str(seed)]
         self._log = log.open("ab")
         self.process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=self._log, cwd=ROOT)
         self._lines: list[bytes] = []

@@ -19,7 +19,7 @@ from typing import Any
 import clipper
 from bench.harness import Goal, Row, absent, row
 from bench.system.common.store_servers import SYNCED, Redis
-from bench.system.stream_history import StreamHistory
+from bench.system.faults.stream_history import StreamHistory
 from clipper.frontend.streams import consumer_group
 
 SERVERS, PRODUCERS = 2, 2
@@ -29,7 +29,7 @@ PATIENCE_S = 60.0
 SLO_MS = 60_000.0
 PENDING = "#redis.call('XPENDING', KEYS[1], group, entry, entry, 1) == 0"
 FAULTS = ("kill", "freeze", "store")
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 WHAT = "faults of servers and Redis under streams: wrong afterwards"
 
 
@@ -58,7 +58,7 @@ class Servers:
     """Processes that serve one group. Use as a context manager."""
 
     def __init__(self, url: str, planted: str) -> None:
-        self._words = [sys.executable, "-m", "bench.system.stream_kills", url, planted]
+        self._words = [sys.executable, "-m", "bench.system.faults.stream_kills", url, planted]
         self.running: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> "Servers":

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from bench.harness import Goal, Row, Sample, row
-from bench.system.params_history import PushHistory
-from bench.system.params_kills import (
+from bench.system.faults.params_history import PushHistory
+from bench.system.faults.params_kills import (
     PATIENCE_S,
     SHARDS,
     TABLE,

@@ -21,7 +21,7 @@ from typing import Any
 import clipper
 from bench.harness import Goal, Row, row
 from bench.system.common.store_servers import free_ports
-from bench.system.feedback_history import FeedbackHistory, Reply
+from bench.system.faults.feedback_history import FeedbackHistory, Reply
 from clipper.selection import Observation
 from clipper.serving.feedback.journal_records import read
 from clipper.store.journal import Journal
@@ -33,7 +33,7 @@ MORE = 30  # feedbacks that are acknowledged before the next fault
 TIMEOUT_S = 0.5  # of a client's request; a frozen server answers later
 FROZEN_S = 0.8
 PATIENCE_S = 60.0
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 # -- the server, a process of its own
@@ -82,7 +82,7 @@ class Server:
 
     def start(self) -> None:
         """Start it, and compare what it has learned with the journal."""
-        words = [sys.executable, "-m", "bench.system.feedback_kills", str(self._folder)]
+        words = [sys.executable, "-m", "bench.system.faults.feedback_kills", str(self._folder)]
         pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "cwd": ROOT}
         self.process = subprocess.Popen([*words, str(self.port), self._planted], **pipes)
         line = self.process.stdout.readline() if self.process.stdout else b""

@@ -1,0 +1,1 @@
+"""Benchmarks whose servers are killed and frozen, with checks of what clients saw."""
