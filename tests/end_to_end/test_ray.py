@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import clipper
-from bench.system import several_ray
+from bench.system.several_servers import on_ray
 from clipper.params import Client, TableSpec
 from clipper.params.local.address_file import running_shards
 from clipper.params.local.live_reshard import home_in
@@ -133,25 +133,21 @@ def test_no_query_fails_while_servers_are_replaced_and_their_actor_or_node_is_ki
     grpc = pytest.importorskip("grpc")
     if shutil.which("redis-server") is None:
         pytest.skip("no redis-server: python tools/fetch.py redis")
-    steps: several_ray.Story = (
-        ("a rolling upgrade", several_ray.upgrade),
-        ("kill -9 of an actor", several_ray.kill_actor),
-        ("a killed node", several_ray.kill_node),
+    steps: on_ray.Story = (
+        ("a rolling upgrade", on_ray.upgrade),
+        ("kill -9 of an actor", on_ray.kill_actor),
+        ("a killed node", on_ray.kill_node),
     )
-    with several_ray.serving() as servers:
+    with on_ray.serving() as servers:
         before = servers.server_pids()
         for part in steps:
-            nodes = {
-                several_ray.parent_of(several_ray.parent_of(pid)) for pid in servers.server_pids()
-            }
+            nodes = {on_ray.parent_of(on_ray.parent_of(pid)) for pid in servers.server_pids()}
             assert len(nodes) == 2, f"before {part[0]}"
-            ((name, sent, failed, _, _),) = several_ray.through(servers, 100, (part,))
+            ((name, sent, failed, _, _),) = on_ray.through(servers, 100, (part,))
             assert sent >= 100, name
             assert not failed, name
         assert not {*before} & {*servers.server_pids()}
-        with clipper.connect(
-            f"http://127.0.0.1:{servers.admin}", token=several_ray.TOKEN
-        ) as client:
+        with clipper.connect(f"http://127.0.0.1:{servers.admin}", token=on_ray.TOKEN) as client:
             assert [one["name"] for one in client.models()] == ["m"]
         with grpc.insecure_channel(f"127.0.0.1:{servers.grpc}") as channel:
             call = channel.unary_unary("/inference.GRPCInferenceService/ServerReady")
@@ -166,11 +162,11 @@ def test_shards_on_ray_have_what_was_acknowledged_when_they_their_actors_or_node
     """Shards that have copies of each other, on three Ray nodes of this machine, one of which is
     killed in the end: no two shards are on one."""
     pytest.importorskip("ray", reason="python tools/fetch.py ray")
-    with contextlib.closing(several_ray.RayMachines(3)) as machines:
+    with contextlib.closing(on_ray.RayMachines(3)) as machines:
         kill_shards_actors_and_nodes(tmp_path, machines)
 
 
-def kill_shards_actors_and_nodes(tmp_path: Path, machines: several_ray.RayMachines) -> None:
+def kill_shards_actors_and_nodes(tmp_path: Path, machines: on_ray.RayMachines) -> None:
     words = (
         "--on",
         "ray",
@@ -193,8 +189,8 @@ def kill_shards_actors_and_nodes(tmp_path: Path, machines: several_ray.RayMachin
             )
             kills: tuple[Callable[[int], None], ...] = (
                 lambda pid: os.kill(pid, signal.SIGKILL),
-                lambda pid: os.kill(several_ray.parent_of(pid), signal.SIGKILL),
-                lambda pid: machines.kill_node_of(several_ray.parent_of(pid)),
+                lambda pid: os.kill(on_ray.parent_of(pid), signal.SIGKILL),
+                lambda pid: machines.kill_node_of(on_ray.parent_of(pid)),
             )
             for count, kill in enumerate(kills, 1):
                 client.push("t", range(10), -np.ones((10, 2)))
@@ -235,12 +231,12 @@ def test_shards_move_to_another_machine_while_they_are_trained(
 ) -> None:
     pytest.importorskip("ray", reason="python tools/fetch.py ray")
     monkeypatch.setenv("CLIPPER_PARAMS__RESHARD_KEEP_S", "0.5")
-    with contextlib.closing(several_ray.RayMachines(1)) as machines:
+    with contextlib.closing(on_ray.RayMachines(1)) as machines:
         move_shards(tmp_path / "set", machines)
     assert running_shards(tmp_path / "set") == []
 
 
-def move_shards(folder: Path, machines: several_ray.RayMachines) -> None:
+def move_shards(folder: Path, machines: on_ray.RayMachines) -> None:
     """Move two shards to three on a new machine, and kill the old one; then to two, and end."""
     on = ("--on", "ray", "--ray-address", machines.address)
     words = (*on, "--cpus", "0.3", "--folder", str(folder))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import clipper
-from bench.system import several
+from bench.system.several_servers import on_redis
 from clipper.catalog import Catalog
 from clipper.types import Model
 from tests.memory_container import wait_until
@@ -71,7 +71,7 @@ def test_each_server_applies_operations_of_another_one(
 def feedback_again(port: int, about: tuple[str, float]) -> dict[str, object]:
     """Give feedback again while the server that answered is not known to be gone."""
     until_s = time.monotonic() + PATIENCE_S
-    while (found := several.give_feedback(port, about)).get("status") == 503:
+    while (found := on_redis.give_feedback(port, about)).get("status") == 503:
         assert time.monotonic() < until_s
     return found
 
@@ -81,35 +81,35 @@ def test_no_query_fails_through_an_upgrade_kills_and_a_restart_of_the_store() ->
     """Two servers start at once on an empty store, and declare the same."""
     if shutil.which("redis-server") is None:
         pytest.skip("no redis-server: python tools/fetch.py redis")
-    with several.cluster(2) as servers:
-        assert several.feedback_anywhere(servers, 8) == (8, 8)
+    with on_redis.cluster(2) as servers:
+        assert on_redis.feedback_anywhere(servers, 8) == (8, 8)
         first, second = servers.servers
-        left = [several.predicted(first.port, i) for i in range(12)]
-        assert several.give_feedback(first.port, left[0]) == {"counted": True}
-        killed = [several.predicted(second.port, 100 + i) for i in range(8)]
+        left = [on_redis.predicted(first.port, i) for i in range(12)]
+        assert on_redis.give_feedback(first.port, left[0]) == {"counted": True}
+        killed = [on_redis.predicted(second.port, 100 + i) for i in range(8)]
         for port, about in ((second.port, killed[0]), (first.port, killed[1])):
-            assert several.give_feedback(port, about) == {"counted": True}
-        steps: several.Story = (
-            ("an upgrade", lambda all: several.replace(all, first, signal.SIGTERM)),
-            ("kill -9", lambda all: several.replace(all, second, signal.SIGKILL)),
-            ("a restart of Redis", several.restart_redis),
+            assert on_redis.give_feedback(port, about) == {"counted": True}
+        steps: on_redis.Story = (
+            ("an upgrade", lambda all: on_redis.replace(all, first, signal.SIGTERM)),
+            ("kill -9", lambda all: on_redis.replace(all, second, signal.SIGKILL)),
+            ("a restart of Redis", on_redis.restart_redis),
         )
-        for name, sent, failed, _ in several.through(servers, 300, 200.0, steps):
+        for name, sent, failed, _ in on_redis.through(servers, 300, 200.0, steps):
             assert sent, name
             assert not failed, name
         # about answers of a server that was upgraded since
-        assert several.give_feedback(second.port, left[0]) == {"counted": False}
-        assert several.give_feedback(second.port, left[1]) == {"counted": True}
-        assert several.give_feedback(first.port, left[1]) == {"counted": False}
+        assert on_redis.give_feedback(second.port, left[0]) == {"counted": False}
+        assert on_redis.give_feedback(second.port, left[1]) == {"counted": True}
+        assert on_redis.give_feedback(first.port, left[1]) == {"counted": False}
         many = {"feedback": [{"id": id, "label": label} for id, label in left]}
-        counted = several.send_request(first.port, "POST", "/api/a/feedback", many)[1]
+        counted = on_redis.send_request(first.port, "POST", "/api/a/feedback", many)[1]
         assert counted == {"counted": 10, "duplicates": 2, "unknown": 0}
         # about answers of a server that was killed, two of which it had learned about
         for about, counts in zip(killed[:3], (False, False, True), strict=True):
             assert feedback_again(first.port, about) == {"counted": counts}
             assert feedback_again(second.port, about) == {"counted": False}
         many = {"feedback": [{"id": id, "label": label} for id, label in killed]}
-        counted = several.send_request(second.port, "POST", "/api/a/feedback", many)[1]
+        counted = on_redis.send_request(second.port, "POST", "/api/a/feedback", many)[1]
         assert counted == {"counted": 5, "duplicates": 3, "unknown": 0}
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from bench.system.several import Client
+from bench.system.several_servers.on_redis import Client
 from clipper.cli import main
 from clipper.deploy import manifests
 from tests.kubernetes import pods

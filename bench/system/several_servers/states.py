@@ -16,7 +16,7 @@ import redis
 
 from bench.harness import Row, row
 from bench.system.common.store_servers import Redis
-from bench.system.several import POLICY
+from bench.system.several_servers.on_redis import POLICY
 from clipper.selection import create_policy
 from clipper.selection.policy import Observation, Plan, Prediction, Truth
 from clipper.serving.feedback.journal_records import written
