@@ -43,10 +43,10 @@ from bench.harness import (
     tell,
     window_ns,
 )
+from bench.learning.worlds import WORLDS
 from bench.names import BENCHMARKS, source_of
 from bench.paper import __main__ as paper_page
 from bench.paper import figure3, figure6, figure8, figure11
-from bench.paper.worlds import WORLDS
 from bench.runs import in_parallel
 from bench.system.common import bare
 from bench.system.engine import GROUPS, lookup, measure, ratio, servers, simulated

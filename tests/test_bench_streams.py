@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from bench.harness import Sample, UnknownRows
-from bench.paper import learning
-from bench.paper.streams import NAMES, WORLDS, stream
+from bench.learning import policies
+from bench.learning.streams import NAMES, WORLDS, stream
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -37,27 +37,27 @@ def test_feedback_of_a_stream_comes_late_or_rarely_and_may_be_wrong() -> None:
 def test_a_run_has_the_error_of_the_first_model_if_nothing_is_learned() -> None:
     one = stream("fails", 1, 0)
     expected = (one.answers[:, 0] != one.labels).mean()
-    assert learning.error("single", "fails", 1, 0) == pytest.approx(expected)
+    assert policies.error("single", "fails", 1, 0) == pytest.approx(expected)
 
 
 def test_goals_of_a_world_come_from_its_anchors() -> None:
     errors = {"ensemble": Sample((0.2,)), "stacking": Sample((0.3,))}
-    goal = learning.goal_of(learning.MAIN, "fails", errors)
+    goal = policies.goal_of(policies.MAIN, "fails", errors)
     assert goal is not None
     assert goal.bound == pytest.approx(0.203)
-    goal = learning.goal_of(learning.MAIN, "class experts", errors)
+    goal = policies.goal_of(policies.MAIN, "class experts", errors)
     assert goal is not None
     assert goal.bound == 0.14
-    assert learning.goal_of("exp4", "fails", errors) is None
+    assert policies.goal_of("exp4", "fails", errors) is None
 
 
 def test_an_unknown_row_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UnknownRows, match="there are: fails"):
-        learning.main(True, ["nothing"])
+        policies.main(True, ["nothing"])
 
 
 def test_models_of_real_data_err_apart_and_report_how_sure_they_are() -> None:
-    one, again = (learning.stream("real digits", 1, i) for i in (0, 0))
+    one, again = (policies.stream("real digits", 1, i) for i in (0, 0))
     assert np.array_equal(one.answers, again.answers)
     rates = one.rates.mean(axis=0)
     assert (rates < 0.9).all()

@@ -8,8 +8,8 @@ import numpy as np
 
 from bench import plots
 from bench.harness import Goal, Row, Sample, absent, row
-from bench.paper import peers
-from bench.paper.worlds import WORLDS, Contexts, World, contexts, error_rates, oracle, stream
+from bench.learning import peers
+from bench.learning.worlds import WORLDS, Contexts, World, contexts, error_rates, oracle, stream
 from bench.runs import in_parallel
 from clipper.selection import Observation, Policy, Prediction, Query, Truth, create_policy
 from clipper.types import VersionedModel

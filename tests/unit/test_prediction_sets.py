@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.paper.worlds import World, stream
+from bench.learning.worlds import World, stream
 from clipper.errors import InvalidInput
 from clipper.selection import (
     Observation,

@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 
-from bench.paper.regret import TRIALS, regret
+from bench.learning.regret import TRIALS, regret
 
 ROUNDS, SEEDS = 4000, range(4)
 

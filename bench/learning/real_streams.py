@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.paper.streams import Array, Stream
+from bench.learning.streams import Array, Stream
 
 DATA_SETS = ("digits", "breast_cancer", "wine")  # sklearn.datasets.load_...
 VECTORS = " with probabilities"  # for each label

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.paper.worlds import quantile_normal
+from bench.learning.worlds import quantile_normal
 
 Array = np.ndarray[Any, Any]
 QUERIES = 20_000

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from bench.harness import Goal, Row, Sample, UnknownRows, absent, row
-from bench.paper import peers, real_streams, streams
-from bench.paper.streams import Stream
+from bench.learning import peers, real_streams, streams
+from bench.learning.streams import Stream
 from bench.runs import in_parallel
 from clipper.selection import Observation, Policy, Prediction, Query, Truth, create_policy
 from clipper.selection.batch_learning import count_user

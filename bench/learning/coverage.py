@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from bench.harness import Goal, Row, Sample, row
-from bench.paper.streams import stream
+from bench.learning.streams import stream
 from bench.runs import in_parallel
 from clipper.selection import Observation, Prediction, Query, Truth, create_policy
 from clipper.types import VersionedModel

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.paper.streams import Stream
+from bench.learning.streams import Stream
 
 Array = np.ndarray[Any, Any]
 HOW = "pip install 'clipper-serving[learning-peers]'"

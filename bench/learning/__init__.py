@@ -1,0 +1,1 @@
+"""Benchmarks of selection policies on streams of queries with feedback."""
