@@ -28,7 +28,7 @@ BENCHMARKS = {
     "params": "bench.system.params.groups",
     "params_kills": "bench.system.faults.params_kills",
     "params_reshard": "bench.system.faults.params_reshard",
-    "reference": "bench.system.common.reference",
+    "reference": "bench.system.anchors.reference",
     "registry": "bench.system.mesh.registry",
     "regret": "bench.learning.regret",
     "rest": "bench.system.frontends.rest",

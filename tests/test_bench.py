@@ -48,7 +48,7 @@ from bench.names import BENCHMARKS, source_of
 from bench.paper import __main__ as paper_page
 from bench.paper import figure3, figure6, figure8, figure11
 from bench.runs import in_parallel
-from bench.system.common import bare
+from bench.system.anchors import bare
 from bench.system.engine import GROUPS, lookup, measure, ratio, servers, simulated
 from bench.system.engine.effort import TINY
 from bench.system.load import mlperf

@@ -14,8 +14,8 @@ import numpy as np
 
 import clipper
 from bench.harness import Goal, Row, Sample, interleave, per_call_ns, row, window_ns
-from bench.system.common.floor import copy_ns
-from bench.system.common.reference import distinct
+from bench.system.anchors.floor import copy_ns
+from bench.system.anchors.reference import distinct
 
 WIDE = 784
 BULK_ROWS = 1024

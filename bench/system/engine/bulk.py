@@ -7,7 +7,7 @@ import numpy as np
 
 import clipper
 from bench.harness import Goal, Row, Sample, absent, interleave, per_call_ns, row
-from bench.system.common.floor import copy_ns
+from bench.system.anchors.floor import copy_ns
 from bench.system.engine.effort import TINY, Effort, rate
 from bench.system.engine.servers import WIDE, servers
 

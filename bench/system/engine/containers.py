@@ -19,7 +19,7 @@ import numpy as np
 
 import clipper
 from bench.harness import Goal, Row, interleave, per_call_ns, row
-from bench.system.common.reference import distinct
+from bench.system.anchors.reference import distinct
 from bench.system.engine.effort import FULL, TINY, Effort, micro
 from bench.system.engine.servers import deploy, settings
 from bench.system.engine.work import LOOP_THREAD

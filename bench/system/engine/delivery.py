@@ -10,7 +10,7 @@ import numpy as np
 
 import clipper
 from bench.harness import Goal, Row, Sample, absent, interleave, loop_factory, row
-from bench.system.common.reference import distinct
+from bench.system.anchors.reference import distinct
 from bench.system.engine.effort import Effort, median
 from bench.system.engine.servers import servers
 from bench.system.engine.work import loop_thread, writes_of

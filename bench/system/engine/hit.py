@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 
 from bench.harness import CPU, Goal, Row, Sample, interleave, per_call_ns, row
-from bench.system.common.floor import method_ns
-from bench.system.common.reference import Reference
+from bench.system.anchors.floor import method_ns
+from bench.system.anchors.reference import Reference
 from bench.system.engine.effort import Effort
 from bench.system.engine.servers import WIDE, servers
 from clipper_core.cache.clock_cache import ClockCache

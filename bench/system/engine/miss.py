@@ -6,8 +6,8 @@ from collections.abc import Callable
 import numpy as np
 
 from bench.harness import Goal, Row, Sample, absent, interleave, row, window_ns
-from bench.system.common.floor import copy_ns
-from bench.system.common.reference import Reference, distinct
+from bench.system.anchors.floor import copy_ns
+from bench.system.anchors.reference import Reference, distinct
 from bench.system.engine.effort import Effort, rate
 from bench.system.engine.servers import WIDE, servers
 

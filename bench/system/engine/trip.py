@@ -7,9 +7,9 @@ from typing import Any
 
 import clipper
 from bench.harness import Goal, Row, Sample, absent, awaited_ns, interleave, per_call_ns, row
-from bench.system.common.bare import NO_COMPILER, Bare, bare
-from bench.system.common.floor import PingPong
-from bench.system.common.reference import Reference, distinct
+from bench.system.anchors.bare import NO_COMPILER, Bare, bare
+from bench.system.anchors.floor import PingPong
+from bench.system.anchors.reference import Reference, distinct
 from bench.system.engine.effort import Effort, micro
 from bench.system.engine.servers import servers
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import CPU, Goal, Row, Sample, absent, interleave, row, window_ns
-from bench.system.common.bare import NO_COMPILER, bare
-from bench.system.common.reference import distinct
+from bench.system.anchors.bare import NO_COMPILER, bare
+from bench.system.anchors.reference import distinct
 from bench.system.engine.effort import Effort
 from bench.system.engine.servers import servers
 from clipper_core.runtime.ring import WorkRing

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.system.common.bare import compiled
+from bench.system.anchors.bare import compiled
 
 SOURCE = Path(__file__).with_name("http_load.c")
 NUMBER = "#" * 8  # eight characters of a request that are replaced by another number in each one

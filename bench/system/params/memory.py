@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from bench.harness import Goal, Row, Sample, absent, interleave, row
-from bench.system.common.bare import compiled
+from bench.system.anchors.bare import compiled
 from bench.system.params import fbgemm
 from clipper_core.params.embedding import Table
 from clipper_core.params.optimizer import Optimizer

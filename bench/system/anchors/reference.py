@@ -52,7 +52,7 @@ class Reference:
             listener.bind(path)
             listener.listen()
             listener.settimeout(30)
-            command = [sys.executable, "-m", "bench.system.common.reference", path, dtype]
+            command = [sys.executable, "-m", "bench.system.anchors.reference", path, dtype]
             self._container = subprocess.Popen(command, cwd=Path(__file__).resolve().parents[3])
             self._socket = listener.accept()[0]
         self._socket.settimeout(None)

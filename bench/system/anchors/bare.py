@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("floor.c")
-NO_COMPILER = "not measured: no C compiler (gcc, cc or clang) to build bench/system/common/floor.c"
+NO_COMPILER = "not measured: no C compiler (gcc, cc or clang) to build bench/system/anchors/floor.c"
 
 
 def compiled(source: Path, target: Path, *options: str) -> bool:
