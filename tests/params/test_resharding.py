@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from bench.system.common.store_servers import free_ports, free_range
 from bench.system.faults import params_reshard
+from bench.system.fixtures.store_servers import free_ports, free_range
 from clipper.cli import main
 from clipper.errors import DoesNotFit, StalePush
 from clipper.params import Client, TableSpec

@@ -39,7 +39,7 @@ class Way:
             type_ = "f64[1]" if width == 1 else f"f32[{width}]"
             self.server.deploy(
                 name,
-                "bench.system.common.noop:first",
+                "bench.system.fixtures.noop:first",
                 input=type_,
                 cache=False,
                 batching={"size_max": 4096},

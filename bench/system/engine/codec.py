@@ -260,7 +260,7 @@ def alignment() -> Row:
     with servers(("unix",), ()) as (running, _):
         server = running["unix"]
         server.deploy(
-            "alignment", "bench.system.common.noop:alignment", input="f32[3]", cache=False
+            "alignment", "bench.system.fixtures.noop:alignment", input="f32[3]", cache=False
         )
         off = [0.0]
         for n in (1, 7, 1000):

@@ -41,7 +41,7 @@ def rows(effort: Effort) -> list[Row]:
             deploy(server, ("cold", "hot"))
         for number in range(count):
             crowded.deploy(
-                f"idle-{number}", "bench.system.common.noop:first", input="f64[1]", replicas=0
+                f"idle-{number}", "bench.system.fixtures.noop:first", input="f64[1]", replicas=0
             )
         dial_in(crowded, count)
         loops = sum(thread.name.startswith(LOOP_THREAD) for thread in threading.enumerate()) // 2

@@ -92,7 +92,7 @@ def deploy(
         type_, cached = MODELS[name]
         server.deploy(
             name,
-            "bench.system.common.noop:first",
+            "bench.system.fixtures.noop:first",
             input=type_,
             cache=cached,
             wait=False,

@@ -32,7 +32,7 @@ import numpy as np
 
 import clipper
 from bench.harness import Goal, Row, absent, row
-from bench.system.common.store_servers import Etcd, Redis
+from bench.system.fixtures.store_servers import Etcd, Redis
 from clipper.selection import create_policy
 from clipper.selection.batch_learning import (
     ObservationRows,

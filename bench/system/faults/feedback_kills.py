@@ -20,8 +20,8 @@ from typing import Any
 
 import clipper
 from bench.harness import Goal, Row, row
-from bench.system.common.store_servers import free_ports
 from bench.system.faults.feedback_history import FeedbackHistory, Reply
+from bench.system.fixtures.store_servers import free_ports
 from clipper.selection import Observation
 from clipper.serving.feedback.journal_records import read
 from clipper.store.journal import Journal

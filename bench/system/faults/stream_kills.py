@@ -18,8 +18,8 @@ from typing import Any
 
 import clipper
 from bench.harness import Goal, Row, absent, row
-from bench.system.common.store_servers import SYNCED, Redis
 from bench.system.faults.stream_history import StreamHistory
+from bench.system.fixtures.store_servers import SYNCED, Redis
 from clipper.frontend.streams import consumer_group
 
 SERVERS, PRODUCERS = 2, 2

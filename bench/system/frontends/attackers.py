@@ -267,7 +267,7 @@ def deployments(target: Target, until: float) -> int:
         while time.monotonic() < until:
             name = f"deployed-{which}-{until:.0f}"  # its versions are counted from 1
             with contextlib.suppress(ClipperError):
-                client.deploy(name, "bench.system.common.noop:first", input="f64[1]")
+                client.deploy(name, "bench.system.fixtures.noop:first", input="f64[1]")
                 counts[which] += 1
             with contextlib.suppress(ClipperError):
                 client.retire(f"{name}:{counts[which]}", force=True)

@@ -13,7 +13,7 @@ import grpc.aio
 import numpy as np
 
 import clipper
-from bench.system.common.noop import first
+from bench.system.fixtures.noop import first
 from bench.system.frontends.http_servers import report
 from clipper.frontend.protocols import message
 

@@ -19,7 +19,7 @@ import numpy as np
 import uvloop
 
 import clipper
-from bench.system.common.noop import first, fragile
+from bench.system.fixtures.noop import first, fragile
 from clipper.demo import digits
 
 

@@ -39,11 +39,11 @@ def main(quick: bool) -> list[Row]:
     """Measure a quiet server, and one whose other container is killed again and again."""
     n = 300 if quick else 3000
     with clipper.start() as server:
-        server.deploy("absent", "bench.system.common.noop:first", input="f64[4]", replicas=0)
+        server.deploy("absent", "bench.system.fixtures.noop:first", input="f64[4]", replicas=0)
         app = server.app("late", ["absent"], slo_ms=SLO_MS, default=0)
         quiet = measured(app, n)
         server.deploy(
-            "killed", "bench.system.common.sklearn_noop:first", input="f64[4]", cache=False
+            "killed", "bench.system.fixtures.sklearn_noop:first", input="f64[4]", cache=False
         )
         server.wait_ready(timeout=60, models=["killed"])
         with killing(server, "killed") as kills:

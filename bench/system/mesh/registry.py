@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import Goal, Row, Sample, absent, interleave, row
-from bench.system.common import store_servers
+from bench.system.fixtures import store_servers
 from clipper.errors import StoreError
 from clipper.mesh.records import MODELS, Copy, MeshModel, decode, encode
 from clipper.store import Compare, Mirror, Put, Store, open_store

@@ -17,7 +17,7 @@ from typing import Any
 import clipper
 from bench.harness import Goal, Row, absent, row
 from bench.plots import timeline
-from bench.system.common.store_servers import NO_ETCD, etcd, free_ports
+from bench.system.fixtures.store_servers import NO_ETCD, etcd, free_ports
 from bench.system.load.scenario import Load, play, rows_of
 from bench.system.mesh.nodes import CODE, wait_until
 

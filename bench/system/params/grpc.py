@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from bench.harness import Goal, Row, absent, interleave, row
-from bench.system.common.store_servers import free_ports
+from bench.system.fixtures.store_servers import free_ports
 from bench.system.params import wire
 from bench.system.params.wire import DIM, ROWS, TABLE, TOKEN, p50_us
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from bench.harness import Goal, Row, Sample, absent, interleave, row
-from bench.system.common.store_servers import free_ports
+from bench.system.fixtures.store_servers import free_ports
 from bench.system.params.wire import TOKEN, messages, process
 
 DIM, BATCH, PUSHED = 64, 4096, 512

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.harness import Goal, Row, absent, interleave, row
-from bench.system.common.store_servers import free_ports
+from bench.system.fixtures.store_servers import free_ports
 from bench.system.params.wire import DIM, ROWS, ours, p50_us
 
 NO_OPENSSL = "not measured: no openssl to make a certificate"

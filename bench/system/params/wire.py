@@ -20,7 +20,7 @@ from typing import Any, cast
 import numpy as np
 
 from bench.harness import Goal, Row, absent, interleave, row
-from bench.system.common.store_servers import free_ports
+from bench.system.fixtures.store_servers import free_ports
 
 ROWS, DIM, TABLE = 512, 64, 100_000
 MANY = 8192

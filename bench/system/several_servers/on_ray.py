@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bench.harness import Goal, Row, row
-from bench.system.common.store_servers import SYNCED, Redis, free_ports
+from bench.system.fixtures.store_servers import SYNCED, Redis, free_ports
 from bench.system.several_servers.on_redis import Client
 from tests.memory_container import wait_until
 

@@ -26,7 +26,7 @@ import redis
 
 import clipper
 from bench.harness import Goal, Row, Sample, row
-from bench.system.common.store_servers import SYNCED, Redis, free_ports
+from bench.system.fixtures.store_servers import SYNCED, Redis, free_ports
 from clipper.selection import create_policy
 from tests.memory_container import wait_until
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import redis
 
 from bench.harness import Row, row
-from bench.system.common.store_servers import Redis
+from bench.system.fixtures.store_servers import Redis
 from bench.system.several_servers.on_redis import POLICY
 from clipper.selection import create_policy
 from clipper.selection.policy import Observation, Plan, Prediction, Truth

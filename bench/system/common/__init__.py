@@ -1,1 +1,0 @@
-"""Anchors, a model that costs nothing, and stores, which several groups use."""
