@@ -1,1 +1,1 @@
-"""One question a module: `main(quick: bool) -> list[Row]`."""
+"""Benchmarks of what a user gets from a running system, a package for each part of it."""
