@@ -62,7 +62,7 @@ def test_everything_comes_back(tmp_path, state):
         with pytest.raises(AlreadyExists):
             server.deploy("old", total, version=1)
         server.deploy("m", lambda xs: xs[:, 0] * 0 + 3, input="f64[4]")
-        assert server.app("a").predict(ROW).result().output == 3
+        assert server.app("a").predict(ROW, slo_ms=20_000).result().output == 3
         assert server.model("m").name == "m:3"
 
 
