@@ -6,21 +6,14 @@
 # place, while that one is parked. Everything else any thread.
 from clipper_core.engine.engine cimport Engine
 from clipper_core.runtime.machine cimport atomic, u32, u64
+from clipper_core.runtime.reactor cimport Reactor
+from clipper_core.runtime.spin cimport Spin
 from clipper_core.scheduling.scheduler cimport EngineState
-
-cdef enum:
-    LISTENERS_MAX = 8
 
 cdef cppclass LoopState:
     EngineState* engine
-    int epoll_fd
-    int listeners[8]
-    u32 listener_count
-    bint paused[8]              # out of descriptors: not accepting until one is free
-    int spare_fd                # given up for a moment when descriptors run out, to turn the caller
-                                # away
-    bint spins                  # more than one core: a moment of polling may replace a sleep
-    int spin_score              # spins of polling that paid, less those that did not
+    Reactor reactor
+    Spin spin
     u64 until_us                # when the engine needs its next step
     u32 quiet                   # ticks in a row, parked, without a leader
     u64 batches_seen

@@ -1,19 +1,22 @@
 """The loop's body: epoll, read, write, accept. What to do with the bytes is the engine's affair;
 which thread does it, that of runtime/loop_owner."""
-from libc.errno cimport EAGAIN, EINTR, EMFILE, ENFILE, errno
+from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdlib cimport free
-from posix.fcntl cimport F_SETFL, O_CLOEXEC, O_NONBLOCK, O_RDONLY, fcntl, open
 from posix.unistd cimport close, usleep
 
 from clipper_core.results.completion cimport (
     CompletionState, completion_open_tasks, completion_wake_loop_thread, waiter_epoch, waiters_now,
 )
+from clipper_core.runtime.allocation cimport make
 from clipper_core.runtime.machine cimport (
-    EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL,
-    EPOLL_CTL_MOD, aligned_new, epoll_create1, epoll_ctl, epoll_event, epoll_wait_us,
     eventfd_drain, eventfd_signal, futex_wait, monotonic_us, passes_descriptors, relaxed,
     send_iovecs, seq_cst, timer_slack_min, u8,
 )
+from clipper_core.runtime.reactor cimport (
+    CONNECTION_TAG, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, LISTENER_TAG, WAKE_UP_TAG, epoll_event,
+    tag_kind, tag_number, tag_of,
+)
+from clipper_core.runtime.spin cimport spin_begin, spin_init, spin_on, spin_paid
 from clipper_core.runtime.status cimport BAD_FRAME, NO_MEMORY, OK, REPLICA_LOST, raise_for
 from clipper_core.scheduling.container_connection cimport (
     ContainerConnection, connection_has_unsent, connection_iovecs, connection_reserve,
@@ -25,12 +28,7 @@ from clipper_core.scheduling.scheduler cimport (
     engine_receive_copy, engine_received, engine_slot, engine_step,
 )
 
-import os
-
 cdef extern from "<sys/socket.h>" nogil:
-    int SOCK_NONBLOCK
-    int SOCK_CLOEXEC
-    int accept4(int fd, void* address, void* length, int flags) noexcept
     ssize_t recv(int fd, void* buffer, size_t n, int flags) noexcept
 
 cdef extern from *:
@@ -47,18 +45,10 @@ cdef extern from *:
         setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
         setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &one, sizeof one);
     }
-    static inline bool clipper_is_remote(int fd) {
-        int domain = AF_UNIX;
-        socklen_t n = sizeof domain;
-        getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &n);
-        return domain != AF_UNIX;
-    }
     """
     void clipper_no_delay(int fd) noexcept nogil
-    bint clipper_is_remote(int fd) noexcept nogil
 
 cdef enum:
-    EVENTS_MAX = 256
     IOVECS_MAX = 1024           # IOV_MAX
     READS_MAX = 16              # per turn and connection, so that one cannot starve the others
     WRITE_BYTES = 1048576       # likewise
@@ -66,22 +56,9 @@ cdef enum:
     STRANGER_US_MIN = 100000    # every connection has so long to say HELLO, however many come after
                                 # it
     SPIN_US = 40
-    SPIN_SCORE_MAX = 16
-    SPIN_TRIAL = 64
     SPIN_TASKS_MAX = 2
-    SPIN_GAP_US = 20            # between two polls: somebody else had the core
     PARK_US = 500               # a parked loop thread looks this often whether anybody leads
     QUIET_MAX = 8               # ticks without a leader before it goes back to epoll
-
-cdef u64 WAKE = <u64> 1 << 40
-cdef u64 LISTENER = <u64> 1 << 41
-
-
-cdef void _watch(LoopState* s, int op, int fd, u32 events, u64 tag) noexcept nogil:
-    cdef epoll_event event
-    event.events = events
-    event.data.u64 = tag
-    epoll_ctl(s.epoll_fd, op, fd, &event)
 
 
 cdef void _close(LoopState* s, EngineState* e, u32 conn, u32 status, u64 now_us) noexcept nogil:
@@ -91,7 +68,7 @@ cdef void _close(LoopState* s, EngineState* e, u32 conn, u32 status, u64 now_us)
         return
     fd = connection.fd
     engine_lost(e, conn, status, now_us)
-    close(fd)                   # epoll forgets a closed descriptor by itself
+    s.reactor.close(fd)
 
 
 # -- in
@@ -134,14 +111,11 @@ cdef void _make_way(LoopState* s, EngineState* e, u64 now_us) noexcept nogil:
         _close(s, e, oldest.conn, REPLICA_LOST, now_us)
 
 
-cdef void _accept(LoopState* s, EngineState* e, u32 which, u64 now_us) noexcept nogil:
+cdef void _accept(LoopState* s, EngineState* e, u32 listener, u64 now_us) noexcept nogil:
     cdef int fd
     cdef u32 _i
     for _i in range(ACCEPTS_MAX):
-        fd = accept4(s.listeners[which], NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)
-        if fd < 0 and (errno == EMFILE or errno == ENFILE):
-            _reject_connection(s, which)
-            return
+        fd = s.reactor.accept(listener)
         if fd < 0:
             return
         _make_way(s, e, now_us)
@@ -154,24 +128,10 @@ cdef u32 _open(LoopState* s, EngineState* e, int fd, u64 now_us) noexcept nogil:
         close(fd)
         return 0
     engine_connection(e, conn).passes = passes_descriptors(fd)
+    engine_connection(e, conn).remote = not engine_connection(e, conn).passes
     clipper_no_delay(fd)
-    engine_connection(e, conn).remote = clipper_is_remote(fd)
-    _watch(s, EPOLL_CTL_ADD, fd, EPOLLIN, conn)
+    s.reactor.watch(fd, EPOLLIN, tag_of(CONNECTION_TAG, conn))
     return conn
-
-
-cdef void _reject_connection(LoopState* s, u32 which) noexcept nogil:
-    """Accept and close a connection with the spare descriptor when there are no others: if it were
-    left in the backlog, it would wake the loop for ever."""
-    cdef int fd
-    close(s.spare_fd)
-    fd = accept4(s.listeners[which], NULL, NULL, SOCK_CLOEXEC)
-    if fd >= 0:
-        close(fd)
-    else:
-        usleep(1000)            # not even the spare one helped: do not spin until somebody else
-                                # lets go
-    s.spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC)
 
 
 # -- out
@@ -199,8 +159,8 @@ cdef void _write(LoopState* s, EngineState* e, u32 conn, u64 now_us) noexcept no
         _close(s, e, conn, REPLICA_LOST, now_us)
     elif connection_has_unsent(connection) != connection.waits_out:
         connection.waits_out = not connection.waits_out
-        _watch(s, EPOLL_CTL_MOD, connection.fd,
-               EPOLLIN | (EPOLLOUT if connection.waits_out else 0), conn)
+        s.reactor.change(connection.fd, EPOLLIN | (EPOLLOUT if connection.waits_out else 0),
+                         tag_of(CONNECTION_TAG, conn))
 
 
 cdef void _flush(LoopState* s, EngineState* e, u64 now_us) noexcept nogil:
@@ -228,7 +188,7 @@ cdef void _move_connection(LoopState* s, EngineState* e, Command* command,
             _close(s, e, command.conn, BAD_FRAME, now_us)
         return
     fd = slot.connection.fd
-    _watch(s, EPOLL_CTL_DEL, fd, 0, 0)          # it stays open: epoll would not forget it
+    s.reactor.unwatch(fd)
     engine_lost(e, command.conn, OK, now_us)
     command.kind = ADOPT_CONNECTION
     command.fd = fd
@@ -260,54 +220,46 @@ cdef void _move(LoopState* s, EngineState* e, u64 now_us) noexcept nogil:
 
 cdef void _handle(LoopState* s, EngineState* e, const epoll_event* event,
                   u64 now_us) noexcept nogil:
-    if event.data.u64 == WAKE:
+    cdef u32 number = tag_number(event.data.u64)
+    if tag_kind(event.data.u64) == WAKE_UP_TAG:
         eventfd_drain(e.lanes.wake_fd)
-    elif event.data.u64 & LISTENER:
-        _accept(s, e, <u32> (event.data.u64 & 0xFF), now_us)
+    elif tag_kind(event.data.u64) == LISTENER_TAG:
+        _accept(s, e, number, now_us)
     else:
         if event.events & EPOLLOUT:
-            _write(s, e, <u32> event.data.u64, now_us)
+            _write(s, e, number, now_us)
         if event.events & (EPOLLIN | EPOLLHUP | EPOLLERR):
-            _read(s, e, <u32> event.data.u64, now_us)
+            _read(s, e, number, now_us)
 
 
-cdef int _spin(LoopState* s, EngineState* e, epoll_event* events, u64 until_us) noexcept nogil:
-    """Poll for a moment instead of sleeping: a wake-up from sleep costs 20 us and more. Return the
-    number of events; 0 when other work is published or the time is over.
-
-    Only while it pays: a spin that ends with work adds one to the score, one that does not takes
-    one off, and with a score below zero only one turn in SPIN_TRIAL tries again. A gap between two
-    polls shows that the machine has more threads to run than cores, and halves the score.
-    """
-    cdef u64 now = monotonic_us()
-    cdef u64 end = min(until_us, now + SPIN_US)
-    cdef u64 polled
-    cdef int n
-    while now < end:
-        polled = now
-        n = epoll_wait_us(s.epoll_fd, events, EVENTS_MAX, 0)
-        if n or not engine_idle(e) or s.stop.load(relaxed):
-            s.spin_score = min(s.spin_score + 1, SPIN_SCORE_MAX)
-            return max(n, 0)
-        now = monotonic_us()
-        if now - polled > SPIN_GAP_US:
-            s.spin_score = max(s.spin_score, 0) // 2
-            break
-    s.spin_score = max(s.spin_score - 1, -1)
-    return 0
-
-
-cdef bint _worth_spinning(LoopState* s, EngineState* e) noexcept nogil:
-    """Return whether to spin: not when the core is needed, because a submitter that runs, or a
-    container with much to do, comes first."""
-    if not s.spins or (completion_open_tasks(e.completion) > SPIN_TASKS_MAX
-                       and e.completion.waiters.load(relaxed) == 0):
+cdef bint _begin_spin(LoopState* s, EngineState* e, u64 until_us) noexcept nogil:
+    """Begin to spin, until then at most. Return False if that is not worth its time, or if the core
+    is needed, because a submitter that runs, or a container with much to do, comes first."""
+    cdef u64 now
+    if (completion_open_tasks(e.completion) > SPIN_TASKS_MAX
+            and e.completion.waiters.load(relaxed) == 0):
         return False
-    return s.spin_score >= 0 or s.steps.load(relaxed) % SPIN_TRIAL == 0
+    now = monotonic_us()
+    if until_us <= now or not spin_begin(&s.spin, now):
+        return False
+    s.spin.end = min(s.spin.end, until_us)
+    return True
 
 
-cdef int _sleep(LoopState* s, EngineState* e, epoll_event* events, u64 until_us,
-                const u32* epoch) noexcept nogil:
+cdef int _spin(LoopState* s, EngineState* e) noexcept nogil:
+    """Poll instead of sleeping. Return the number of events; 0 when other work is published or the
+    time is over."""
+    cdef int n
+    while True:
+        n = s.reactor.wait(0)
+        if n or not engine_idle(e) or s.stop.load(relaxed):
+            spin_paid(&s.spin)
+            return max(n, 0)
+        if not spin_on(&s.spin, monotonic_us()):
+            return 0
+
+
+cdef int _sleep(LoopState* s, EngineState* e, u64 until_us, const u32* epoch) noexcept nogil:
     """Wait for events, for work that another thread publishes, or until the time. Return the number
     of events; -1 after a signal. A leading thread does not wait if an epoch has ended since
     `epoch`."""
@@ -318,7 +270,7 @@ cdef int _sleep(LoopState* s, EngineState* e, epoll_event* events, u64 until_us,
     if (not engine_idle(e) or s.stop.load(seq_cst)
             or (epoch != NULL and waiter_epoch(e.completion[0]) != epoch[0])):
         until_us = now
-    n = epoll_wait_us(s.epoll_fd, events, EVENTS_MAX, until_us - now if until_us > now else 0)
+    n = s.reactor.wait(until_us - now if until_us > now else 0)
     e.completion.loop_owner.mark_awake()
     woken = monotonic_us()
     if (n == 0 and until_us > now and woken > until_us
@@ -337,18 +289,17 @@ cdef void _step(LoopState* s, EngineState* e, u64 now_us) noexcept nogil:
 
 cdef bint _turn(LoopState* s, EngineState* e, u64 until_us, const u32* epoch) noexcept nogil:
     """Wait for events until then at most, and let the engine step. True: a signal came instead."""
-    cdef epoll_event[EVENTS_MAX] events
     cdef u64 now
     cdef int i, n
     until_us = min(until_us, s.until_us)
-    n = _spin(s, e, events, until_us) if until_us and _worth_spinning(s, e) else 0
+    n = _spin(s, e) if until_us and _begin_spin(s, e, until_us) else 0
     if n == 0 and until_us and engine_idle(e) and s.stop.load(relaxed) == 0:
-        n = _sleep(s, e, events, until_us, epoch)
+        n = _sleep(s, e, until_us, epoch)
     elif n == 0:
-        n = epoll_wait_us(s.epoll_fd, events, EVENTS_MAX, 0)
+        n = s.reactor.wait(0)
     now = monotonic_us()
     for i in range(n):
-        _handle(s, e, &events[i], now)
+        _handle(s, e, &s.reactor.events[i], now)
     _step(s, e, now)
     return n < 0
 
@@ -458,42 +409,29 @@ cdef class IoLoop:
     def __cinit__(self, Engine engine):
         cdef LoopState* s
         self.engine = engine
-        self.state = s = <LoopState*> aligned_new(sizeof(LoopState))
+        self.state = s = make[LoopState]()
         if s == NULL:
             raise_for(NO_MEMORY, "no memory for the IO loop")
         s.engine = engine.state
-        s.epoll_fd = epoll_create1(EPOLL_CLOEXEC)
-        s.spins = len(os.sched_getaffinity(0)) > 1
-        s.spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC)
-        if s.epoll_fd < 0:
-            raise OSError(errno, "epoll_create1 failed")
-        _watch(s, EPOLL_CTL_ADD, engine.state.lanes.wake_fd, EPOLLIN, WAKE)
+        spin_init(&s.spin, SPIN_US)
+        if not (s.reactor.open()
+                and s.reactor.watch(engine.state.lanes.wake_fd, EPOLLIN, tag_of(WAKE_UP_TAG, 0))):
+            raise OSError(errno, "no descriptors for the IO loop")
         engine.state.completion.loop = s
         engine.state.completion.run_turn = &_led_turn
         engine.state.completion.leave_loop = &_leave_waiter
         engine.state.completion.step_and_leave = &_tend
 
     def __dealloc__(self):
-        cdef u32 i
-        if self.state == NULL:
-            return
-        for i in range(self.state.listener_count):
-            close(self.state.listeners[i])
-        if self.state.epoll_fd > 0:
-            close(self.state.epoll_fd)
-        if self.state.spare_fd > 0:
-            close(self.state.spare_fd)
-        free(self.state)
+        if self.state != NULL:
+            self.state.reactor.close_listeners()
+            del self.state
 
     def listen(self, int fd):
         """Accept connections from listening socket `fd`, which now belongs to the loop. Before
         run(), or while it runs."""
-        if self.state.listener_count == LISTENERS_MAX:
-            raise ValueError(f"a loop listens on {LISTENERS_MAX} sockets at most")
-        fcntl(fd, F_SETFL, O_NONBLOCK)
-        self.state.listeners[self.state.listener_count] = fd
-        self.state.listener_count += 1
-        _watch(self.state, EPOLL_CTL_ADD, fd, EPOLLIN, LISTENER | (self.state.listener_count - 1))
+        if not self.state.reactor.listen(fd):
+            raise OSError(errno, f"descriptor {fd} cannot be listened at")
 
     def run(self):
         """Move bytes until stop(). Takes no GIL in between."""
@@ -511,9 +449,7 @@ cdef class IoLoop:
         returned."""
         cdef EngineState* e = self.engine.state
         cdef u32 i
-        for i in range(self.state.listener_count):
-            close(self.state.listeners[i])
-        self.state.listener_count = 0
+        self.state.reactor.close_listeners()
         for i in range(1, e.slots_used + 1):
             if e.connections[i].connection != NULL:
                 _close(self.state, e, e.connections[i].conn, OK, monotonic_us())

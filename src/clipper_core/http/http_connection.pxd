@@ -9,6 +9,7 @@ from clipper_core.http.json_value cimport LargeBody
 from clipper_core.results.completion cimport CompletionState, Mailbox
 from clipper_core.runtime.byte_buffer cimport Bytes, Lookup, Post
 from clipper_core.runtime.machine cimport atomic, u32, u64, u8
+from clipper_core.runtime.reactor cimport Reactor
 
 cdef enum Answered:             # of an exchange
     NOT_YET = 0                 # its slot is pending
@@ -36,7 +37,7 @@ cdef cppclass HandedOver:
 
 cdef cppclass HttpConnection:
     int fd
-    u32 index
+    u64 tag                     # index in the worker, and number of connections opened before
     u32 watched                 # what epoll reports
     u32 open                    # exchanges
     u32 returns
@@ -86,12 +87,12 @@ cdef cppclass Shared:           # of all workers of one server
 cdef cppclass Worker:
     Shared* shared
     u32 number
-    int epoll_fd
+    Reactor reactor
     Post post                   # WorkerCommand*
     vector[Inbox] inboxes       # mailboxes, one an engine
     vector[HttpConnection*] connections         # by index; NULL: free
     vector[u32] free_connections
-    vector[u32] freed           # of this turn: events of theirs may still come
+    u32 opened                  # connections so far
     Lookup waiting              # by slot id: Exchange* whose queries have not ended
     Lookup tickets              # by ticket: Exchange* that Python answers
     vector[u64] over            # keys of those whose slots had already ended
@@ -101,7 +102,6 @@ cdef cppclass Worker:
     u64 now_us
     u64 turn_bytes              # of responses made in this turn
     u64 turns
-    int listener                # -1: another worker listens, or nobody any more
     bint draining
     bint stopping
     vector[void*] later         # WorkerCommand*, seen in the middle of a turn

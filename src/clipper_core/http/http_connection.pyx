@@ -31,10 +31,8 @@ from clipper_core.results.completion cimport (
     slot_state, slot_try_cancel, slot_watch,
 )
 from clipper_core.runtime.allocation cimport make, make_room
-from clipper_core.runtime.machine cimport (
-    EPOLLIN, EPOLLOUT, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, acquire, epoll_ctl,
-    epoll_event, monotonic_us, relaxed, release,
-)
+from clipper_core.runtime.machine cimport acquire, monotonic_us, relaxed, release
+from clipper_core.runtime.reactor cimport EPOLLIN, EPOLLOUT, connection_tag, tag_number
 from clipper_core.runtime.status cimport CANCELLED, OK
 from clipper_core.wire.prediction cimport TAG_NONE, Value
 
@@ -85,35 +83,30 @@ cdef const char* CONTINUE = "HTTP/1.1 100 Continue\r\n\r\n"
 # --------------------------------------------------------------------------------------------------
 
 cdef void _watch(Worker* w, HttpConnection* connection, u32 events) noexcept nogil:
-    cdef epoll_event event
-    if events == connection.watched:
-        return
-    connection.watched = events
-    event.events = events
-    event.data.u64 = connection.index
-    epoll_ctl(w.epoll_fd, EPOLL_CTL_MOD, connection.fd, &event)
+    if events != connection.watched:
+        connection.watched = events
+        w.reactor.change(connection.fd, events, connection.tag)
 
 
 cdef bint _place(Worker* w, HttpConnection* connection) noexcept nogil:
     """Give the connection an index. False: there is no memory. Once it has one, forgetting it needs
     no memory."""
-    cdef size_t n = w.connections.size() + 1
+    cdef u32 index = <u32> w.connections.size()
     if w.free_connections.size():
-        connection.index = w.free_connections.back()
+        index = w.free_connections.back()
         w.free_connections.pop_back()
-        w.connections[connection.index] = connection
-        return True
-    if not (make_room(w.connections, n) and make_room(w.freed, n)
-            and make_room(w.free_connections, n)):
+        w.connections[index] = connection
+    elif make_room(w.connections, index + 1) and make_room(w.free_connections, index + 1):
+        w.connections.push_back(connection)
+    else:
         return False
-    connection.index = <u32> w.connections.size()
-    w.connections.push_back(connection)
+    connection.tag = connection_tag(index, w.opened)
+    w.opened += 1
     return True
 
 
 cdef HttpConnection* http_connection_open(Worker* w, int fd, u32 returns) noexcept nogil:
     cdef HttpConnection* connection = make[HttpConnection]()
-    cdef epoll_event event
     if connection == NULL or not _place(w, connection):
         del connection
         close_fd(fd)
@@ -122,11 +115,9 @@ cdef HttpConnection* http_connection_open(Worker* w, int fd, u32 returns) noexce
             monotonic_us(), EPOLLIN)
     clipper_send_at_once(fd)
     clipper_bound_unsent(fd, w.shared.settings.unsent_bytes_max)
-    event.events = EPOLLIN
-    event.data.u64 = connection.index
     w.shared.held.fetch_add(1, relaxed)
     w.count.fetch_add(1, relaxed)
-    if epoll_ctl(w.epoll_fd, EPOLL_CTL_ADD, fd, &event) < 0:
+    if not w.reactor.watch(fd, EPOLLIN, connection.tag):
         http_connection_close(w, connection)
         return NULL
     return connection
@@ -134,30 +125,26 @@ cdef HttpConnection* http_connection_open(Worker* w, int fd, u32 returns) noexce
 
 cdef void _forget(Worker* w, HttpConnection* connection) noexcept nogil:
     """Drop a connection whose descriptor was handed over, or closed."""
-    w.connections[connection.index] = NULL
-    w.freed.push_back(connection.index)
+    w.connections[tag_number(connection.tag)] = NULL
+    w.free_connections.push_back(tag_number(connection.tag))
     w.shared.held.fetch_sub(1, relaxed)
     w.count.fetch_sub(1, relaxed)
     del connection
 
 
 cdef void http_connection_close(Worker* w, HttpConnection* connection) noexcept nogil:
-    cdef epoll_event event
     _give_up(w, connection)
-    # a fork may hold the descriptor: epoll would not forget it
-    epoll_ctl(w.epoll_fd, EPOLL_CTL_DEL, connection.fd, &event)
-    close_fd(connection.fd)
+    w.reactor.close(connection.fd)
     _forget(w, connection)
 
 
 cdef void _hand_over(Worker* w, HttpConnection* connection) noexcept nogil:
     cdef HandedOver* handed = make[HandedOver]()
-    cdef epoll_event event
     if handed == NULL:
         connection.leaving, connection.starved = False, True
         http_connection_settle(w, connection)
         return
-    epoll_ctl(w.epoll_fd, EPOLL_CTL_DEL, connection.fd, &event)
+    w.reactor.unwatch(connection.fd)
     handed.kind, handed.fd, handed.returns = CONNECTION, connection.fd, connection.returns
     handed.age_us = (w.now_us - connection.since_us if connection.partial
                      and w.now_us > connection.since_us else 0)

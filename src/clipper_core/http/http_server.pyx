@@ -9,10 +9,9 @@ Several workers share nothing but the listener's count of connections. Python is
 connections and endings by one descriptor, once a batch; it gives them back by posts.
 """
 from cpython.bytes cimport PyBytes_FromStringAndSize
-from libc.errno cimport EMFILE, ENFILE, errno
+from libc.errno cimport errno
 from libc.stdlib cimport free, malloc
 from libcpp.vector cimport vector
-from posix.fcntl cimport F_SETFL, O_NONBLOCK, fcntl
 from posix.unistd cimport close as close_fd, usleep
 
 import threading
@@ -29,17 +28,14 @@ from clipper_core.results.completion cimport Mailbox, mailbox_arm, mailbox_must_
 from clipper_core.results.future cimport Future, MailboxReader, future_at_once, future_new
 from clipper_core.runtime.allocation cimport make
 from clipper_core.runtime.machine cimport (
-    EFD_CLOEXEC, EFD_NONBLOCK, EPOLLIN, EPOLLOUT, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL,
-    acquire, epoll_create1, epoll_ctl, epoll_event, epoll_wait_us, eventfd, eventfd_drain,
-    monotonic_us, relaxed, release, timer_slack_min, u8,
+    EFD_CLOEXEC, EFD_NONBLOCK, acquire, eventfd, eventfd_drain, monotonic_us, relaxed, release,
+    timer_slack_min, u8,
+)
+from clipper_core.runtime.reactor cimport (
+    EPOLLIN, EPOLLOUT, LISTENER_TAG, WAKE_UP_TAG, epoll_event, tag_kind, tag_number, tag_of,
 )
 from clipper_core.runtime.status cimport NO_MEMORY, OK, PENDING, raise_for
 from clipper_core.wire.prediction cimport TAG_NONE
-
-cdef extern from "<sys/socket.h>" nogil:
-    int SOCK_NONBLOCK
-    int SOCK_CLOEXEC
-    int accept4(int fd, void* address, void* length, int flags) noexcept
 
 cdef extern from *:
     """
@@ -66,16 +62,13 @@ cdef extern from *:
 
 cdef enum:
     WORKERS_MAX = 64
-    EVENTS_MAX = 256
     ACCEPTS_MAX = 64
     BUFFER_BYTES = 262144
     CHECK_US_MAX = 500000
     LOSE_TRIES = 100            # 1 ms apart: a connection that neither Python nor the core has
                                 # memory to answer
 
-cdef u64 POST = <u64> 1 << 40
-cdef u64 LISTENER = <u64> 1 << 41
-cdef u64 MAILBOX = <u64> 1 << 42
+cdef u64 POST = tag_of(WAKE_UP_TAG, 0)          # mailboxes come after it
 
 
 # -- connections
@@ -123,15 +116,13 @@ cdef void _to_python(Shared* s, int fd) noexcept nogil:
     del handed
 
 
-cdef void _accept(Worker* w, int listener) noexcept nogil:
+cdef void _accept(Worker* w, u32 listener) noexcept nogil:
     cdef Shared* s = w.shared
     cdef Worker* to
     cdef int fd, _i
     for _i in range(ACCEPTS_MAX):
-        fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)
+        fd = w.reactor.accept(listener)
         if fd < 0:
-            if errno == EMFILE or errno == ENFILE:
-                usleep(1000)    # as long as descriptors are out, the backlog keeps the others
             return
         if s.held.load(relaxed) + s.outside.load(relaxed) >= s.settings.connections_max:
             _to_python(s, fd)
@@ -147,12 +138,8 @@ cdef void _accept(Worker* w, int listener) noexcept nogil:
 # --------------------------------------------------------------------------------------------------
 
 cdef void _close_up(Worker* w) noexcept nogil:
-    cdef epoll_event event
     cdef size_t i
-    if w.listener >= 0:
-        epoll_ctl(w.epoll_fd, EPOLL_CTL_DEL, w.listener, &event)
-        close_fd(w.listener)
-        w.listener = -1
+    w.reactor.close_listeners()
     w.draining = True
     for i in range(w.connections.size()):
         if w.connections[i] != NULL:
@@ -257,17 +244,18 @@ cdef void _news(Worker* w) noexcept nogil:
 
 cdef void _handle(Worker* w, const epoll_event* event) noexcept nogil:
     cdef u64 tag = event.data.u64
+    cdef u32 number = tag_number(tag)
     cdef HttpConnection* connection
     if tag == POST:
         _apply_commands(w)
-    elif tag == LISTENER:
-        if w.listener >= 0:
-            _accept(w, w.listener)
-    elif tag & MAILBOX:
-        eventfd_drain(w.inboxes[tag & 0xFF].box.fd)
+    elif tag_kind(tag) == LISTENER_TAG:
+        if not w.draining:
+            _accept(w, number)
+    elif tag_kind(tag) == WAKE_UP_TAG:
+        eventfd_drain(w.inboxes[number - 1].box.fd)
     else:
-        connection = w.connections[tag]
-        if connection == NULL:
+        connection = w.connections[number]
+        if connection == NULL or connection.tag != tag:
             return
         if connection.full and connection.out.size() == 0 and w.turn_bytes >= TURN_BYTES:
             return                          # the others come first; epoll reports it again
@@ -287,11 +275,11 @@ cdef void _look(Worker* w) noexcept nogil:
 
 
 cdef void _turn(Worker* w, u64 until_us) noexcept nogil:
-    cdef epoll_event[EVENTS_MAX] events
+    cdef const epoll_event* events = w.reactor.events
     cdef u64 now = monotonic_us(), second
     cdef int i, k, n
     cdef int first = -1
-    n = epoll_wait_us(w.epoll_fd, events, EVENTS_MAX, until_us - now if until_us > now else 0)
+    n = w.reactor.wait(until_us - now if until_us > now else 0)
     w.now_us = monotonic_us()
     w.turn_bytes, w.turns = 0, w.turns + 1
     second = wall_s()
@@ -310,9 +298,6 @@ cdef void _turn(Worker* w, u64 until_us) noexcept nogil:
     if w.later.size():
         _apply_later_commands(w)
     _news(w)
-    while w.freed.size():
-        w.free_connections.push_back(w.freed.back())
-        w.freed.pop_back()
 
 
 cdef void _run(Worker* w) noexcept nogil:
@@ -362,19 +347,14 @@ class Ending(NamedTuple):
 
 cdef Worker* _worker_new(Shared* s, u32 number) except NULL:
     cdef Worker* w = make[Worker]()
-    cdef epoll_event event
     if w == NULL:
         raise_for(NO_MEMORY, "no memory for a worker of the HTTP server")
-    w.shared, w.number, w.listener = s, number, -1
+    w.shared, w.number = s, number
     w.apply_commands = &_look_up_table
-    w.epoll_fd = epoll_create1(EPOLL_CLOEXEC)
     w.post.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)
     w.buffer = <u8*> malloc(BUFFER_BYTES)
-    if w.epoll_fd < 0 or w.post.fd < 0 or w.buffer == NULL:
+    if w.buffer == NULL or not (w.reactor.open() and w.reactor.watch(w.post.fd, EPOLLIN, POST)):
         raise_for(NO_MEMORY, "no memory (or no file descriptor) for the HTTP server")
-    event.events = EPOLLIN
-    event.data.u64 = POST
-    epoll_ctl(w.epoll_fd, EPOLL_CTL_ADD, w.post.fd, &event)
     return w
 
 
@@ -426,13 +406,10 @@ cdef class HttpServer:
     cdef int _add_mailbox(self, Worker* w, Engine engine) except -1:
         cdef MailboxReader reader = MailboxReader(engine.completion)
         cdef Inbox inbox
-        cdef epoll_event event
         self.mailboxes.append(reader)
         inbox.completion, inbox.box, inbox.bit = engine.completion.state, reader.box, reader.bit
-        event.events = EPOLLIN
-        event.data.u64 = MAILBOX | w.inboxes.size()
         w.inboxes.push_back(inbox)
-        epoll_ctl(w.epoll_fd, EPOLL_CTL_ADD, reader.box.fd, &event)
+        w.reactor.watch(reader.box.fd, EPOLLIN, tag_of(WAKE_UP_TAG, <u32> w.inboxes.size()))
         return 0
 
     def __dealloc__(self):
@@ -447,7 +424,6 @@ cdef class HttpServer:
                 x = w.spare
                 w.spare = x.next
                 del x
-            close_fd(w.epoll_fd)
             close_fd(w.post.fd)
             free(w.buffer)
             del w
@@ -482,13 +458,8 @@ cdef class HttpServer:
     def listen(self, int fd):
         """Accept from listening socket `fd`, which belongs to the server now. Once, before
         run()."""
-        cdef Worker* w = <Worker*> self.shared.workers[0]
-        cdef epoll_event event
-        fcntl(fd, F_SETFL, O_NONBLOCK)
-        w.listener = fd
-        event.events = EPOLLIN
-        event.data.u64 = LISTENER
-        epoll_ctl(w.epoll_fd, EPOLL_CTL_ADD, fd, &event)
+        if not (<Worker*> self.shared.workers[0]).reactor.listen(fd):
+            raise OSError(errno, f"descriptor {fd} cannot be listened at")
 
     # -- what is answered here
 

@@ -3,7 +3,7 @@
 #
 # Threads: the loop's.
 from clipper_core.params.shard_state cimport ShardConnection, ShardHead, ShardLoopState
-from clipper_core.runtime.machine cimport i64, u64, u8
+from clipper_core.runtime.machine cimport i64, u32, u64, u8
 
 # -- Pulls and pushes of rows: of one table, or of several in one message, with dense variables.
 #
@@ -18,9 +18,7 @@ cdef void push_step(ShardLoopState* s, ShardConnection* c, const ShardHead* h,
                     const u8* payload) noexcept nogil
 cdef void pull_dense(ShardLoopState* s, ShardConnection* c, const ShardHead* h) noexcept nogil
 
-cdef void connection_accept(ShardLoopState* s, int listener, u64 now_us) noexcept nogil
-# op: of epoll_ctl
-cdef void connection_watch(ShardLoopState* s, ShardConnection* c, int op) noexcept nogil
+cdef void connection_accept(ShardLoopState* s, u32 listener, u64 now_us) noexcept nogil
 cdef void connection_close(ShardLoopState* s, ShardConnection* c) noexcept nogil
 # False: the number is in use
 cdef bint connection_admit(ShardLoopState* s, ShardConnection* c, u64 worker,

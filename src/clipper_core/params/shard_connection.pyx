@@ -7,11 +7,9 @@ the wait is not its fault.
 
 A connection may only make calls until Python has admitted it. Refusals change nothing.
 """
-from libc.errno cimport EMFILE, ENFILE, errno
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
-from posix.fcntl cimport O_RDONLY, open
-from posix.unistd cimport close as close_fd, usleep
+from posix.unistd cimport close as close_fd
 
 from clipper_core.params.embedding_rows cimport PULL_I8, Pulled, distinct_init, rows_pull, rows_push
 from clipper_core.params.optimizer cimport all_finite, optimizer_step, stride_of
@@ -21,8 +19,8 @@ from clipper_core.params.shard_state cimport (
     REGION_TOO_LARGE, SHARD_ANSWER, SHARD_CALL, SHARD_CHANGES, SHARD_PULL, SHARD_PULL_DENSE,
     SHARD_PULL_TABLES, SHARD_PUSH, SHARD_PUSH_STEP, SHARD_RECEIVED, SHARD_REFUSED, SHARD_REPLAY,
     SHARD_SHARE, STATE_LOST, TABLES_MAX, Call, DenseVariable, PartWork, Place, RegionFault,
-    ShardPart, answer_push, answer_room, calm_loopback, counts_push, is_local, kDenseBit, padded,
-    place_of, push_is_known, push_is_new, put_answer, quotas_exceeded, shard_head_is_one,
+    ShardPart, answer_push, answer_room, calm_loopback, counts_push, kDenseBit, padded, place_of,
+    push_is_known, push_is_new, put_answer, quotas_exceeded, shard_head_is_one,
     shard_refuse,
 )
 from clipper_core.params.shard_stream cimport (
@@ -30,10 +28,8 @@ from clipper_core.params.shard_stream cimport (
 )
 from clipper_core.runtime.allocation cimport make, make_room
 from clipper_core.runtime.histogram cimport count, note
-from clipper_core.runtime.machine cimport (
-    EPOLLIN, EPOLLOUT, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, acq_rel, acquire, epoll_ctl,
-    epoll_event, relaxed, u32,
-)
+from clipper_core.runtime.machine cimport acq_rel, acquire, passes_descriptors, relaxed, u32
+from clipper_core.runtime.reactor cimport EPOLLIN, REJECTED, connection_tag
 from clipper_core.runtime.status cimport BAD_FRAME, BAD_INPUT, NO_MEMORY, TOO_LARGE, UNKNOWN
 
 # -- Pulls and pushes of rows: of one table, or of several in one message, with dense variables.
@@ -401,15 +397,9 @@ cdef void push_step(ShardLoopState* s, ShardConnection* c, const ShardHead* h,
         count(&s.counts.taken, 1)
 
 
-cdef extern from "<fcntl.h>" nogil:
-    int O_CLOEXEC
-
 cdef extern from "<sys/socket.h>" nogil:
-    int SOCK_NONBLOCK
-    int SOCK_CLOEXEC
     int SOL_SOCKET
     int SO_KEEPALIVE
-    int accept4(int fd, void* address, void* length, int flags) noexcept
     int setsockopt(int fd, int level, int name, const void* value, u32 length) noexcept
 
 cdef extern from "<netinet/in.h>" nogil:
@@ -482,24 +472,11 @@ cdef void strangers_expire(ShardLoopState* s, u64 now_us) noexcept nogil:
 # -- connections
 # --------------------------------------------------------------------------------------------------
 
-cdef void connection_watch(ShardLoopState* s, ShardConnection* c, int op) noexcept nogil:
-    cdef epoll_event event
-    event.events = ((0 if is_busy(c) or c.closing or c.behind else EPOLLIN)
-                    | (EPOLLOUT if c.watched else 0))
-    if op == EPOLL_CTL_MOD and event.events == c.events:
-        return
-    c.events = event.events
-    event.data.u64 = c.number
-    epoll_ctl(s.epoll_fd, op, c.fd, &event)
-
-
 cdef void connection_close(ShardLoopState* s, ShardConnection* c) noexcept nogil:
-    cdef epoll_event event
     if not c.admitted:
         _stranger_remove(s, c)
     stream_closed(s, c)
-    epoll_ctl(s.epoll_fd, EPOLL_CTL_DEL, c.fd, &event)
-    close_fd(c.fd)
+    s.reactor.close(c.fd)
     c.fd = -1
     c.generation += 1
     s.shared_bytes.fetch_sub(c.region.bytes, relaxed)
@@ -531,20 +508,6 @@ cdef bint connection_admit(ShardLoopState* s, ShardConnection* c, u64 worker,
     return True
 
 
-cdef void _out_of_descriptors(ShardLoopState* s, int listener) noexcept nogil:
-    """A connection left in the backlog would wake the loop for ever: the spare descriptor is used
-    to close it."""
-    cdef int fd
-    close_fd(s.spare_fd)
-    fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC)
-    if fd >= 0:
-        close_fd(fd)
-        s.turned_away.fetch_add(1, relaxed)
-    else:
-        usleep(1000)            # somebody else took it: do not spin until they let go
-    s.spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC)
-
-
 cdef void _set_options(int fd) noexcept nogil:
     """Set options of TCP; on a unix socket they fail, and none is needed."""
     cdef int yes = 1, probes = KEEPALIVE_COUNT
@@ -557,13 +520,13 @@ cdef void _set_options(int fd) noexcept nogil:
     calm_loopback(fd)
 
 
-cdef void connection_accept(ShardLoopState* s, int listener, u64 now_us) noexcept nogil:
+cdef void connection_accept(ShardLoopState* s, u32 listener, u64 now_us) noexcept nogil:
     cdef ShardConnection* c
     cdef bint is_full
-    cdef int fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)
+    cdef int fd = s.reactor.accept(listener)
+    if fd == REJECTED:
+        s.turned_away.fetch_add(1, relaxed)
     if fd < 0:
-        if errno == EMFILE or errno == ENFILE:
-            _out_of_descriptors(s, listener)
         return
     is_full = s.strangers >= s.strangers_max or s.connections.load(relaxed) >= s.connections_max
     if is_full and not _make_room(s):
@@ -582,13 +545,12 @@ cdef void connection_accept(ShardLoopState* s, int listener, u64 now_us) noexcep
             return
         c.number, c.generation = <u32> s.callers.size(), 1
         s.callers.push_back(c)
-    c.fd, c.admitted, c.closing, c.watched, c.calls, c.local = (fd, False, False, False, 0,
-            is_local(fd))
+    c.fd, c.admitted, c.closing, c.behind, c.calls = fd, False, False, False, 0
+    c.local, c.watched = passes_descriptors(fd), EPOLLIN
     c.skip, c.worker, c.incarnation, c.since_us, c.stream = 0, 0, 0, now_us, 0
-    c.behind = False
     _stranger_add(s, c)
     s.connections.fetch_add(1, relaxed)
-    connection_watch(s, c, EPOLL_CTL_ADD)
+    s.reactor.watch(fd, EPOLLIN, connection_tag(c.number, c.generation))
 
 
 # -- messages

@@ -4,14 +4,12 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 from libcpp.vector cimport vector
 cimport numpy as cnp
-from posix.fcntl cimport O_RDONLY, open as open_fd
 from posix.unistd cimport close as close_fd, usleep
 
 from clipper_core.params.embedding cimport Table
 from clipper_core.params.embedding_rows cimport distinct_init, spare_floats
 from clipper_core.params.shard_connection cimport (
-    connection_accept, connection_admit, connection_close, connection_watch, is_busy,
-    strangers_expire, take_frames,
+    connection_accept, connection_admit, connection_close, is_busy, strangers_expire, take_frames,
 )
 from clipper_core.params.optimizer cimport Optimizer, state_floats
 from clipper_core.params.shard_state cimport (
@@ -23,9 +21,12 @@ from clipper_core.params.shard_stream cimport stream_begin, stream_changes
 from clipper_core.runtime.allocation cimport make, make_room
 from clipper_core.runtime.histogram cimport note
 from clipper_core.runtime.machine cimport (
-    EFD_CLOEXEC, EFD_NONBLOCK, EPOLLIN, EPOLLOUT, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_MOD,
-    acq_rel, acquire, epoll_create1, epoll_ctl, epoll_event, epoll_wait_us, eventfd, eventfd_signal,
-    i64, monotonic_us, relaxed, release, u64, u8,
+    EFD_CLOEXEC, EFD_NONBLOCK, acq_rel, acquire, eventfd, eventfd_signal, i64, monotonic_us,
+    relaxed, release, u64, u8,
+)
+from clipper_core.runtime.reactor cimport (
+    EPOLLIN, EPOLLOUT, LISTENER_TAG, WAKE_UP_TAG, connection_tag, epoll_event, tag_kind,
+    tag_number, tag_of,
 )
 from clipper_core.runtime.spin cimport spin_begin, spin_init, spin_on, spin_paid
 from clipper_core.runtime.status cimport BAD_INPUT, FULL, NO_MEMORY, TOO_LARGE, UNKNOWN, raise_for
@@ -34,16 +35,12 @@ import numpy as np
 
 cnp.import_array()
 
-cdef extern from "<fcntl.h>" nogil:
-    int O_CLOEXEC
-
 cdef extern from "<sys/socket.h>" nogil:
     int MSG_NOSIGNAL
     ssize_t recv(int fd, void* to, size_t n, int flags) noexcept
     ssize_t send(int fd, const void* from_, size_t n, int flags) noexcept
 
 cdef enum:
-    EVENTS_MAX = 64
     READ_BYTES = 65536
     KEEP_BYTES = 1048576        # of a buffer, between large frames
     TURN_BYTES = 1048576        # of frames and their answers, that one connection gets in a turn;
@@ -51,9 +48,6 @@ cdef enum:
     FOLLOWERS = 12
     SEQUENCES_BYTES = 144
     TURN_US = 50                # between two looks whether the loop has begun a turn
-
-cdef u64 POST = <u64> 1 << 40
-cdef u64 LISTENER = <u64> 1 << 41
 
 
 # -- connections
@@ -86,6 +80,7 @@ cdef void _settle(ShardLoopState* s, ShardConnection* c) noexcept nogil:
 cdef void _go_on(ShardLoopState* s, ShardConnection* c, bint alive, i64* left) noexcept nogil:
     """Take and answer what `left` bytes of this turn allow."""
     cdef u64 before
+    cdef u32 events = 0
     while alive and c.input.size() >= HEAD_BYTES and not is_busy(c) and not c.closing and (
             left[0] > 0):
         before = c.input.size()
@@ -96,8 +91,13 @@ cdef void _go_on(ShardLoopState* s, ShardConnection* c, bint alive, i64* left) n
         connection_close(s, c)
         return
     c.behind = left[0] <= 0 and c.input.size() >= HEAD_BYTES
-    c.watched = c.output.size() > 0 or c.behind     # epoll reports it again, after the others
-    connection_watch(s, c, EPOLL_CTL_MOD)
+    if c.output.size() or c.behind:
+        events |= EPOLLOUT              # epoll reports it again, after the others
+    if not (c.behind or c.closing or is_busy(c)):
+        events |= EPOLLIN
+    if events != c.watched:
+        c.watched = events
+        s.reactor.change(c.fd, events, connection_tag(c.number, c.generation))
 
 
 cdef void _read(ShardLoopState* s, ShardConnection* c) noexcept nogil:
@@ -210,39 +210,43 @@ cdef void _stream(ShardLoopState* s) noexcept nogil:
             _settle(s, c)
 
 
-cdef int _wait(ShardLoopState* s, epoll_event* events) noexcept nogil:
+cdef int _wait(ShardLoopState* s) noexcept nogil:
     """Wait for events; after a message, poll for a moment first."""
     cdef int n = 0
     if s.had_events and spin_begin(&s.spin, monotonic_us()):
         note(&s.spins, 1)
-        n = epoll_wait_us(s.epoll_fd, events, EVENTS_MAX, 0)
+        n = s.reactor.wait(0)
         while n == 0 and spin_on(&s.spin, monotonic_us()):
-            n = epoll_wait_us(s.epoll_fd, events, EVENTS_MAX, 0)
+            n = s.reactor.wait(0)
         if n > 0:
             spin_paid(&s.spin)
-    return n if n else epoll_wait_us(s.epoll_fd, events, EVENTS_MAX, 500000)
+    return n if n else s.reactor.wait(500000)
+
+
+cdef void _handle(ShardLoopState* s, const epoll_event* event) noexcept nogil:
+    cdef u64 tag = event.data.u64
+    cdef ShardConnection* c
+    if tag_kind(tag) == WAKE_UP_TAG:
+        _deliver(s)
+    elif tag_kind(tag) == LISTENER_TAG:
+        connection_accept(s, tag_number(tag), monotonic_us())
+    else:
+        c = s.callers[tag_number(tag)]
+        if connection_tag(c.number, c.generation) != tag:
+            return
+        if event.events & ~EPOLLOUT and not c.behind:
+            _read(s, c)
+        else:
+            _settle(s, c)
 
 
 cdef void _turn(ShardLoopState* s) noexcept nogil:
-    cdef epoll_event[EVENTS_MAX] events
-    cdef ShardConnection* c
-    cdef u64 tag
     cdef int i, n
     s.turns.fetch_add(1, acq_rel)
-    n = _wait(s, events)
+    n = _wait(s)
     s.had_events = n > 0
-    for i in range(max(n, 0)):
-        tag = events[i].data.u64
-        if tag == POST:
-            _deliver(s)
-        elif tag >= LISTENER:
-            connection_accept(s, <int> (tag - LISTENER), monotonic_us())
-        else:
-            c = s.callers[tag]
-            if c.fd >= 0 and events[i].events & ~EPOLLOUT and not c.behind:
-                _read(s, c)
-            elif c.fd >= 0:
-                _settle(s, c)
+    for i in range(n):
+        _handle(s, &s.reactor.events[i])
     if s.streams or s.received:
         _stream(s)
     if s.oldest != NULL:
@@ -251,12 +255,6 @@ cdef void _turn(ShardLoopState* s) noexcept nogil:
 
 # -- Python's side
 # --------------------------------------------------------------------------------------------------
-
-cdef bint _watch_fd(ShardLoopState* s, int fd, u64 tag) noexcept nogil:
-    cdef epoll_event event
-    event.events, event.data.u64 = EPOLLIN, tag
-    return epoll_ctl(s.epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0
-
 
 cdef void _unanswered(ShardLoopState* s, u32 conn, u32 generation) noexcept nogil:
     s.callers[conn].unanswered.store(generation, relaxed)
@@ -322,7 +320,6 @@ cdef class ShardLoop:
                              and make_room(s.unused, connections_max)):
             raise_for(NO_MEMORY, f"no memory for a shard's {connections_max} connections")
         s.counts = self.counts.state
-        s.epoll_fd = epoll_create1(EPOLL_CLOEXEC)
         s.post.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)
         s.calls.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)
         s.log.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)
@@ -330,10 +327,9 @@ cdef class ShardLoop:
         s.connections_max, s.log.ids_max, s.shared_bytes_max = (connections_max, log_ids_max,
                 shared_bytes_max)
         s.strangers_max, s.hello_us = max(<u32> 4, connections_max // 4), hello_us
-        s.spare_fd = open_fd("/dev/null", O_RDONLY | O_CLOEXEC)
         s.epoch.store(1, relaxed)
-        if s.epoll_fd < 0 or s.post.fd < 0 or s.calls.fd < 0 or s.log.fd < 0 or not _watch_fd(s,
-                s.post.fd, POST):
+        if s.calls.fd < 0 or s.log.fd < 0 or not (
+                s.reactor.open() and s.reactor.watch(s.post.fd, EPOLLIN, tag_of(WAKE_UP_TAG, 0))):
             raise_for(NO_MEMORY, "no descriptors for a shard")
         spin_init(&s.spin, spin_us)
 
@@ -360,7 +356,7 @@ cdef class ShardLoop:
             del s.callers[i]
         for i in range(s.place_count.load(relaxed)):
             free(s.places[i].spare)
-        for fd in (s.epoll_fd, s.post.fd, s.calls.fd, s.log.fd, s.spare_fd):
+        for fd in (s.post.fd, s.calls.fd, s.log.fd):
             if fd >= 0:
                 close_fd(fd)
         del s
@@ -369,7 +365,7 @@ cdef class ShardLoop:
 
     def listen(self, int fd):
         """A listening socket, non-blocking; it stays the caller's to close, after stop()."""
-        if not _watch_fd(self.state, fd, LISTENER + <u64> fd):
+        if not self.state.reactor.listen(fd):
             raise_for(BAD_INPUT, f"descriptor {fd} cannot be listened at")
 
     def run(self):

@@ -97,12 +97,6 @@ private:
     }
 };
 
-inline bool is_local(int fd) {  // whether descriptors can be sent over it
-    int domain = 0;
-    socklen_t size = sizeof domain;
-    return getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &size) == 0 && domain == AF_UNIX;
-}
-
 // A connection over TCP between two ends of one host needs no congestion control. BBR would spread
 // an answer of two segments over 20 us.
 inline void calm_loopback(int fd) {

@@ -9,6 +9,7 @@ from clipper_core.params.optimizer cimport Rule, Stride
 from clipper_core.runtime.byte_buffer cimport Bytes, Post
 from clipper_core.runtime.histogram cimport Histogram
 from clipper_core.runtime.machine cimport acquire, atomic, i64, u32, u64, u8
+from clipper_core.runtime.reactor cimport Reactor
 from clipper_core.runtime.spin cimport Spin
 
 # The log of a shard: the changes since its last message to each follower, and the pushes it has
@@ -109,7 +110,6 @@ cdef extern from "params/shard_region.hpp" namespace "clipper" nogil:
         void drop() noexcept
         u8* at(u64 offset, u64 n) noexcept      # NULL: not completely inside, or not at the start
                                                 # of a cache line of 64 bytes
-    bint is_local(int fd) noexcept
     void calm_loopback(int fd) noexcept     # no congestion control between two ends of one host
     ssize_t receive_with(int fd, void* to, size_t n, Region& region) noexcept
 
@@ -268,9 +268,8 @@ cdef cppclass ShardConnection:
     bint admitted
     bint pushes                 # it may push; set when it was admitted
     bint closing                # it is closed when its output is sent
-    bint watched                # epoll reports when it can be written to
     bint behind                 # complete frames may be left, which the next turn handles
-    u32 events                  # epoll events of this turn
+    u32 watched                 # events that epoll reports
     u32 calls                   # calls that Python handles now
     atomic[u32] unanswered      # generation of a connection for which an answer could not be made;
                                 # it is closed
@@ -310,8 +309,7 @@ cdef cppclass Reply:            # an answer that is passed to the loop
     Bytes bytes
 
 cdef cppclass ShardLoopState:
-    int epoll_fd
-    vector[int] listeners
+    Reactor reactor
     Spin spin
     bint had_events             # whether the previous turn had events
     atomic[u64] spins           # number of times that the loop polled
@@ -344,8 +342,6 @@ cdef cppclass ShardLoopState:
     ShardConnection* oldest     # of the connections that are not admitted yet
     ShardConnection* newest
     u64 hello_us                # a connection that is not admitted within this time is closed
-    int spare_fd                # closed and opened again to refuse a connection when there are no
-                                # descriptors
     atomic[u32] stop
     atomic[u32] ready           # 0: the shard recovers, and refuses pulls and pushes
     atomic[u32] access          # ACCESS_OPEN and so on; a push checks it again under `still`

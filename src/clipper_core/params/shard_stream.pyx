@@ -35,6 +35,7 @@ from clipper_core.params.shard_state cimport (
     DenseVariable, Follower, PartWork, ReplayPart, ShardConnection, kDenseBit, padded, shard_answer,
 )
 from clipper_core.runtime.machine cimport eventfd_signal, i64, iovec, relaxed, u32, u64, u8
+from clipper_core.runtime.reactor cimport EPOLLOUT
 
 cdef enum:
     IDS_MAX = 65536             # of one message, and the rest of the last push among them
@@ -202,7 +203,7 @@ cdef ShardConnection* stream_changes(ShardLoopState* s, u32 number) noexcept nog
     quiet = one.taken == s.log.position() and not one.wants_reply
     s.log.guard.unlock()
     if not over and (quiet or c.output.size() > UNSENT_MAX):
-        return c if c.output.lost or (c.output.size() and not c.watched) else NULL
+        return c if c.output.lost or (c.output.size() and not c.watched & EPOLLOUT) else NULL
     s.still.lock()
     s.log.guard.lock()
     over = one.ends or one.lost or not one.on

@@ -1,5 +1,5 @@
 // Functions that Cython does not have: aligned memory, atomics by policy, invariants that abort,
-// and the system calls of the loop.
+// and system calls.
 #pragma once
 
 #include <atomic>
@@ -13,7 +13,6 @@
 #include <ctime>
 #include <fcntl.h>
 #include <linux/futex.h>
-#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -90,18 +89,6 @@ inline void eventfd_signal(int fd) {
 inline void eventfd_drain(int fd) {
     std::uint64_t n;
     while (::read(fd, &n, sizeof n) < 0 && errno == EINTR) {}
-}
-
-// epoll_wait in microseconds; where the kernel has no epoll_pwait2 (before 5.11) the time is
-// rounded up to milliseconds.
-inline int epoll_wait_us(int fd, epoll_event* events, int n, std::uint64_t timeout_us) {
-#ifdef SYS_epoll_pwait2
-    timespec t{time_t(timeout_us / 1000000u), long(timeout_us % 1000000u) * 1000};
-    long rc = syscall(SYS_epoll_pwait2, fd, events, n, &t, nullptr, 0);
-    if (rc >= 0 || errno != ENOSYS) return int(rc);
-#endif
-    std::uint64_t ms = (timeout_us + 999u) / 1000u;
-    return epoll_wait(fd, events, n, ms > 1000000u ? 1000000 : int(ms));
 }
 
 // Allocate memory that other processes can map to read: an anonymous file. It is sealed after it is

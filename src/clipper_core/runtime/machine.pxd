@@ -41,26 +41,6 @@ cdef extern from "<sys/eventfd.h>" nogil:
     int EFD_CLOEXEC
     int eventfd(unsigned int initial, int flags) noexcept
 
-cdef extern from "<sys/epoll.h>" nogil:
-    ctypedef union epoll_data_t:
-        u64 u64
-    cdef struct epoll_event:
-        u32 events
-        epoll_data_t data
-    u32 EPOLLIN
-    u32 EPOLLOUT
-    u32 EPOLLHUP
-    u32 EPOLLERR
-    int EPOLL_CTL_ADD
-    int EPOLL_CTL_MOD
-    int EPOLL_CTL_DEL
-    int EPOLL_CLOEXEC
-    int epoll_create1(int flags) noexcept
-    int epoll_ctl(int epfd, int op, int fd, epoll_event* event) noexcept
-
-cdef extern from "runtime/machine.hpp" namespace "clipper" nogil:
-    int epoll_wait_us(int epfd, epoll_event* events, int n, u64 timeout_us) noexcept
-
 cdef extern from "<sys/uio.h>" nogil:
     cdef struct iovec:
         void* iov_base

@@ -5,8 +5,7 @@
 # is one against, and with the score below zero only one in SPIN_TRIAL is tried. A gap between two
 # polls shows that the machine has more threads to run than cores, and halves the score. A spin
 # starts after a message, or with a request: an idle connection does not poll, and one with fewer
-# messages than pay for it spends 1/SPIN_TRIAL of a spin a message. The engine's loop does the
-# same, and has more to look at.
+# messages than pay for it spends 1/SPIN_TRIAL of a spin a message.
 #
 # Threads: one.
 from clipper_core.runtime.machine cimport u32, u64
