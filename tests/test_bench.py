@@ -52,6 +52,7 @@ from bench.system.anchors import bare
 from bench.system.engine import GROUPS, lookup, measure, ratio, servers, simulated
 from bench.system.engine.effort import TINY
 from bench.system.load import mlperf
+from bench.system.params import memory
 from clipper.load.open_loop import arrivals
 from clipper.load.profile import Point
 from clipper_core.scheduling.batcher import BatchingMode
@@ -677,6 +678,14 @@ def test_every_module_with_rows_has_a_name() -> None:
 
     found = {file for file in results.ROOT.glob("bench/**/*.py") if has_main(file)}
     assert {source_of(name) for name in BENCHMARKS} == found
+
+
+def test_the_bound_of_two_threads_is_what_locks_and_a_loop_without_them_leave() -> None:
+    rates = {"one": 10.0, "one, calls without locks": 10.0, "one, calls with locks": 8.0}
+    assert memory.bound_of_two(rates).endswith("they leave 1.60 x")
+    found = memory.bound_of_two(rates | {"one loop": 20.0, "two loops": 30.0})
+    assert "without locks reach 1.50 x" in found
+    assert found.endswith("both leave 1.20 x")
 
 
 def test_the_highest_rate_is_found_within_a_fifth() -> None:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from clipper_core.params.embedding import Table
 from clipper_core.params.optimizer import Optimizer
 
 BATCH = 4096
+SOLE_IDS = 64  # a call of fewer ids takes locks, also in a thread that is alone
 PULL_LIMIT = "limit: index line and row"
 PUSH_LIMIT = "limit: index line and the same arithmetic"
 SOURCE = Path(__file__).with_name("rows_floor.c")
@@ -201,34 +203,110 @@ def small(quick: bool) -> list[Row]:
 
 
 def threads(quick: bool) -> list[Row]:
-    """Measure two threads in one table, which then take locks, beside one, which does not; by the
-    CPU time of each."""
+    """Two threads in one table, which take locks then, beside one, which does not. By what each
+    does in its own CPU time."""
     world, turns = World(50_000 if quick else 1_000_000, 64), 3 if quick else 7
     gradients: Any = np.ones((BATCH, 64), np.float32)
-    cases: dict[str, Callable[[Any], object]] = {
-        "pull": world.table.pull,
-        "push": lambda ids: world.table.push(ids, gradients),
+    runs: dict[str, Case] = {
+        "pull": lambda _, ids: world.table.pull(ids),
+        "push": lambda _, ids: world.table.push(ids, gradients[: len(ids)]),
     }
     found = []
-    for name, run in cases.items():
-        both = {
-            f"{count}": lambda count=count, run=run: world.together(
-                run, count, 40 if quick else 150
+    with floor() as kernel:
+        loops = {} if kernel is None else loops_in_c(kernel, world, gradients)
+        for name, run in runs.items():
+            cases = {
+                "one": (run, 1),
+                "two": (run, 2),
+                "one, calls without locks": (in_calls(run, SOLE_IDS), 1),
+                "one, calls with locks": (in_calls(run, SOLE_IDS - 1), 1),
+            }
+            if name in loops:
+                cases |= {"one loop": (loops[name], 1), "two loops": (loops[name], 2)}
+            batches = 40 if quick else 150
+            rates = interleave(
+                {
+                    case: partial(world.together, work, count, batches)
+                    for case, (work, count) in cases.items()
+                },
+                turns,
             )
-            for count in (1, 2)
-        }
-        rates = interleave(both, turns)
-        found.append(
-            row(
-                f"{name}, two threads",
-                rates["2"],
-                "Mrow/s",
-                "one thread",
-                rates["1"],
-                Goal("at_least", 1.7),
+            found.append(
+                row(
+                    f"{name}, two threads",
+                    rates["two"],
+                    "Mrow/s",
+                    "one thread",
+                    rates["one"],
+                    Goal("at_least", 1.7),
+                    bounded_by=bound_of_two({case: max(rates[case].values) for case in rates}),
+                )
             )
-        )
     return found
+
+
+def loops_in_c(kernel: "Kernel", world: "World", gradients: Any) -> dict[str, Case]:
+    """Return what a pull and a push do, as loops in C without locks."""
+    beside = np.ones((len(world.ids), world.table.width), np.float32)
+
+    def gather(places: Ids, _: Ids) -> None:
+        out = np.empty((len(places), 64), np.float32)  # as a pull makes its own
+        kernel.gather_by_lines(
+            _at(beside),
+            64,
+            world.table.width,
+            _at(world.lines),
+            _at(places),
+            len(places),
+            _at(out),
+        )
+
+    def update(places: Ids, _: Ids) -> None:
+        kernel.step(
+            "adagrad",
+            _at(beside),
+            64,
+            _at(world.lines),
+            _at(places),
+            len(places),
+            _at(gradients),
+        )
+
+    return {"pull": gather, "push": update}
+
+
+def in_calls(run: Case, size: int) -> Case:
+    """Return the same work in calls of at most `size` ids."""
+
+    def each(places: Ids, ids: Ids) -> None:
+        for at in range(0, len(ids), size):
+            run(places[at : at + size], ids[at : at + size])
+
+    return each
+
+
+def bound_of_two(rates: Mapping[str, float]) -> str:
+    """Return what bounds two threads beside one: locks, and what both share of the machine.
+
+    rates: Mrow/s of the fastest turns, of one thread, with calls so small that it takes locks and
+    with others, and of one and two threads of a loop in C without locks, if there is a compiler.
+    """
+    plain_ns = 1e3 / rates["one"]
+    locks_ns = max(
+        0.0, 1e3 / rates["one, calls with locks"] - 1e3 / rates["one, calls without locks"]
+    )
+    left = 2 * plain_ns / (plain_ns + locks_ns)
+    text = (
+        f"locks, which a thread that is alone does not take, cost {locks_ns:.2g} ns a row beside"
+        f" {plain_ns:.3g} ns without: they leave {left:.2f} x"
+    )
+    if "two loops" not in rates:
+        return text
+    loops = min(2.0, rates["two loops"] / rates["one loop"])
+    return (
+        f"{text}; two threads of a loop in C without locks reach {loops:.2f} x, so both leave"
+        f" {left * loops / 2:.2f} x"
+    )
 
 
 def row_size(quick: bool) -> list[Row]:
@@ -260,17 +338,18 @@ class World:
         self.lines = np.zeros((n, 8), np.int64)
         self.lines[:, 0] = np.arange(n)
 
-    def together(self, run: Callable[[Any], object], count: int, batches: int) -> float:
+    def together(self, run: Case, count: int, batches: int) -> float:
         """Return millions of rows per second of CPU time, of all threads together."""
         ready = threading.Barrier(count, timeout=60.0)
 
         def work(which: int) -> float:
             draw = np.random.default_rng(which)
-            each = [self.ids[draw.integers(0, len(self.ids), BATCH)] for _ in range(batches)]
+            each = [draw.integers(0, len(self.ids), BATCH) for _ in range(batches)]
+            pairs = [(places, self.ids[places]) for places in each]
             ready.wait()
             begun = time.thread_time_ns()
-            for ids in each:
-                run(ids)
+            for places, ids in pairs:
+                run(places, ids)
             return BATCH * batches / (time.thread_time_ns() - begun) * 1e3
 
         with ThreadPoolExecutor(count) as pool:
