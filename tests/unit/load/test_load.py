@@ -255,6 +255,16 @@ def test_queries_that_are_never_answered_are_counted() -> None:
     assert measured.counts()["unanswered"] == measured.total - 3
 
 
+def test_each_query_whose_connection_is_lost_is_an_error_the_first_one_too() -> None:
+    with serving(lambda number, body: (200, ANSWER) if number == 0 else None) as url:
+        measured = run(url, rate=50)
+    counts = measured.counts()
+    assert counts["unanswered"] == 0
+    assert counts["error"] + counts["ok"] == measured.total
+    assert measured.errors["the connection was lost"] > 2
+    assert measured.outcomes[0] == QueryOutcome.ERROR
+
+
 def test_no_server_and_one_that_does_not_take_the_input() -> None:
     with pytest.raises(NoServer, match=r"no server answers at 127\.0\.0\.1:1: "):
         run("http://127.0.0.1:1/api/app/predict")
