@@ -135,23 +135,23 @@ LAST_IS_SPARE = Mutation(
     "the last copy is given up as spare", "claims.released_if_spare", _last_is_spare, 0
 )
 MUTATIONS = (
-    Mutation("a load completes without a claim", "claims.completed", _unclaimed, 0),
+    Mutation("a load completes without a claim", "claims.completed", _unclaimed, 6),
     Mutation("a failed load leaves no failure", "claims.failed", _silent, 10),
     Mutation("a copy in use is given up", "maintenance.janitor", _generous, 0),
     Mutation(
         "placement ignores that a node is full", "placement._Wish.fits", _unlimited, 21, share=1.0
     ),
-    Mutation("copies of a policy are not kept", "maintenance._reaped", _without(LoadCopy), 8),
+    Mutation("copies of a policy are not kept", "maintenance._reaped", _without(LoadCopy), 1),
     Mutation("any number of copies is claimed", "claims.claimed", _any_number, 9),
     Mutation("failures never block", "failures.blocked_until", _always(0), 21),
     Mutation("failures are never forgotten", "failures.is_over", _always(False), 0),
-    Mutation("failures are never expired", "claims.without_failures", _first, 0),
+    Mutation("failures are never expired", "claims.without_failures", _first, 6),
     Mutation("a model never has failed", "failures.verdict", _always(None), 10),
     Mutation("a third node tries a failed model", "failures.ARTIFACT_TRIES", _one_more, 10),
     Mutation(
         "what the dead held stays", "maintenance.reaper", _without(RemoveClaim), 14, plan=rare
     ),
-    Mutation("the janitor does nothing", "maintenance.janitor", _always([]), 41, plan=rare),
+    Mutation("the janitor does nothing", "maintenance.janitor", _always([]), 1, plan=rare),
     Mutation("what is given up stays claimed", "claims.released", _first, 0),
     Mutation("never scales up", "scaling.decide", _never_more, 39),
     Mutation("a rate asks for nothing", "maintenance.rates", _always([]), 39),

@@ -36,8 +36,9 @@ class FakeHost:
         self.served: list[tuple[str, str]] = []
         self.fails: dict[str, RequestFailed] = {}
         self.sizes: dict[str, int] = {}
-        self.gate = asyncio.Event()
+        self.gate, self.is_ready = asyncio.Event(), asyncio.Event()
         self.gate.set()
+        self.is_ready.set()
 
     async def load(
         self,

@@ -35,6 +35,7 @@ from clipper.settings.mesh import MeshSettings
 UNLOAD_S: Final = 120.0  # for the batches of a model that is unloaded
 SERVE_S: Final = 10.0
 SIZE_S: Final = 0.5  # for an estimate of a size
+HOST_S: Final = 10.0  # for a model host that is started again, before a load in it fails
 CLAIMS_AHEAD: Final = 8  # loads that may be claimed before they have a place
 AHEAD_MS: Final = 50.0  # a load that cannot have a place within this time is not claimed yet
 CHURN: Final = 10.0  # times the mean load time: newer models are not evicted
@@ -218,10 +219,7 @@ class ModelLoader:
     def _enqueue(self, id: str, used_ms: int, waiting: bool, copies: int, why: str = "") -> _Job:
         if self._stopping:
             raise RequestFailed(f"{self.me} is stopping", "none")
-        job = self._jobs[id] = _Job(copies, asyncio.get_running_loop().create_future(), why)
-        job.done.add_done_callback(
-            lambda done: done.cancelled() or done.exception()
-        )  # avoid a warning if no one waits
+        job = self._new_job(id, copies, why)
         job.ready_ms = now_ms() + self._ready_ms()
         gone = self.queue.push(QueuedLoad(id, used_ms, now_ms(), waiting))
         if gone is not None:
@@ -230,6 +228,13 @@ class ModelLoader:
                 RequestFailed(f"{len(self.queue)} loads wait in {self.me}, as many as may", "none"),
             )
         self._pump()
+        return job
+
+    def _new_job(self, id: str, copies: int, why: str = "") -> _Job:
+        job = self._jobs[id] = _Job(copies, asyncio.get_running_loop().create_future(), why)
+        job.done.add_done_callback(
+            lambda done: done.cancelled() or done.exception()
+        )  # avoid a warning if no one waits
         return job
 
     def _pump(self) -> None:
@@ -351,6 +356,8 @@ class ModelLoader:
                 f" {', '.join(self.types)}",
                 "none",
             )
+        if "://" in record.path or not self._is_alone(record):
+            await _until_ready(host)
         if "://" in record.path:
             await self._take_place(job)  # a pull may be long, and is part of the pace
         record, path = await self._pull(host, record)
@@ -544,7 +551,7 @@ class ModelLoader:
         leaving: copies to unload before; emptied. Returns the host and what it reports.
         """
         isolation, id = self._isolation, record.id
-        alone = isolation is not None and (isolation.is_suspect(id) or failures.has_crashed(record))
+        alone = self._is_alone(record)
         evict = [] if alone else [copy.record.id for copy in leaving if copy.host is host]
         others = [copy for copy in leaving if alone or copy.host is not host]
         leaving.clear()
@@ -572,6 +579,13 @@ class ModelLoader:
             ) from None
         except ConnectionLost:
             raise self._host_ended(id) from None
+
+    def _is_alone(self, record: MeshModel) -> bool:
+        """Return whether a model is to be loaded into a host that holds nothing else."""
+        isolation = self._isolation
+        return isolation is not None and (
+            isolation.is_suspect(record.id) or failures.has_crashed(record)
+        )
 
     def _host_ended(self, id: str) -> RequestFailed:
         return RequestFailed(
@@ -743,18 +757,30 @@ class ModelLoader:
         self._finishing = {id: one for id, one in self._finishing.items() if one is not host}
         return lost
 
-    async def crashed(self, id: str, why: str) -> None:
-        """Write that a model ended the host in which it was alone; that blocks it for a while."""
-        self._detach(id)
-        await self._release_alone(id)
+    def crashed(self, id: str, why: str) -> None:
+        """Start to write that a model ended the host in which it was alone; that blocks it for a
+        while.
+
+        Until it is written, the model counts as loading here: its claim stays, so that no node
+        loads it meanwhile, and requests wait for the outcome.
+        """
+        job = self._new_job(id, 0)
+        job.started = job.placed = True
         self._note(id, "unloaded", why)
-        with contextlib.suppress(UnknownModel, StoreError):
-            await self._records.change(
-                id,
-                lambda m: claims.failed(
-                    m, self.me, now_ms(), why=why, fault="artifact", crashed=True
-                ),
-            )
+        self._tasks.spawn(self._write_crash(id, why))
+
+    async def _write_crash(self, id: str, why: str) -> None:
+        written = self._records.change(
+            id,
+            lambda m: claims.failed(m, self.me, now_ms(), why=why, fault="artifact", crashed=True),
+        )
+        try:
+            await self._release_alone(id)
+            with contextlib.suppress(UnknownModel, StoreError):
+                await written
+        finally:
+            self._detach(id)
+            self._finish(id, ModelCrashed(why))
 
     def load_again(self, id: str, used_ms: int) -> None:
         """Start to load a model again whose host died; its claim exists."""
@@ -771,6 +797,13 @@ class ModelLoader:
             if not job.done.done():
                 job.done.set_exception(RequestFailed(f"{self.me} is stopping", "none"))
         await self._tasks.cancel()
+
+
+async def _until_ready(host: ModelHost) -> None:
+    """Wait for a host that is started again, at most HOST_S."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(HOST_S):
+            await host.is_ready.wait()
 
 
 def _granted(found: MeshModel | claims.ClaimRefused) -> MeshModel:

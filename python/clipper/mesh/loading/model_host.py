@@ -85,10 +85,14 @@ class Pulled(msgspec.Struct, frozen=True):
 
 
 class ModelHost(Protocol):
-    """The interface of a host for the loader. Calls raise RequestFailed, ConnectionLost."""
+    """The interface of a host for the loader. Calls raise RequestFailed, ConnectionLost.
+
+    is_ready: set while it answers.
+    """
 
     types: tuple[str, ...]
     status: HostStatus
+    is_ready: asyncio.Event
 
     async def pull(self, model: MeshModel) -> Pulled:
         """Pull a model whose path is a URL."""
@@ -122,14 +126,12 @@ class ModelHost(Protocol):
 class SupervisedHost(ModelHost, Protocol):
     """A model host that a node starts, and that is replaced when it ends.
 
-    is_ready: set while it answers. blamed: the models that were at work when it last ended.
-    starts: how often it was started.
+    blamed: the models that were at work when it last ended. starts: how often it was started.
     """
 
     name: str
     starts: int
     blamed: frozenset[str]
-    is_ready: asyncio.Event
 
     @property
     def pid(self) -> int:

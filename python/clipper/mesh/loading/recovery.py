@@ -35,7 +35,7 @@ class Recovery:
         for id, held in self._loader.host_lost(host):
             if alone:
                 why = f"it ended, or hung, its process in {self._me}, where it was alone"
-                self._tasks.spawn(self._loader.crashed(id, why))
+                self._loader.crashed(id, why)
             else:
                 self._tasks.spawn(
                     self._load_again(None if id in host.blamed else host.is_ready, id, held.lent)

@@ -95,7 +95,7 @@ class ActionExecutor:
 
         def step(record: MeshModel) -> MeshModel:
             is_same = record.copies.get(instance) == claim and not is_here()
-            return claims.without(record, instance) if is_same else record
+            return claims.released(record, instance) if is_same else record
 
         if not is_here():
             self._log.note(model, f"{instance} forgotten", why)
