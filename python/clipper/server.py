@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Self, Unpack, cast
 
 from clipper.catalog import Catalog
 from clipper.config import Config, merge_batching
-from clipper.deploy.command import Command, check_combination, chosen, warmup_variable
 from clipper.deploy.deployers import placing
-from clipper.deploy.environments import lines_of
-from clipper.deploy.pulling import url_of
+from clipper.deploy.packages.environments import lines_of
+from clipper.deploy.packages.pulling import url_of
+from clipper.deploy.processes.command import Command, check_combination, chosen, warmup_variable
 from clipper.deploy.warmup import warmup_of
 from clipper.errors import AlreadyExists, ShuttingDown
 from clipper.json_log import JsonLog

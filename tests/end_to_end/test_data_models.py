@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import clipper
-from clipper.deploy.artifact import Artifact, check
+from clipper.deploy.packages.artifact import Artifact, check
 from clipper.errors import DeployFailed, InvalidInput, PackagingError
 from clipper_container.adapters.check import examine
 from tests.memory_container import wait_until

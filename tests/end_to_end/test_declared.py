@@ -157,7 +157,7 @@ SYMLINKED = """
 import sys
 sys.path[:0] = [{folder!r}]
 import threading_in_a_library
-from clipper.deploy import package
+from clipper.deploy.packages import package
 package._installed_places.cache_clear()
 def total(rows):
     return threading_in_a_library.summed(rows)

@@ -14,7 +14,7 @@ import pytest
 
 import clipper
 from clipper.deploy import pack
-from clipper.deploy.artifact import Artifact, artifact_of, is_data
+from clipper.deploy.packages.artifact import Artifact, artifact_of, is_data
 from clipper.errors import DeployFailed, PackagingError
 from clipper_container import Model, Scored
 from clipper_container.adapters.function import MAGIC, LoadError, load_target

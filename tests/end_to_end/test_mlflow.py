@@ -13,8 +13,8 @@ import pytest
 
 import clipper
 from clipper.deploy import pack
-from clipper.deploy.artifact import is_data
 from clipper.deploy.needs import needs_of
+from clipper.deploy.packages.artifact import is_data
 from clipper.errors import PackagingError
 from clipper.types import ANY
 from clipper.types import Model as Record

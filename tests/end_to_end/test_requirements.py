@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 import clipper
-from clipper.deploy.environments import Environments, lines_of
-from clipper.deploy.sdk import wheel_into
+from clipper.deploy.packages.environments import Environments, lines_of
+from clipper.deploy.packages.sdk import wheel_into
 from clipper.errors import DeployFailed, InvalidInput, ShuttingDown
 from tests.memory_container import wait_until
 
@@ -257,7 +257,7 @@ def test_a_kill_in_the_middle_leaves_nothing_that_counts(
 ) -> None:
     folder = tmp_path / "e"
     code = (
-        "import sys; from pathlib import Path; from clipper.deploy.environments import"
+        "import sys; from pathlib import Path; from clipper.deploy.packages.environments import"
         " Environments\n"
     )
     code += "def say(text): print(text, flush=True)\n"
@@ -277,7 +277,8 @@ def test_a_kill_in_the_middle_leaves_nothing_that_counts(
 
 def test_pip_does_not_outlive_the_server(tmp_path: Path) -> None:
     folder, slow = tmp_path / "e", slow_package(tmp_path)
-    code = "from pathlib import Path; from clipper.deploy.environments import Environments\n"
+    code = "from pathlib import Path\n"
+    code += "from clipper.deploy.packages.environments import Environments\n"
     code += f"Environments(Path({str(folder)!r})).build(({str(slow)!r},))"
     with subprocess.Popen([sys.executable, "-c", code]) as child:
         wait_until((tmp_path / "begun").exists, "pip builds the package", patience_s=90)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from clipper.deploy import sdk
+from clipper.deploy.packages import sdk
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 300.0

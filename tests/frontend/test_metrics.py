@@ -22,8 +22,8 @@ import pytest
 
 import clipper
 from clipper.cli import main
-from clipper.deploy.chart import adapter_rules, scaler_triggers
-from clipper.deploy.mesh_manifests import pressure_query
+from clipper.deploy.kubernetes.chart import adapter_rules, scaler_triggers
+from clipper.deploy.kubernetes.mesh import pressure_query
 from clipper.metrics import (
     FAMILIES,
     OTHER,

@@ -172,7 +172,7 @@ def test_what_runs_is_exported_as_what_is_declared(
 
 
 def test_bytes_that_no_file_can_hold_are_refused() -> None:
-    from clipper.deploy.manifests import Shipment, server_toml
+    from clipper.deploy.kubernetes.manifests import Shipment, server_toml
     from clipper.types import ANY, Application
 
     with pytest.raises(InvalidInput, match=r"\[apps.odd\] holds bytes"):

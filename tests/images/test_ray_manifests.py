@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from clipper.cli.up import up
-from clipper.deploy.ray_manifests import APP
+from clipper.deploy.kubernetes.ray import APP
 from tests.images.exports import check_objects, export, objects_of, yaml
 
 DECLARED = """\

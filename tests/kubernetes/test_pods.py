@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from bench.system.several_servers.on_redis import Client
 from clipper.cli import main
-from clipper.deploy import manifests
+from clipper.deploy.kubernetes import manifests
 from tests.kubernetes import pods
 from tests.kubernetes.pods import Cluster
 from tests.languages.compiled import CPP, cpp

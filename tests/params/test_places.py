@@ -194,7 +194,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Return the list that will hold the folders of sets whose actors were ended. Ray and
     resharding are replaced by fakes."""
     found: list[Path] = []
-    monkeypatch.setattr("clipper.deploy.ray_nodes.join_ray", lambda _: None)
+    monkeypatch.setattr("clipper.deploy.ray.nodes.join_ray", lambda _: None)
     monkeypatch.setattr(params_on_ray.RaySet, "end_set", lambda _, home: found.append(home))
     monkeypatch.setattr(live_reshard.LiveReshard, "reshard_if_requested", lambda _: None)
     return found

@@ -21,8 +21,8 @@ from clipper.cli.server_command import short
 from clipper.cli.top_screen import _ms
 from clipper.cli.top_state import ServerReadings
 from clipper.deploy.deployer import ContainerSpec, options
-from clipper.deploy.package import input_of
-from clipper.deploy.ray_servers import server_addresses
+from clipper.deploy.packages.package import input_of
+from clipper.deploy.ray.servers import server_addresses
 from clipper.errors import (
     ClipperError,
     ConfigError,

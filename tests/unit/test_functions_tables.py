@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from clipper.catalog_view import Rollout
-from clipper.deploy import environments, sdk
-from clipper.deploy.yaml import to_yaml
+from clipper.deploy.kubernetes.yaml import to_yaml
+from clipper.deploy.packages import environments, sdk
 from clipper.errors import Overloaded, UnknownModel
 from clipper.frontend.http.messages import as_json, inflate, problem
 from clipper.frontend.http.metrics import _prefers_openmetrics

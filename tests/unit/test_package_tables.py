@@ -18,7 +18,7 @@ from clipper.cli.end_process import end_process
 from clipper.config_schema import schema
 from clipper.credential_file import CredentialFile, line_of
 from clipper.deploy.deployer import LogLines, LogTail
-from clipper.deploy.params_manifests import ParamsShipment
+from clipper.deploy.kubernetes.params import ParamsShipment
 from clipper.deploy.restarts import RestartPolicy, Restarts
 from clipper.errors import ConfigError, UnknownModel
 from clipper.frontend.inference.operations import _of_model

@@ -14,8 +14,8 @@ from clipper.catalog_rules import link_replaced
 from clipper.cli.bench import command_line, seconds_of
 from clipper.cli.evaluating import since_of
 from clipper.clock import age_of
-from clipper.deploy.command import check_permitted, command_of, variables
 from clipper.deploy.deployer import ContainerSpec
+from clipper.deploy.processes.command import check_permitted, command_of, variables
 from clipper.errors import ClipperError
 from clipper.frontend.streams.model_updates import descriptor_of
 from clipper.frontend.tracing import otlp

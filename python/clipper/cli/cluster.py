@@ -14,7 +14,7 @@ from clipper.cli.up_on_ray import runtime_env_option
 from clipper_container.model import UserValue
 
 if TYPE_CHECKING:
-    from clipper.deploy.ray_nodes import NodeStatus
+    from clipper.deploy.ray.nodes import NodeStatus
 
 _LOCAL = "local"
 _GRACE_S = 60.0
@@ -141,7 +141,7 @@ def up(
     --insecure clipper cluster up --on ray --store redis://10.0.0.5:6379/0 --nodes 2 --gpus 1
     --label big
     """
-    from clipper.deploy.ray_nodes import (
+    from clipper.deploy.ray.nodes import (
         RayCluster,
         actors_of,
         bring_up,
@@ -186,7 +186,7 @@ def ps(engine: str, mesh: str, address: str, as_json: bool) -> None:
     \b
     clipper cluster ps --on ray
     """
-    from clipper.deploy.ray_nodes import actors_of, join_ray, statuses
+    from clipper.deploy.ray.nodes import actors_of, join_ray, statuses
 
     ray = join_ray(address)
     found = statuses(ray, actors_of(ray, mesh))
@@ -213,7 +213,7 @@ def down(engine: str, mesh: str, address: str, grace_s: float) -> None:
     \b
     clipper cluster down --on ray
     """
-    from clipper.deploy.ray_nodes import actors_of, join_ray, take_down
+    from clipper.deploy.ray.nodes import actors_of, join_ray, take_down
 
     ray = join_ray(address)
     _ended(take_down(ray, actors_of(ray, mesh), grace_s))

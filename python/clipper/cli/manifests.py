@@ -16,7 +16,7 @@ from clipper.manage.moving import State, applications_of, read
 from clipper.types import Application, Model, UserValue, VersionedModel
 
 if TYPE_CHECKING:
-    from clipper.deploy.manifests import Shipment
+    from clipper.deploy.kubernetes.manifests import Shipment
 
 
 @click.command(short_help="Write the image of a model.")
@@ -41,7 +41,7 @@ def dockerfile(command: ServerCommand, model: str, folder: Path | None, base: st
     clipper export dockerfile svm
     clipper export dockerfile svm:3 svm-image && docker build -t svm:3 svm-image
     """
-    from clipper.deploy.program_image import image_of_model
+    from clipper.deploy.docker.program_image import image_of_model
 
     state = read(command.server.export_state())
     with tempfile.TemporaryDirectory(prefix="clipper-image-") as place:
@@ -126,7 +126,7 @@ def compose(
     clipper export compose deploy && docker compose --project-directory deploy up --build
     clipper export compose deploy --from clipper.toml --redis
     """
-    from clipper.deploy.manifests import write_compose
+    from clipper.deploy.kubernetes.manifests import write_compose
 
     with _shipment(command, file, redis, base) as shipment:
         files = write_compose(shipment, folder)
@@ -253,8 +253,8 @@ def kubernetes(
     clipper export k8s nodes --mesh etcd://etcd.default:2379/clipper --nodes 3 --nodes-max 10
     clipper export k8s shop --shards 4 --replicas 1 --memory-mib 8192
     """
-    from clipper.deploy.manifests import write_kubernetes
-    from clipper.deploy.mesh_manifests import MeshShipment, write_mesh
+    from clipper.deploy.kubernetes.manifests import write_kubernetes
+    from clipper.deploy.kubernetes.mesh import MeshShipment, write_mesh
 
     if shards is not None:
         if store or redis or base:
@@ -328,9 +328,9 @@ def chart(
     helm upgrade --install shop ./shop --set state.url=etcd://etcd.default:2379/clipper
     """
     from clipper.config import load
-    from clipper.deploy.chart import ChartContents, write_chart
-    from clipper.deploy.mesh_manifests import MeshShipment
-    from clipper.deploy.params_manifests import ParamsShipment
+    from clipper.deploy.kubernetes.chart import ChartContents, write_chart
+    from clipper.deploy.kubernetes.mesh import MeshShipment
+    from clipper.deploy.kubernetes.params import ParamsShipment
 
     many = ParamsShipment(load(file, params={"shards": shards}).params) if shards else None
     some = MeshShipment("redis://redis:6379/0", nodes) if nodes else None
@@ -396,10 +396,10 @@ def ray(command: ServerCommand, folder: Path, file: Path, **given: UserValue) ->
     \b
     clipper export ray shop --from clipper.toml --servers 2 --servers-max 8
     """
-    from clipper.deploy.image import files_under
+    from clipper.deploy.docker.image import files_under
+    from clipper.deploy.kubernetes.ray import IMAGE, RayShipment, write_ray
     from clipper.deploy.needs import needs_of
-    from clipper.deploy.pins import pinned
-    from clipper.deploy.ray_manifests import IMAGE, RayShipment, write_ray
+    from clipper.deploy.packages.pins import pinned
 
     with tempfile.TemporaryDirectory(prefix="clipper-image-") as place:
         models, _, _ = _declared(file, Path(place), redis=False, pulls=True)
@@ -420,7 +420,7 @@ def _shards(
     folder: Path, file: Path | None, shards: int, replicas: int | None, **more: UserValue
 ) -> list[str]:
     from clipper.config import load
-    from clipper.deploy.params_manifests import ParamsShipment, write_params
+    from clipper.deploy.kubernetes.params import ParamsShipment, write_params
 
     wanted = {"shards": shards, **({"replicas": replicas} if replicas is not None else {})}
     return write_params(ParamsShipment(load(file, params=wanted).params, **more), folder)
@@ -440,8 +440,8 @@ def _shipment(
     """Yield the declared or the running models and applications; model files are in a temporary
     folder. pulls: containers pull models that are named by a URL.
     """
-    from clipper.deploy.manifests import Shipment
-    from clipper.deploy.program_image import image_of_model
+    from clipper.deploy.docker.program_image import image_of_model
+    from clipper.deploy.kubernetes.manifests import Shipment
 
     with tempfile.TemporaryDirectory(prefix="clipper-image-") as place:
         if file is None:
@@ -469,9 +469,9 @@ def _declared(
 ) -> tuple[list[Model], tuple[Application, ...], bool]:
     """Return what a TOML file declares, as a server would read it."""
     from clipper.config import load, roles_in
-    from clipper.deploy.command import command_of
-    from clipper.deploy.package import Package, pack
-    from clipper.deploy.pulling import PullLimits, pod_url, pulled, url_of
+    from clipper.deploy.packages.package import Package, pack
+    from clipper.deploy.packages.pulling import PullLimits, pod_url, pulled, url_of
+    from clipper.deploy.processes.command import command_of
     from clipper.deploy.warmup import warmup_of
     from clipper.manage.declared import application_settings, replicas_of
     from clipper.manage.deployment import type_of

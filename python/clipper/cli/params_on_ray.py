@@ -32,7 +32,7 @@ from clipper.params.shard.decision import decide
 from clipper.settings.params import ParamsSettings
 
 if TYPE_CHECKING:
-    from clipper.deploy.ray_nodes import NodeStatus
+    from clipper.deploy.ray.nodes import NodeStatus
 
 _LOCAL = "local"
 _GRACE_S = 120.0  # time for a last snapshot
@@ -48,8 +48,8 @@ def up_on_ray(
     within_s: float,
 ) -> None:
     """Start the shards that are missing, and wait until all serve."""
-    from clipper.deploy.ray_nodes import join_ray, take_down, wait_ready
-    from clipper.deploy.ray_shards import RayShards, bring_up_shards, remove_group
+    from clipper.deploy.ray.nodes import join_ray, take_down, wait_ready
+    from clipper.deploy.ray.shards import RayShards, bring_up_shards, remove_group
     from clipper.params.local.address_file import prepare
 
     folder = prepare(settings, "ray")
@@ -127,7 +127,7 @@ class RaySet:
 
     def start_set(self, home: Path, shards: int) -> None:
         """Create the actors of another set."""
-        from clipper.deploy.ray_shards import RayShards, bring_up_shards
+        from clipper.deploy.ray.shards import RayShards, bring_up_shards
 
         name = _actors(self._name, home)
         plan = RayShards(str(home), shards, name, self._apart, self._cpus, self._resources)
@@ -135,8 +135,8 @@ class RaySet:
 
     def end_set(self, home: Path) -> None:
         """End the actors of a set, with their shards."""
-        from clipper.deploy.ray_nodes import take_down
-        from clipper.deploy.ray_shards import remove_group, shards_of
+        from clipper.deploy.ray.nodes import take_down
+        from clipper.deploy.ray.shards import remove_group, shards_of
 
         name = _actors(self._name, home)
         take_down(self._ray, shards_of(self._ray, name), _GRACE_S)
@@ -174,7 +174,7 @@ def resharding_on_ray(
     resource: str,
 ) -> Iterator[None]:
     """Request a number of shards, and move the set while the context lasts and until it is done."""
-    from clipper.deploy.ray_nodes import join_ray
+    from clipper.deploy.ray.nodes import join_ray
 
     before, content = request_in(folder), read_address_file(folder)
     if content.get("engine") != "ray":
@@ -200,8 +200,8 @@ def down_on_ray(folder: Path, name: str, address: str) -> "dict[str, NodeStatus]
     """Stop the set of that folder, with a snapshot of all; return the last statuses. Raises:
     NoServer.
     """
-    from clipper.deploy.ray_nodes import join_ray, take_down
-    from clipper.deploy.ray_shards import remove_group, shards_of
+    from clipper.deploy.ray.nodes import join_ray, take_down
+    from clipper.deploy.ray.shards import remove_group, shards_of
     from clipper.params.local.local_set import snapshot_all
     from clipper_container.params.connection import addresses_in
 

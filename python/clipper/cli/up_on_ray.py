@@ -20,8 +20,8 @@ from clipper_container.model import UserValue
 
 if TYPE_CHECKING:
     from clipper.config import Config
-    from clipper.deploy.ray_nodes import NodeStatus
-    from clipper.deploy.ray_servers import RayServerGroup, RayServers
+    from clipper.deploy.ray.nodes import NodeStatus
+    from clipper.deploy.ray.servers import RayServerGroup, RayServers
 
 LOCAL: Final = "local"
 _CHECK_S: Final = 0.2
@@ -144,8 +144,8 @@ def serve_on_ray(path: Path | None, config: "Config", placed: Placed, *, insecur
     """
     from clipper.cli.up import on_first_signal
     from clipper.deploy.ingress import Ingress
-    from clipper.deploy.ray_nodes import join_ray
-    from clipper.deploy.ray_servers import RayServerGroup
+    from clipper.deploy.ray.nodes import join_ray
+    from clipper.deploy.ray.servers import RayServerGroup
 
     _check(config)
     stopping, upgrading = threading.Event(), threading.Event()
@@ -228,7 +228,7 @@ def _listen(config: "Config") -> dict[str, str]:
 
 def plan_of(path: Path | None, config: "Config", placed: Placed, *, insecure: bool) -> "RayServers":
     """Return the parameters of the servers of a configuration."""
-    from clipper.deploy.ray_servers import TOKEN, RayServers
+    from clipper.deploy.ray.servers import TOKEN, RayServers
     from clipper.serving.models.scaling import Rule
 
     shipped = "working_dir" in placed.runtime_env

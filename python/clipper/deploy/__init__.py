@@ -1,6 +1,5 @@
 """Deployment: package a model, start its containers, restart them, stop them."""
 
-from clipper.deploy.artifact import Artifact
 from clipper.deploy.deployer import (
     ContainerSpec,
     Deployer,
@@ -9,8 +8,9 @@ from clipper.deploy.deployer import (
     ReplicaState,
     ReplicaStatus,
 )
-from clipper.deploy.package import Package, pack
-from clipper.deploy.process import ProcessDeployer
+from clipper.deploy.packages.artifact import Artifact
+from clipper.deploy.packages.package import Package, pack
+from clipper.deploy.processes.process import ProcessDeployer
 from clipper.deploy.restarts import RestartPolicy
 from clipper.errors import PackagingError
 

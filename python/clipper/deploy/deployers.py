@@ -6,10 +6,10 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from clipper.deploy.daemon import Daemon, Owner
 from clipper.deploy.deployer import ContainerSpec, Deployer, OnEvent, ReplicaStatus
-from clipper.deploy.docker import DockerDeployer
-from clipper.deploy.process import ProcessDeployer
+from clipper.deploy.docker.containers import DockerDeployer
+from clipper.deploy.docker.daemon import Daemon, Owner
+from clipper.deploy.processes.process import ProcessDeployer
 from clipper.deploy.replica_table import LOG_LINES_MAX
 from clipper.deploy.restarts import RestartPolicy
 from clipper.errors import InvalidInput, did_you_mean

@@ -9,8 +9,8 @@ from typing import Final
 
 import msgspec
 
-from clipper.deploy.environments import Environments
 from clipper.deploy.needs import needs_of
+from clipper.deploy.packages.environments import Environments
 from clipper.errors import ClipperError, InvalidInput
 from clipper.types import Model, VersionedModel
 

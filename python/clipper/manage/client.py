@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 import msgspec
 import numpy as np
 
-from clipper.deploy.artifact import artifact_of, is_data, is_registered
 from clipper.deploy.deployers import ENGINES
-from clipper.deploy.environments import lines_of
-from clipper.deploy.pulling import url_of
+from clipper.deploy.packages.artifact import artifact_of, is_data, is_registered
+from clipper.deploy.packages.environments import lines_of
+from clipper.deploy.packages.pulling import url_of
 from clipper.errors import (
     ClipperError,
     Forbidden,

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import msgspec
 
 from clipper.config import Config, roles_in
-from clipper.deploy.command import command_of
+from clipper.deploy.processes.command import command_of
 from clipper.errors import ClipperError
 from clipper.manage.operations import Server
 from clipper.settings.server import ApplicationSettings, ModelSettings

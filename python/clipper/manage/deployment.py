@@ -21,7 +21,6 @@ import msgspec
 from clipper.catalog import Catalog
 from clipper.clock import wall_time_us
 from clipper.config import Config
-from clipper.deploy.daemon import Owner
 from clipper.deploy.deployer import (
     ContainerSpec,
     EventKind,
@@ -31,10 +30,11 @@ from clipper.deploy.deployer import (
     threads_of,
 )
 from clipper.deploy.deployers import ENGINES, Deployers
-from clipper.deploy.environments import Environments
+from clipper.deploy.docker.daemon import Owner
 from clipper.deploy.needs import needs_of
-from clipper.deploy.package import pack
-from clipper.deploy.pulling import PullLimits, pulled, source_of, url_of
+from clipper.deploy.packages.environments import Environments
+from clipper.deploy.packages.package import pack
+from clipper.deploy.packages.pulling import PullLimits, pulled, source_of, url_of
 from clipper.deploy.restarts import RestartPolicy
 from clipper.errors import (
     ClipperError,

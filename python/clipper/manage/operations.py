@@ -16,9 +16,9 @@ import msgspec
 from clipper.catalog import Catalog
 from clipper.catalog_view import Rollout
 from clipper.config import Config, merge_batching
-from clipper.deploy.artifact import ENDINGS, Artifact, is_data
-from clipper.deploy.command import Command, check_permitted, command_of
-from clipper.deploy.pulling import url_of
+from clipper.deploy.packages.artifact import ENDINGS, Artifact, is_data
+from clipper.deploy.packages.pulling import url_of
+from clipper.deploy.processes.command import Command, check_permitted, command_of
 from clipper.errors import (
     DoesNotFit,
     InvalidInput,

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from clipper.deploy import EventKind, ReplicaState, RestartPolicy
-from clipper.deploy.daemon import Daemon, Owner, _gpus, close_when
 from clipper.deploy.deployer import ContainerSpec
 from clipper.deploy.deployers import Deployers, placing
-from clipper.deploy.docker import describe_end
+from clipper.deploy.docker.containers import describe_end
+from clipper.deploy.docker.daemon import Daemon, Owner, _gpus, close_when
 from clipper.errors import DeployFailed, InvalidInput
 from clipper.settings.docker import DockerSettings
 from clipper.state_dir import StateDir
@@ -52,7 +52,7 @@ def test_a_socket_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     def refuse(self: socket.socket, where: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("clipper.deploy.daemon.socket.socket.connect", refuse)
+    monkeypatch.setattr("clipper.deploy.docker.daemon.socket.socket.connect", refuse)
     text = error_text("docker", f"unix://{tmp_path}/d.sock", tmp_path)
     assert (
         ": no permission. Join its group: sudo usermod -aG docker $USER, then log in again." in text

@@ -13,8 +13,9 @@ import time
 
 import pytest
 
-from clipper.deploy import EventKind, ProcessDeployer, RestartPolicy, fork_servers
-from clipper.deploy.warmup_deaths import WarmUpDeaths
+from clipper.deploy import EventKind, ProcessDeployer, RestartPolicy
+from clipper.deploy.processes import fork_servers
+from clipper.deploy.processes.warmup_deaths import WarmUpDeaths
 from tests.unit.deploy.test_process import (
     PATIENCE_S,
     Events,
@@ -50,7 +51,7 @@ def events():
 
 @pytest.fixture
 def deployer(events, monkeypatch):
-    monkeypatch.setattr("clipper.deploy.process.ANSWER_S", PATIENCE_S)
+    monkeypatch.setattr("clipper.deploy.processes.process.ANSWER_S", PATIENCE_S)
     with ProcessDeployer(events, QUICK) as made:
         yield made
 
@@ -200,7 +201,7 @@ def test_a_frozen_fork_server_delays_no_stop(deployer, events, spec, monkeypatch
     try:
         deployer.stop("svm")
         assert events.next(EventKind.STOPPED).detail == "ended; its fork server does not report how"
-        monkeypatch.setattr("clipper.deploy.process.ANSWER_S", 0.05)
+        monkeypatch.setattr("clipper.deploy.processes.process.ANSWER_S", 0.05)
         deployer.start(spec())
         events.next(EventKind.STARTED)
         assert start(deployer).startswith("plain: the fork server did not answer within")
@@ -214,7 +215,7 @@ def test_a_frozen_fork_server_without_replicas_is_killed(deployer, events, spec,
     fork_server = parent(events.next(EventKind.STARTED).pid)
     deployer.stop("svm")
     os.kill(fork_server, signal.SIGSTOP)
-    monkeypatch.setattr("clipper.deploy.process.ANSWER_S", 0.05)
+    monkeypatch.setattr("clipper.deploy.processes.process.ANSWER_S", 0.05)
     deployer.start(spec())
     until(lambda: not alive(fork_server))
 

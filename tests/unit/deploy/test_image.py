@@ -12,11 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clipper.deploy import image, pack
+from clipper.deploy import pack
 from clipper.deploy.deployer import spec_of
-from clipper.deploy.image import Image, image_of
+from clipper.deploy.docker import image
+from clipper.deploy.docker.image import Image, image_of
 from clipper.deploy.needs import needs_of
-from clipper.deploy.pins import pinned
+from clipper.deploy.packages.pins import pinned
 from clipper.errors import PackagingError
 from clipper.types import InputType, Model
 

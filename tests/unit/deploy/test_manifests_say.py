@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from clipper.deploy import sdk
-from clipper.deploy.chart import ChartContents, chart, write_chart
-from clipper.deploy.image import Image
-from clipper.deploy.manifests import (
+from clipper.deploy.docker.image import Image
+from clipper.deploy.kubernetes.chart import ChartContents, chart, write_chart
+from clipper.deploy.kubernetes.manifests import (
     EXTRAS,
     Shipment,
     compose,
@@ -19,9 +18,10 @@ from clipper.deploy.manifests import (
     server_dockerfile,
     server_toml,
 )
-from clipper.deploy.mesh_manifests import MeshShipment, mesh, node_toml
-from clipper.deploy.params_manifests import ParamsShipment, params, shards_json
-from clipper.deploy.yaml import Document, to_yaml
+from clipper.deploy.kubernetes.mesh import MeshShipment, mesh, node_toml
+from clipper.deploy.kubernetes.params import ParamsShipment, params, shards_json
+from clipper.deploy.kubernetes.yaml import Document, to_yaml
+from clipper.deploy.packages import sdk
 from clipper.errors import InvalidInput
 from clipper.settings.params import ParamsSettings
 from clipper.types import Application, InputType, Model, VersionedModel

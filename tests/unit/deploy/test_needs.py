@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from clipper.deploy import pack
-from clipper.deploy.artifact import Artifact
 from clipper.deploy.needs import Needs, needs_of, packages_of, version_of
-from clipper.deploy.sdk import digest, wheel, wheel_into
+from clipper.deploy.packages.artifact import Artifact
+from clipper.deploy.packages.sdk import digest, wheel, wheel_into
 from clipper.errors import InvalidInput
 from clipper.types import ANY, Model
 from clipper_container.adapters.function import MAGIC

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from clipper.deploy import PackagingError, pack
-from clipper.deploy.package import input_of
+from clipper.deploy.packages.package import input_of
 from clipper_container import Model
 from clipper_container.adapters.function import LoadError, explain, load_target
 from clipper_container.model import as_model

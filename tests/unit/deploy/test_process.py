@@ -20,7 +20,7 @@ from clipper.deploy import (
     ReplicaState,
     RestartPolicy,
 )
-from clipper.deploy.process import TOKEN_ENV, command, describe_exit
+from clipper.deploy.processes.process import TOKEN_ENV, command, describe_exit
 from clipper.deploy.restarts import START_S, StartLimit
 from clipper.manage.deployment import restart_policy
 

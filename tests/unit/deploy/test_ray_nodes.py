@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from clipper.deploy.ingress import host_port
-from clipper.deploy.ray_nodes import NodeProcess, RayCluster, node_addresses, node_command
-from clipper.deploy.ray_servers import server_addresses
-from clipper.deploy.ray_shards import shard_command
+from clipper.deploy.ray.nodes import NodeProcess, RayCluster, node_addresses, node_command
+from clipper.deploy.ray.servers import server_addresses
+from clipper.deploy.ray.shards import shard_command
 from clipper.errors import ConfigError
 
 PATIENCE_S = 30.0
@@ -102,7 +102,7 @@ def test_names() -> None:
 def test_without_ray_the_command_that_installs_it_is_printed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from clipper.deploy.ray_nodes import join_ray
+    from clipper.deploy.ray.nodes import join_ray
 
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match="Ray is not installed"):

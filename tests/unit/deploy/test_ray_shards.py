@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clipper.deploy.ray_nodes import NodeProcess
-from clipper.deploy.ray_shards import RayShards, shard_command
+from clipper.deploy.ray.nodes import NodeProcess
+from clipper.deploy.ray.shards import RayShards, shard_command
 from clipper.params import Client, TableSpec
 from clipper.params.local.address_file import prepare, running_shards
 from clipper.settings.params import ParamsSettings

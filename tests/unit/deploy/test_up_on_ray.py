@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from clipper.cli import main
 from clipper.cli.up_on_ray import Placed, plan_of
 from clipper.config import load
-from clipper.deploy.ray_servers import TOKEN
+from clipper.deploy.ray.servers import TOKEN
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from clipper.deploy import sdk
-from clipper.deploy.manifests import (
+from clipper.deploy.kubernetes.manifests import (
     ADMIN_PORT,
     EXTRAS,
     HTTP_PORT,
@@ -33,8 +32,9 @@ from clipper.deploy.manifests import (
     service,
     written,
 )
+from clipper.deploy.kubernetes.yaml import Document, to_yaml
 from clipper.deploy.needs import python_here
-from clipper.deploy.yaml import Document, to_yaml
+from clipper.deploy.packages import sdk
 from clipper.types import VERSION
 
 RAY: Final = "2.52.0"

@@ -29,9 +29,9 @@ from pathlib import Path
 
 import cloudpickle
 
-from clipper.deploy.artifact import SUFFIX, artifact_of, is_data
-from clipper.deploy.command import Command
 from clipper.deploy.needs import packages_of, python_here
+from clipper.deploy.packages.artifact import SUFFIX, artifact_of, is_data
+from clipper.deploy.processes.command import Command
 from clipper.errors import PackagingError
 from clipper.types import UserValue
 from clipper_container import Model

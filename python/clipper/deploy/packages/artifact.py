@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 
 from clipper.deploy.needs import version_of
-from clipper.deploy.process import describe_exit
+from clipper.deploy.processes.process import describe_exit
 from clipper.errors import InvalidInput, PackagingError, ShuttingDown
 from clipper.types import UserValue
 from clipper_container.adapters import files, mlflow

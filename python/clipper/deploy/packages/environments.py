@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from clipper.deploy.sdk import digest, wheel_into
+from clipper.deploy.packages.sdk import digest, wheel_into
 from clipper.errors import DeployFailed, InvalidInput, ShuttingDown
 
 _MARK: Final = "ready"

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from clipper.deploy.daemon import Daemon
 from clipper.deploy.deployer import (
     ContainerSpec,
     EventKind,
@@ -23,7 +22,8 @@ from clipper.deploy.deployer import (
     ReplicaState,
     ReplicaStatus,
 )
-from clipper.deploy.process import describe_exit
+from clipper.deploy.docker.daemon import Daemon
+from clipper.deploy.processes.process import describe_exit
 from clipper.deploy.replica_table import (
     LOG_LINE_BYTES_MAX,
     LOG_LINES_MAX,

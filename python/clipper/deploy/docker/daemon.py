@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from clipper.deploy.deployer import ContainerSpec
-from clipper.deploy.image import TOKEN_FILE, USER, Image, image_of
+from clipper.deploy.docker.image import TOKEN_FILE, USER, Image, image_of
 from clipper.errors import DeployFailed
 from clipper.settings.docker import DockerSettings
 from clipper.state_dir import is_alive

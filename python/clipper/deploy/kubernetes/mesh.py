@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from clipper.deploy.manifests import (
+from clipper.deploy.kubernetes.manifests import (
     ADMIN_PORT,
     AWAY_S,
     CONFINED,
@@ -39,7 +39,7 @@ from clipper.deploy.manifests import (
     toml_table,
     written,
 )
-from clipper.deploy.yaml import Document, to_yaml
+from clipper.deploy.kubernetes.yaml import Document, to_yaml
 from clipper.errors import InvalidInput
 
 GRPC_PORT: Final = 8001

@@ -12,7 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
-from clipper.deploy.manifests import (
+from clipper.deploy.kubernetes.manifests import (
     SERVER_IMAGE,
     Shipment,
     build_contexts,
@@ -24,9 +24,9 @@ from clipper.deploy.manifests import (
     server_toml,
     write_files,
 )
-from clipper.deploy.mesh_manifests import MeshShipment, mesh, node_toml
-from clipper.deploy.params_manifests import SHARDS_FILE, ParamsShipment, params, shards_json
-from clipper.deploy.yaml import Document, to_yaml
+from clipper.deploy.kubernetes.mesh import MeshShipment, mesh, node_toml
+from clipper.deploy.kubernetes.params import SHARDS_FILE, ParamsShipment, params, shards_json
+from clipper.deploy.kubernetes.yaml import Document, to_yaml
 from clipper.errors import InvalidInput
 from clipper.types import VERSION
 

@@ -11,9 +11,8 @@ import os
 from pathlib import Path
 from typing import Final
 
-from clipper.deploy.command import program, variables
 from clipper.deploy.deployer import ContainerSpec, spec_of
-from clipper.deploy.image import (
+from clipper.deploy.docker.image import (
     ALIVE_FILE,
     CONTEXT_BYTES_MAX,
     TOKEN_FILE,
@@ -26,6 +25,7 @@ from clipper.deploy.image import (
     pairs,
 )
 from clipper.deploy.needs import needs_of
+from clipper.deploy.processes.command import program, variables
 from clipper.errors import PackagingError
 from clipper.types import Model
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import PurePosixPath
 
-from clipper.deploy.artifact import ENDINGS
+from clipper.deploy.packages.artifact import ENDINGS
 from clipper.errors import PullFailed
 from clipper.types import PulledFrom
 from clipper_container.artifacts import (

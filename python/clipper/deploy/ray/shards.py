@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
-from clipper.deploy.ray_nodes import (
+from clipper.deploy.ray.nodes import (
     NodeProcess,
     NodeStatus,
     actor_options,

@@ -27,7 +27,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from clipper.deploy.command import command_line, variables
 from clipper.deploy.deployer import (
     ContainerSpec,
     EventKind,
@@ -37,7 +36,9 @@ from clipper.deploy.deployer import (
     ReplicaStatus,
     options,
 )
-from clipper.deploy.fork_servers import ANSWER_S, ForkedStart, ForkServers, request
+from clipper.deploy.processes.command import command_line, variables
+from clipper.deploy.processes.fork_servers import ANSWER_S, ForkedStart, ForkServers, request
+from clipper.deploy.processes.warmup_deaths import WarmUpDeaths
 from clipper.deploy.replica_table import (
     LOG_LINE_BYTES_MAX,
     LOG_LINES_MAX,
@@ -46,7 +47,6 @@ from clipper.deploy.replica_table import (
     ReplicaTable,
 )
 from clipper.deploy.restarts import RestartPolicy, Restarts, Spacing, StartLimit
-from clipper.deploy.warmup_deaths import WarmUpDeaths
 from clipper_container.forking.replica import REQUEST_BYTES_MAX
 
 TOKEN_ENV = "CLIPPER_TOKEN"

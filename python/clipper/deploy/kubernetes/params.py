@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from clipper.deploy.manifests import (
+from clipper.deploy.kubernetes.manifests import (
     CONFINED,
     NAME,
     SERVER_IMAGE,
@@ -31,7 +31,7 @@ from clipper.deploy.manifests import (
     service,
     written,
 )
-from clipper.deploy.yaml import Document, to_yaml
+from clipper.deploy.kubernetes.yaml import Document, to_yaml
 from clipper.errors import InvalidInput
 from clipper.settings.params import LOG_FULL, ParamsSettings, grpc_address
 

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from clipper.deploy import sdk
 from clipper.deploy.deployer import ContainerSpec, options
 from clipper.deploy.needs import Needs, packages_of, python_here
-from clipper.deploy.pins import pinned
+from clipper.deploy.packages import sdk
+from clipper.deploy.packages.pins import pinned
 from clipper.errors import PackagingError
 from clipper.types import VERSION
 

@@ -27,7 +27,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from clipper.deploy.ingress import Backend, Ingress
-from clipper.deploy.ray_nodes import (
+from clipper.deploy.ray.nodes import (
     NodeProcess,
     NodeStatus,
     actor_options,

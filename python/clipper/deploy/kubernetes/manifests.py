@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from clipper.deploy import sdk
-from clipper.deploy.command import THREAD_LIMITS
-from clipper.deploy.image import ALIVE_FILE, TOKEN_FILE, USER, Image
-from clipper.deploy.program_image import HEALTHY
-from clipper.deploy.yaml import Document, to_yaml
+from clipper.deploy.docker.image import ALIVE_FILE, TOKEN_FILE, USER, Image
+from clipper.deploy.docker.program_image import HEALTHY
+from clipper.deploy.kubernetes.yaml import Document, to_yaml
+from clipper.deploy.packages import sdk
+from clipper.deploy.processes.command import THREAD_LIMITS
 from clipper.errors import InvalidInput
 from clipper.types import VERSION, Application, InputType, Model
 from clipper_container.artifacts import ArtifactUrl, is_url

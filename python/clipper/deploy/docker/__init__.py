@@ -1,0 +1,1 @@
+"""Replicas as containers of Docker or podman, and the images of models."""

@@ -1,0 +1,1 @@
+"""Manifests for Kubernetes and Docker Compose, and a Helm chart."""

@@ -1,0 +1,1 @@
+"""Models packed into files for their containers, and the Python environments that they run in."""

@@ -1,0 +1,1 @@
+"""Servers, mesh nodes and parameter shards on a Ray cluster, behind one address."""
