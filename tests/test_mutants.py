@@ -100,7 +100,7 @@ def test_the_test_files_of_a_module_come_first() -> None:
 
 def test_the_tests_of_a_mutant_run_its_function_and_take_a_minute() -> None:
     relevance, covering = Relevance(), Covering.read()
-    for path in ("python/clipper/store/journal.py", "python/clipper/cli/mesh.py"):
+    for path in ("python/clipper/store/journal.py", "python/clipper/cli/mesh/models.py"):
         for mutant in all_mutants(path)[::20]:
             tests, seconds = relevance.tests(mutant)
             known = covering.tests.get(f"{path} {mutant.function}", [])

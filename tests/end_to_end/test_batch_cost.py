@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import clipper
-from clipper.cli.models import _batching
+from clipper.cli.catalog.models import _batching
 from clipper.config import load
 from clipper.errors import ConfigError, InvalidInput
 from clipper.metrics.collect import of_model

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 import clipper
 from clipper.cli import main
-from clipper.cli.evaluating import since_of
+from clipper.cli.measurement.evaluating import since_of
 from clipper.errors import InvalidInput, NotAllowed
 
 

@@ -442,7 +442,7 @@ def test_kubernetes_takes_each_object_of_a_mesh(tmp_path: Path, more: list[str])
 
 
 def test_the_nodes_start_with_the_verb_and_the_settings_that_they_are_given(tmp_path: Path) -> None:
-    from clipper.cli.node import node
+    from clipper.cli.mesh.node import node
 
     export("k8s", tmp_path / "out", "--mesh", STORE)
     (found,) = [

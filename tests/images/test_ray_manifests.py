@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from clipper.cli.up import up
+from clipper.cli.servers.up import up
 from clipper.deploy.kubernetes.ray import APP
 from tests.images.exports import check_objects, export, objects_of, yaml
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from bench.system.faults import params_kills
-from clipper.cli.params_shown import held
+from clipper.cli.params.shown import held
 from clipper.errors import StoreError
 from clipper.params import Client, TableSpec
 from clipper.params.local.local_set import LocalSet, reshard, restore

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from clipper.cli.params import params
+from clipper.cli.params.shards import params
 from clipper.errors import StoreError, UnknownTable
 from clipper.params import TableSpec
 from clipper.params.shard import dropped_tables

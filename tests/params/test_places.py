@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clipper.cli import params_on_ray
+from clipper.cli.params import on_ray as params_on_ray
 from clipper.errors import AlreadyExists, ConfigError, DoesNotFit, InvalidInput, NoServer
 from clipper.params import Client, TableSpec
 from clipper.params.local import live_reshard

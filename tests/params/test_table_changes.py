@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from clipper.cli.params import params
+from clipper.cli.params.shards import params
 from clipper.errors import DoesNotFit, InvalidInput, TypeConflict, UnknownTable
 from clipper.params import Client, TableSpec
 from clipper.params.client.table_files import (

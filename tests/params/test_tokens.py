@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from clipper.cli.key import key
+from clipper.cli.servers.key import key
 from clipper.errors import ConfigError, Forbidden
 from clipper.params import Client, TableSpec
 from clipper.params.tokens import ROLES, TokenFile, digest_of

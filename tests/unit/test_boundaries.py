@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from clipper.catalog_rules import check_settings
-from clipper.cli.cluster import _amount
+from clipper.cli.mesh.cluster import _amount
+from clipper.cli.monitoring.top_screen import _ms
+from clipper.cli.monitoring.top_state import ServerReadings
 from clipper.cli.server_command import short
-from clipper.cli.top_screen import _ms
-from clipper.cli.top_state import ServerReadings
 from clipper.deploy.deployer import ContainerSpec, options
 from clipper.deploy.packages.package import input_of
 from clipper.deploy.ray.servers import server_addresses

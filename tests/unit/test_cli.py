@@ -19,8 +19,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from clipper import __version__
-from clipper.cli import doctor, main
-from clipper.cli.mesh import _ago, _clock
+from clipper.cli import main
+from clipper.cli.mesh.models import _ago, _clock
+from clipper.cli.servers import doctor
 from clipper.clock import wall_time_us
 from clipper.config import describe
 from tests.frontend.certificates import Authority
@@ -113,7 +114,7 @@ def test_the_shell_command_is_quick_to_help() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE_S
     )
     imported = set(done.stdout.splitlines()[-1].split())
-    assert not imported & {"rich", "sklearn", "clipper.demo", "clipper.cli.doctor"}
+    assert not imported & {"rich", "sklearn", "clipper.demo", "clipper.cli.servers.doctor"}
 
 
 # -- errors

@@ -7,7 +7,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from clipper.cli import profiling
+from clipper.cli.measurement import profiling
 from clipper.demo import picture
 from clipper.demo.online_learning import LearningEvent, Sample, Story
 from clipper.errors import InvalidInput

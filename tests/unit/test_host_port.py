@@ -2,7 +2,7 @@
 
 import pytest
 
-from clipper.cli.bench import _seen_from
+from clipper.cli.measurement.bench import _seen_from
 from clipper.host_port import join_host_port
 from clipper.mesh.tasks.registration import advertised
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clipper.cli.end_process import end_process
+from clipper.cli.servers.end_process import end_process
 from clipper.config_schema import schema
 from clipper.credential_file import CredentialFile, line_of
 from clipper.deploy.deployer import LogLines, LogTail

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from clipper.catalog_rules import link_replaced
-from clipper.cli.bench import command_line, seconds_of
-from clipper.cli.evaluating import since_of
+from clipper.cli.measurement.bench import command_line, seconds_of
+from clipper.cli.measurement.evaluating import since_of
 from clipper.clock import age_of
 from clipper.deploy.deployer import ContainerSpec
 from clipper.deploy.processes.command import check_permitted, command_of, variables

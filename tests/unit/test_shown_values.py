@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from clipper.cli import doctor
-from clipper.cli.mesh import _bytes, _fullness, _size
+from clipper.cli.mesh.models import _bytes, _fullness, _size
+from clipper.cli.monitoring.top_screen import _ms, _number, _span
 from clipper.cli.server_command import short, table
-from clipper.cli.top_screen import _ms, _number, _span
+from clipper.cli.servers import doctor
 from clipper.clock import age_of
 from clipper.config import _number as setting
 from clipper.config import _shown, _type_name

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from clipper.cli import main, server_command
-from clipper.cli.top_screen import screen
-from clipper.cli.top_state import ServerReadings
+from clipper.cli.monitoring.top_screen import screen
+from clipper.cli.monitoring.top_state import ServerReadings
 from clipper.errors import ClipperError, NoServer, UnknownModel
 from clipper.mesh.records import Copy, Failure, Instance, MeshModel, VModel
 from clipper.mesh.reports import (
@@ -67,7 +67,7 @@ def transcript(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]
         monkeypatch.delenv(name, raising=False)
     time.tzset()
     monkeypatch.setattr("clipper.clock.wall_time_us", lambda: NOW_MS * 1000)
-    monkeypatch.setattr("clipper.cli.mesh.wall_time_us", lambda: NOW_MS * 1000)
+    monkeypatch.setattr("clipper.cli.mesh.models.wall_time_us", lambda: NOW_MS * 1000)
 
     def run(line: str, answers: dict[str, Any]) -> str:
         notes: list[str] = []
@@ -498,7 +498,7 @@ def test_logs_that_are_followed(transcript: Any, monkeypatch: pytest.MonkeyPatch
     shown = []
     for line in ("logs svm -f", "logs svm -f -o json", "logs svm -f --replica 1"):
         replies = answers()
-        monkeypatch.setattr("clipper.cli.status._CHECK_S", 0.0)
+        monkeypatch.setattr("clipper.cli.monitoring.status._CHECK_S", 0.0)
         shown.append(transcript(line, {"follow": lambda *_, replies=replies: next(replies)}))
     check_expected("logs.txt", "\n".join(shown))
 
@@ -559,7 +559,7 @@ def test_the_display_of_top(monkeypatch: pytest.MonkeyPatch) -> None:
     shown.append(drawn(ServerReadings(), "nowhere", 80, keys=False))
     watched = readings()
     now = [1000.0]
-    monkeypatch.setattr("clipper.cli.top_state.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("clipper.cli.monitoring.top_state.time.monotonic", lambda: now[0])
     watched.take("about", {**watched.about, "pid": 2})
     watched.lose("refused.")
     now[0] += 5

@@ -24,7 +24,7 @@ import uvloop
 import clipper
 from bench.harness import FAILED, Goal, Load, Row, Sample, UnknownRows, absent, open_loop, row
 from bench.system.fixtures.store_servers import NO_ETCD, etcd
-from clipper.cli.up import keep_pauses_short
+from clipper.cli.servers.up import keep_pauses_short
 from clipper.load.open_loop import arrivals, send_on_time
 from clipper.mesh.records import MODELS, MeshModel, decode, encode
 from clipper.serving.query.future_watcher import FutureWatcher

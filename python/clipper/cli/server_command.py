@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clipper.cli.up import file_or_default
+from clipper.cli.servers.up import file_or_default
 from clipper.errors import InvalidInput
 
 if TYPE_CHECKING:

@@ -5,28 +5,28 @@ import sys
 
 import click
 
-from clipper.cli.applications import app, apps, challenge, link, shadow, unlink
-from clipper.cli.bench import bench
-from clipper.cli.cluster import cluster
+from clipper.cli.catalog.applications import app, apps, challenge, link, shadow, unlink
+from clipper.cli.catalog.models import deploy, promote, retire, rollback, scale
+from clipper.cli.catalog.queries import feedback, predict
+from clipper.cli.catalog.registry import registry
+from clipper.cli.catalog.rollouts import rollout
 from clipper.cli.command_group import CommandGroup
-from clipper.cli.config import config
-from clipper.cli.evaluating import evaluate
-from clipper.cli.export import export, import_
-from clipper.cli.inspection import history, models, stats
-from clipper.cli.key import key
-from clipper.cli.manifests import chart, compose, dockerfile, kubernetes, ray
-from clipper.cli.mesh import mesh
-from clipper.cli.models import deploy, promote, retire, rollback, scale
-from clipper.cli.node import node
-from clipper.cli.params import params
-from clipper.cli.profiling import profile
-from clipper.cli.project import down, init
-from clipper.cli.queries import feedback, predict
-from clipper.cli.registry import registry
-from clipper.cli.rollouts import rollout
-from clipper.cli.status import logs, ps
-from clipper.cli.top import top
-from clipper.cli.up import up
+from clipper.cli.export.files import export, import_
+from clipper.cli.export.manifests import chart, compose, dockerfile, kubernetes, ray
+from clipper.cli.measurement.bench import bench
+from clipper.cli.measurement.evaluating import evaluate
+from clipper.cli.measurement.profiling import profile
+from clipper.cli.mesh.cluster import cluster
+from clipper.cli.mesh.models import mesh
+from clipper.cli.mesh.node import node
+from clipper.cli.monitoring.inspection import history, models, stats
+from clipper.cli.monitoring.status import logs, ps
+from clipper.cli.monitoring.top import top
+from clipper.cli.params.shards import params
+from clipper.cli.servers.config import config
+from clipper.cli.servers.key import key
+from clipper.cli.servers.project import down, init
+from clipper.cli.servers.up import up
 from clipper.errors import ClipperError
 
 
@@ -139,7 +139,7 @@ def doctor(as_json: bool) -> None:
     \b
     clipper doctor
     """
-    from clipper.cli.doctor import examine
+    from clipper.cli.servers.doctor import examine
 
     findings = examine()
     if as_json:

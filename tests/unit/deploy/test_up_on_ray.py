@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from clipper.cli import main
-from clipper.cli.up_on_ray import Placed, plan_of
+from clipper.cli.servers.up_on_ray import Placed, plan_of
 from clipper.config import load
 from clipper.deploy.ray.servers import TOKEN
 

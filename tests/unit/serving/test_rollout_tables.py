@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from clipper.cli.models import _print_progress
+from clipper.cli.catalog.models import _print_progress
 from clipper.errors import ShuttingDown
 from clipper.selection.policy import Query
 from clipper.serving.query.progress import progress
@@ -78,7 +78,7 @@ def test_progress_of_long_work(
 def test_stages_of_a_deployment_are_printed_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("clipper.cli.models._PROGRESS_S", 0.0)
+    monkeypatch.setattr("clipper.cli.catalog.models._PROGRESS_S", 0.0)
     over, answers = threading.Event(), iter([[], "a", "a", None, "b" * 200, "end"])
 
     def stages(name: str) -> list[dict[str, str]]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from clipper.cli.up import on_first_signal
+from clipper.cli.servers.up import on_first_signal
 from clipper.errors import AlreadyExists, ClipperError, NoServer
 from clipper.params.local.address_file import (
     UNKNOWN_ADDRESS,

@@ -15,7 +15,7 @@ from clipper.cli.server_command import ServerCommand, with_server, write_text
 from clipper.errors import ClipperError, InvalidInput
 
 if TYPE_CHECKING:
-    from clipper.cli.top_state import ServerReadings
+    from clipper.cli.monitoring.top_state import ServerReadings
     from clipper.manage.stream import Stream
 
 _TICK_S = 0.2
@@ -44,7 +44,7 @@ def top(command: ServerCommand, once: bool, svg: str | None) -> None:
         raise InvalidInput(
             f"there is no folder for --svg {svg}.", hint="Create the folder, or name another file."
         )
-    from clipper.cli.top_state import ServerReadings
+    from clipper.cli.monitoring.top_state import ServerReadings
 
     where: str = command.server.url
     watched = ServerReadings()
@@ -117,7 +117,7 @@ class _Reader:
 def _print_frame(command: ServerCommand, watched: "ServerReadings", where: str) -> None:
     from rich.console import Console
 
-    from clipper.cli.top_screen import screen
+    from clipper.cli.monitoring.top_screen import screen
 
     if command.as_json:
         frame = {
@@ -140,7 +140,7 @@ def _live(watched: "ServerReadings", where: str) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    from clipper.cli.top_screen import SORTS, screen
+    from clipper.cli.monitoring.top_screen import SORTS, screen
     from clipper.keys import Keys
 
     sort, paused = 0, False
@@ -166,7 +166,7 @@ def _write_svg(path: str, watched: "ServerReadings", where: str) -> None:
 
     from rich.console import Console
 
-    from clipper.cli.top_screen import screen
+    from clipper.cli.monitoring.top_screen import screen
 
     console = Console(
         record=True, width=_SVG_WIDTH, file=io.StringIO(), force_terminal=True, highlight=False

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from clipper.cli.up import file_or_default
+from clipper.cli.servers.up import file_or_default
 from clipper_container.model import UserValue
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clipper.cli.bench import command_line, seconds_of
-from clipper.cli.models import home_of
+from clipper.cli.catalog.models import home_of
+from clipper.cli.measurement.bench import command_line, seconds_of
 from clipper.cli.server_command import ServerCommand, table, with_server, write_text
 from clipper.errors import ClipperError, InvalidInput
 

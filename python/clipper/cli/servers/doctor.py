@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from clipper.cli.up import file_or_default
+from clipper.cli.servers.up import file_or_default
 from clipper.clock import wall_time_us
 from clipper.config import load
 from clipper.frontend.auth.api_keys import ApiKeys

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from clipper.cli.end_process import end_process
-from clipper.cli.up import file_or_default
+from clipper.cli.servers.end_process import end_process
+from clipper.cli.servers.up import file_or_default
 from clipper.errors import ClipperError, InvalidInput, NoServer
 
 _MODEL = '''"""A first model. `clipper up` serves what clipper.toml names."""

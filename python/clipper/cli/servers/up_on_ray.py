@@ -142,7 +142,7 @@ def serve_on_ray(path: Path | None, config: "Config", placed: Placed, *, insecur
     path: of the configuration file, at the same path on every machine, or in the working_dir of
     the runtime_env.
     """
-    from clipper.cli.up import on_first_signal
+    from clipper.cli.servers.up import on_first_signal
     from clipper.deploy.ingress import Ingress
     from clipper.deploy.ray.nodes import join_ray
     from clipper.deploy.ray.servers import RayServerGroup

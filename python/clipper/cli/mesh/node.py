@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from clipper.cli.up import (
+from clipper.cli.servers.up import (
     end_with_parent_thread,
     keep_pauses_short,
     managed,

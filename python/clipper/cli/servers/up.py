@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clipper.cli.up_on_ray import on_ray, serve_on_ray
+from clipper.cli.servers.up_on_ray import on_ray, serve_on_ray
 from clipper.errors import ClipperError
 
 if TYPE_CHECKING:
-    from clipper.cli.up_on_ray import Placed
+    from clipper.cli.servers.up_on_ray import Placed
     from clipper.config import Config
     from clipper.server import ClipperServer
 

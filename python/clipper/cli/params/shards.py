@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import click
 
 from clipper.cli.command_group import CommandGroup
-from clipper.cli.end_process import end_process
-from clipper.cli.params_tables import FILE, FOLDER, TABLE_COMMANDS, in_folder, of_set, show
-from clipper.cli.up import file_or_default
+from clipper.cli.params.tables import FILE, FOLDER, TABLE_COMMANDS, in_folder, of_set, show
+from clipper.cli.servers.end_process import end_process
+from clipper.cli.servers.up import file_or_default
 from clipper.errors import NoServer
 from clipper_container.model import UserValue
 
@@ -156,7 +156,7 @@ def up(
                 "--metrics cannot be combined with --on ray; instead: clipper params metrics"
                 " --listen HOST:PORT --folder ..."
             )
-        from clipper.cli.params_on_ray import up_on_ray
+        from clipper.cli.params.on_ray import up_on_ray
 
         up_on_ray(settings, name, ray_address, together=together, cpus=cpus, within_s=within_s)
         return
@@ -216,7 +216,7 @@ def ps(folder: Path, as_json: bool) -> None:
     """
     import msgspec
 
-    from clipper.cli.params_shown import held
+    from clipper.cli.params.shown import held
     from clipper.params.client.stats_reader import StatsReader
     from clipper.params.local.live_reshard import home_in, progress, request_in, state_in
     from clipper.params.shard.snapshots import sets_in
@@ -383,7 +383,7 @@ def reshard(
     clipper params reshard --folder /share/shop --shards 4 --on ray --resource new
     """
     if engine:
-        from clipper.cli.params_on_ray import resharding_on_ray
+        from clipper.cli.params.on_ray import resharding_on_ray
 
         with resharding_on_ray(
             folder.absolute(),
@@ -464,7 +464,7 @@ def down(
     clipper params down --folder /share/shop --on ray
     """
     if engine:
-        from clipper.cli.params_on_ray import down_on_ray
+        from clipper.cli.params.on_ray import down_on_ray
 
         result = down_on_ray(folder.absolute(), name, ray_address)
         show(list(result.values()), as_json, f"ended {len(result)} shards on Ray")

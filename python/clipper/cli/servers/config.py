@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from clipper.cli.command_group import CommandGroup
-from clipper.cli.up import file_or_default
+from clipper.cli.servers.up import file_or_default
 
 
 @click.group(cls=CommandGroup)

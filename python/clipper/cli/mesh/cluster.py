@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from clipper.cli.command_group import CommandGroup
-from clipper.cli.up import on_first_signal
-from clipper.cli.up_on_ray import runtime_env_option
+from clipper.cli.servers.up import on_first_signal
+from clipper.cli.servers.up_on_ray import runtime_env_option
 from clipper_container.model import UserValue
 
 if TYPE_CHECKING:

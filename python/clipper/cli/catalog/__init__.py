@@ -1,0 +1,1 @@
+"""Commands for models, applications and their queries."""

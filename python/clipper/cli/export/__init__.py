@@ -1,0 +1,1 @@
+"""Commands that write files, images and manifests for other tools."""

@@ -1,0 +1,1 @@
+"""Commands for the nodes of a mesh and the models on them."""

@@ -1,0 +1,1 @@
+"""Commands for a parameter server: its shards and its tables."""

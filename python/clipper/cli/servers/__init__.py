@@ -1,0 +1,1 @@
+"""Commands that start, stop, configure and check the servers of a host."""
