@@ -11,7 +11,7 @@ from bench.learning import peers, real_streams, streams
 from bench.learning.streams import Stream
 from bench.runs import in_parallel
 from clipper.selection import Observation, Policy, Prediction, Query, Truth, create_policy
-from clipper.selection.batch_learning import count_user
+from clipper.selection.learning.batch_learning import count_user
 from clipper.types import VersionedModel
 
 Array = np.ndarray[Any, Any]

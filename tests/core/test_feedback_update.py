@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from clipper.selection.prediction_sets import LabelSets
+from clipper.selection.learning.prediction_sets import LabelSets
 from clipper_core.learning import mixture
 from clipper_core.learning.bandit import Rule, RuleKind
 from clipper_core.learning.feedback_update import FeedbackUpdate

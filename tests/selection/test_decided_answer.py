@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from clipper.selection import Observation, Plan, Prediction, Truth, create_policy
-from clipper.selection.decided_answer import (
+from clipper.selection.deciders.answer import (
     DecisionInputs,
     decided_answer,
     rank_models,

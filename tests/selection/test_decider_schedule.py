@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clipper.errors import InvalidInput
-from clipper.selection.decider_schedule import RULES, DeciderStep, Schedule, parse_decider
+from clipper.selection.deciders.schedule import RULES, DeciderStep, Schedule, parse_decider
 
 NAMES = st.sampled_from(["svm", "forest:2", "a.b-c"])
 

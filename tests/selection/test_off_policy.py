@@ -9,7 +9,7 @@ import pytest
 
 from clipper.errors import NotAllowed
 from clipper.selection import Observation, Plan, Prediction, Query, Truth, create_policy
-from clipper.selection.off_policy import Estimate, Evaluation, evaluate
+from clipper.selection.learning.off_policy import Estimate, Evaluation, evaluate
 from clipper.types import VersionedModel
 
 MODELS = tuple(VersionedModel(name, 1) for name in "abcd")

@@ -17,8 +17,8 @@ from clipper.selection import (
     create_policy,
     user_defined_decider,
 )
-from clipper.selection.decider import check_decision
-from clipper.selection.stateless_policy import learns
+from clipper.selection.deciders.decider import check_decision
+from clipper.selection.policies.stateless_policy import learns
 from clipper.selection.user_defined import LOGGED_EVERY, UserDefinedPolicy
 from clipper.types import InputType, VersionedModel
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clipper.selection import Observation, Prediction, Query, Truth, create_policy
-from clipper.selection.batch_learning import (
+from clipper.selection.learning.batch_learning import (
     ObservationRows,
     column_of,
     losses_by_model,
@@ -19,7 +19,7 @@ from clipper.selection.batch_learning import (
     observe,
     observe_rows,
 )
-from clipper.selection.learned_state import LearnedState
+from clipper.selection.learning.learned_state import LearnedState
 from clipper.selection.policy import losses
 from clipper.types import VersionedModel
 from tests.sizes import sized

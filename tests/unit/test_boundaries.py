@@ -66,16 +66,17 @@ from clipper.params.shard.change_log import History, PrimaryLog
 from clipper.params.shard.replication import FollowerState, Origin
 from clipper.params.shard.snapshots import Part, chain_of
 from clipper.params.tables import optimizer_in
-from clipper.selection import bandits, contextual, default_policy, mixture, ridge
-from clipper.selection.batch_learning import _coded
-from clipper.selection.decider_schedule import parse_decider
-from clipper.selection.learned_state import LearnedState, bin_of, label_bit, log_mean
-from clipper.selection.learning_policy import _rightness
-from clipper.selection.one_model import mean_accuracy
+from clipper.selection import default_policy
+from clipper.selection.deciders.schedule import parse_decider
+from clipper.selection.learning.batch_learning import _coded
+from clipper.selection.learning.learned_state import LearnedState, bin_of, label_bit, log_mean
+from clipper.selection.learning.learning_policy import _rightness
+from clipper.selection.learning.one_model import mean_accuracy
+from clipper.selection.learning.prediction_sets import SetThresholds, update_with_number
+from clipper.selection.policies import bandits, contextual, mixture, ridge
+from clipper.selection.policies.weighted import check_weights
 from clipper.selection.policy import Observation, Plan, Truth
-from clipper.selection.prediction_sets import SetThresholds, update_with_number
 from clipper.selection.votes import sorted_models
-from clipper.selection.weighted import check_weights
 from clipper.serving.feedback.online_learning import FRAME_ROWS_MAX, _frames
 from clipper.serving.feedback.window import _number_in
 from clipper.serving.models.batch_cost import shown_costs

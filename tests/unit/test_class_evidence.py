@@ -8,7 +8,7 @@ import pytest
 
 from clipper.errors import InvalidInput
 from clipper.selection import Observation, Plan, Prediction, Truth, create_policy
-from clipper.selection.batch_learning import native_update_of, observe
+from clipper.selection.learning.batch_learning import native_update_of, observe
 from clipper.selection.votes import label_key
 from clipper.types import VersionedModel
 from clipper_core.learning.class_evidence import class_evidence

@@ -19,7 +19,7 @@ from clipper.selection import (
     create_policy,
     features_of,
 )
-from clipper.selection.contextual import LARGEST, features_in
+from clipper.selection.policies.contextual import LARGEST, features_in
 from clipper.types import VersionedModel
 
 A, B, C = (VersionedModel(name, 1) for name in "abc")

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from clipper.selection import Observation, Plan, Prediction, Query, Truth, create_policy
-from clipper.selection.batch_learning import native_update_of, observe
-from clipper.selection.learned_state import LearnedState
-from clipper.selection.learning_policy import LearningPolicy
+from clipper.selection.learning.batch_learning import native_update_of, observe
+from clipper.selection.learning.learned_state import LearnedState
+from clipper.selection.learning.learning_policy import LearningPolicy
 from clipper.selection.policy import Policy
 from clipper.types import VersionedModel
 

@@ -10,10 +10,14 @@ import pytest
 
 from clipper.errors import InvalidInput
 from clipper.selection import Observation, Plan, Prediction, Query, Truth, create_policy
-from clipper.selection.batch_learning import ObservationRows, native_update_of, observe_rows
-from clipper.selection.class_probabilities import evidence_of
-from clipper.selection.learning_policy import state_in_context
-from clipper.selection.mixture import cell_of
+from clipper.selection.learning.batch_learning import (
+    ObservationRows,
+    native_update_of,
+    observe_rows,
+)
+from clipper.selection.learning.learning_policy import state_in_context
+from clipper.selection.policies.class_probabilities import evidence_of
+from clipper.selection.policies.mixture import cell_of
 from clipper.selection.votes import label_key
 from clipper.types import VersionedModel
 from clipper_core.learning import mixture

@@ -27,7 +27,7 @@ from clipper.keys import Keys
 from clipper.manage.dashboard import shards, sources
 from clipper.manage.overview import _pid_here, followed
 from clipper.manage.rollout import Step, moved, verdicts_of
-from clipper.selection.batch_learning import ObservationRows
+from clipper.selection.learning.batch_learning import ObservationRows
 from clipper.serving.feedback import journal_records
 from clipper.serving.rollout.guards import Counts, Figures
 from clipper.settings.params import ParamsSettings

@@ -22,10 +22,10 @@ from clipper.selection import (
     Truth,
     create_policy,
 )
-from clipper.selection.batch_learning import ObservationRows, observe_rows
-from clipper.selection.learned_state import LearnedState
-from clipper.selection.learning_policy import LearningPolicy, state_in_context
-from clipper.selection.off_policy import PolicyEvaluator
+from clipper.selection.learning.batch_learning import ObservationRows, observe_rows
+from clipper.selection.learning.learned_state import LearnedState
+from clipper.selection.learning.learning_policy import LearningPolicy, state_in_context
+from clipper.selection.learning.off_policy import PolicyEvaluator
 from clipper.types import VersionedModel
 from tests.expected import check_expected
 

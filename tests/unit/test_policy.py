@@ -19,7 +19,7 @@ from clipper.selection import (
     Truth,
     create_policy,
 )
-from clipper.selection.learning_policy import LearningPolicy
+from clipper.selection.learning.learning_policy import LearningPolicy
 from clipper.selection.policy import agrees, loss, losses
 from clipper.types import VersionedModel
 

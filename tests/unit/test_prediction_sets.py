@@ -15,11 +15,11 @@ from clipper.selection import (
     Query,
     Truth,
     create_policy,
-    prediction_sets,
     with_coverage,
 )
-from clipper.selection.experts import _odds_by_share
-from clipper.selection.learned_state import LearnedState
+from clipper.selection.learning import prediction_sets
+from clipper.selection.learning.learned_state import LearnedState
+from clipper.selection.policies.experts import _odds_by_share
 from clipper.types import VersionedModel
 from tests.sizes import sized
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from clipper.selection import Observation, Plan, Prediction, Query, Truth, create_policy
-from clipper.selection.batch_learning import ObservationRows, count_user, observe_rows
-from clipper.selection.learning_policy import LearningPolicy
-from clipper.selection.user_differences import (
+from clipper.selection.learning.batch_learning import ObservationRows, count_user, observe_rows
+from clipper.selection.learning.learning_policy import LearningPolicy
+from clipper.selection.learning.user_differences import (
     EACH_MAX,
     MODELS_MAX,
     PRIOR_COUNTS,

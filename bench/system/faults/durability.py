@@ -34,7 +34,7 @@ import clipper
 from bench.harness import Goal, Row, absent, row
 from bench.system.fixtures.store_servers import Etcd, Redis
 from clipper.selection import create_policy
-from clipper.selection.batch_learning import (
+from clipper.selection.learning.batch_learning import (
     ObservationRows,
     count_user,
     native_update_of,

@@ -10,7 +10,11 @@ from collections.abc import Mapping, Sequence
 
 from clipper.errors import DoesNotFit, InvalidInput, did_you_mean
 from clipper.selection import user_defined
-from clipper.selection.bandits import (
+from clipper.selection.deciders.decider import AnswerFrom, Decider, DecidingPolicy, View, Wait
+from clipper.selection.deciders.schedule import DeciderStep, Schedule, parse_decider
+from clipper.selection.learning.learning_policy import LearningPolicy, state_in_context
+from clipper.selection.learning.prediction_sets import with_coverage
+from clipper.selection.policies.bandits import (
     Bandit,
     EpsilonGreedy,
     Exp3,
@@ -19,13 +23,13 @@ from clipper.selection.bandits import (
     Thompson,
     TsallisInf,
 )
-from clipper.selection.contextual import LinTs, LinUcb, features_of
-from clipper.selection.decider import AnswerFrom, Decider, DecidingPolicy, View, Wait
-from clipper.selection.decider_schedule import DeciderStep, Schedule, parse_decider
-from clipper.selection.ensemble import Ensemble
-from clipper.selection.experts import Exp4, LogOdds, Stacking
-from clipper.selection.learning_policy import LearningPolicy, state_in_context
-from clipper.selection.mixture import Mixture
+from clipper.selection.policies.contextual import LinTs, LinUcb, features_of
+from clipper.selection.policies.ensemble import Ensemble
+from clipper.selection.policies.experts import Exp4, LogOdds, Stacking
+from clipper.selection.policies.mixture import Mixture
+from clipper.selection.policies.ridge import Ridge
+from clipper.selection.policies.single_model import SingleModel
+from clipper.selection.policies.weighted import AbSplit, StaticWeights
 from clipper.selection.policy import (
     Combined,
     Observation,
@@ -36,11 +40,7 @@ from clipper.selection.policy import (
     Query,
     Truth,
 )
-from clipper.selection.prediction_sets import with_coverage
-from clipper.selection.ridge import Ridge
 from clipper.selection.setting_syntax import parse_settings
-from clipper.selection.single_model import SingleModel
-from clipper.selection.weighted import AbSplit, StaticWeights
 from clipper.types import UserValue, VersionedModel
 
 _CLASSES = (

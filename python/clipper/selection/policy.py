@@ -129,8 +129,8 @@ class Policy(Protocol):
 
     A user-defined policy may raise: the query then gets its default answer
     (selection/user_defined.py). A policy may also have `decide(state, view)`
-    (selection/decider.py), which decides when to answer; without it, all models are waited for.
-    Source: the design document, "Selection policies"; the Clipper paper, section 5.
+    (selection/deciders/decider.py), which decides when to answer; without it, all models are waited
+    for. Source: the design document, "Selection policies"; the Clipper paper, section 5.
     """
 
     name: str

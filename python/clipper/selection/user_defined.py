@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 
 from clipper.errors import ClipperError, InvalidInput, PolicyFailed, did_you_mean
+from clipper.selection.policies.single_model import SingleModel
 from clipper.selection.policy import Combined, Observation, Plan, Predictions, Query, State
-from clipper.selection.single_model import SingleModel
 from clipper.types import OWN_CLASS, InputType, UserValue, VersionedModel
 
 _log = logging.getLogger(__name__)

@@ -4,7 +4,7 @@
 # resulting states are equal, bit for bit.
 #
 # It learns votes on labels, and losses of numbers. Other observations are learned in Python
-# (python/clipper/selection/learning_policy.py), which tests also compare with this module.
+# (python/clipper/selection/learning/learning_policy.py), which tests also compare with this module.
 #
 # Threads: any; the state belongs to the caller.
 cimport numpy as cnp

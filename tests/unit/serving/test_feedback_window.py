@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from clipper.errors import InvalidInput, UnknownPrediction
 from clipper.selection import Observation, Plan, Prediction, Truth, create_policy
-from clipper.selection.batch_learning import ObservationRows, column_of
+from clipper.selection.learning.batch_learning import ObservationRows, column_of
 from clipper.serving.feedback.ground_truth import label_column, truth_of, weight_of
 from clipper.serving.feedback.journal_records import read, written, written_rows
 from clipper.serving.feedback.states import Learner, States

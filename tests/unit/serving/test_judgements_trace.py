@@ -15,7 +15,7 @@ from clipper.catalog_view import Rollout
 from clipper.errors import ClipperError
 from clipper.schema import Tensors
 from clipper.selection import Observation, Plan, Prediction, Truth
-from clipper.selection.batch_learning import ObservationRows
+from clipper.selection.learning.batch_learning import ObservationRows
 from clipper.serving.models.scaling import (
     Expected,
     Load,

@@ -13,7 +13,7 @@ import pytest
 
 from clipper.errors import InvalidInput, StoreError
 from clipper.selection import Observation, Plan, Prediction, Truth, create_policy
-from clipper.selection.batch_learning import ObservationRows
+from clipper.selection.learning.batch_learning import ObservationRows
 from clipper.serving.feedback import journal_records as records
 from clipper.serving.feedback import state_sync
 from clipper.serving.feedback.learning import Learning

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clipper.selection import Combined, Observation, Plan, Prediction, Truth
-from clipper.selection.batch_learning import ObservationRows, column_of
+from clipper.selection.learning.batch_learning import ObservationRows, column_of
 from clipper.selection.policy import NO_ANSWER
 from clipper.serving.query.stats import ApplicationCounters, closeness
 from clipper.serving.rollout.roles import Role, RoleAssignment

@@ -11,7 +11,7 @@ from clipper.cli.server_command import table
 from clipper.clock import wall_time_us
 from clipper.config import load
 from clipper.errors import InvalidInput
-from clipper.selection.off_policy import Estimate, Evaluation
+from clipper.selection.learning.off_policy import Estimate, Evaluation
 from clipper.serving.feedback.evaluation import QUERIES_MAX, evaluate_journal
 
 HEAD = ("POLICY", "ACCURACY (DR)", "SNIPS", "IPS", "QUERIES", "EFFECTIVE", "NOTE")

@@ -42,8 +42,8 @@ from clipper.frontend.inference.operations import InferenceTarget, PendingInfere
 from clipper.frontend.server_interface import ServerInterface
 from clipper.metrics import HttpCounts
 from clipper.selection import Plan
-from clipper.selection.ensemble import Ensemble
-from clipper.selection.single_model import SingleModel
+from clipper.selection.policies.ensemble import Ensemble
+from clipper.selection.policies.single_model import SingleModel
 from clipper.serving.query.application import fits_id
 from clipper.serving.query.processor import QueryContext, ResolvedApplication, finish, plan_for
 from clipper.types import PredictionRequest

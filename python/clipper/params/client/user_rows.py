@@ -14,7 +14,7 @@ import numpy as np
 
 from clipper.errors import ClipperError, DoesNotFit, InvalidInput
 from clipper.params.client.client import Client
-from clipper.selection.contextual import FEATURES_MAX, features_of
+from clipper.selection.policies.contextual import FEATURES_MAX, features_of
 from clipper.serving.feedback.online_learning import session_of
 
 _log = logging.getLogger(__name__)

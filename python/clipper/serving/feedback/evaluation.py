@@ -1,8 +1,8 @@
 """Off-policy evaluation of an application: what another policy would have achieved on its feedback.
 
 The journal keeps each feedback with the choice that was made and its probability
-(`serving/feedback/journal_records.py`); `selection/off_policy.py` estimates from that. Reading the
-journal does not disturb the server that writes it.
+(`serving/feedback/journal_records.py`); `selection/learning/off_policy.py` estimates from that.
+Reading the journal does not disturb the server that writes it.
 """
 
 import time
@@ -12,8 +12,8 @@ from pathlib import Path
 
 from clipper.errors import NotAllowed
 from clipper.selection import Observation, create_policy
-from clipper.selection.batch_learning import ObservationRows
-from clipper.selection.off_policy import Evaluation, evaluate
+from clipper.selection.learning.batch_learning import ObservationRows
+from clipper.selection.learning.off_policy import Evaluation, evaluate
 from clipper.serving.feedback.journal_records import read_with_time
 from clipper.store.journal import read_journal
 from clipper.types import VersionedModel

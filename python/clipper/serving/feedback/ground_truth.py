@@ -7,7 +7,7 @@ import numpy as np
 
 from clipper.errors import InvalidInput
 from clipper.selection import Truth
-from clipper.selection.batch_learning import Column, column_of
+from clipper.selection.learning.batch_learning import Column, column_of
 from clipper.selection.policy import is_number
 from clipper.serving.feedback.states import check_user
 from clipper.store.journal import RECORD_BYTES_MAX

@@ -13,7 +13,7 @@ import numpy as np
 
 from clipper.clock import wall_time_us
 from clipper.selection import Observation, Plan, Prediction, Truth
-from clipper.selection.batch_learning import Column, ObservationRows
+from clipper.selection.learning.batch_learning import Column, ObservationRows
 from clipper.store.journal import RECORD_BYTES_MAX
 from clipper.types import Qualifiers, UserValue, VersionedModel
 from clipper_core.learning.label_feedback import record_of

@@ -16,7 +16,7 @@ from clipper.errors import (
     UnknownPrediction,
 )
 from clipper.selection import Observation, Prediction, Truth
-from clipper.selection.batch_learning import Column, ObservationRows, column_of
+from clipper.selection.learning.batch_learning import Column, ObservationRows, column_of
 from clipper.serving.feedback.forwarding import ForwardedFeedback, Reply, by_node, refusal
 from clipper.serving.feedback.ground_truth import (
     fitted_column,

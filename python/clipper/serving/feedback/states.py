@@ -36,7 +36,7 @@ import msgspec
 
 from clipper.errors import InvalidInput, Overloaded, StoreError
 from clipper.selection import Observation, Plan, Policy, Truth
-from clipper.selection.batch_learning import (
+from clipper.selection.learning.batch_learning import (
     Column,
     ObservationRows,
     count_user,
@@ -44,9 +44,9 @@ from clipper.selection.batch_learning import (
     observe,
     observe_rows,
 )
-from clipper.selection.learned_state import LearnedState
+from clipper.selection.learning.learned_state import LearnedState
+from clipper.selection.policies.stateless_policy import learns
 from clipper.selection.policy import Predictions, State
-from clipper.selection.stateless_policy import learns
 from clipper.serving.feedback.ended_servers import EndedServers
 from clipper.serving.feedback.journal_records import head_of
 from clipper.serving.feedback.state_sync import StateSync

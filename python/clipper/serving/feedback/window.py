@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from clipper.errors import UnknownPrediction
 from clipper.selection import Observation, Plan, Prediction, Truth
-from clipper.selection.batch_learning import Column, ObservationRows
+from clipper.selection.learning.batch_learning import Column, ObservationRows
 from clipper.serving.feedback.forwarding import Forwarding
 from clipper.serving.feedback.journal_records import written
 from clipper.serving.feedback.states import Learner

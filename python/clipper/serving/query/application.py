@@ -6,7 +6,7 @@ from numpy.typing import ArrayLike
 
 from clipper.errors import InvalidInput, UnknownApplication
 from clipper.schema import Tensors
-from clipper.selection.off_policy import Evaluation
+from clipper.selection.learning.off_policy import Evaluation
 from clipper.serving.feedback.evaluation import QUERIES_MAX, evaluate_policy
 from clipper.serving.feedback.ground_truth import truth_of, user_of, weight_of
 from clipper.serving.feedback.observe import Counted, learn_label_of, observe, observe_many

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from clipper.errors import ForkedProcess, Overloaded, PolicyFailed
 from clipper.selection import Plan, Prediction
+from clipper.selection.policies.stateless_policy import StatelessPolicy
 from clipper.selection.policy import NO_ANSWER, State
-from clipper.selection.stateless_policy import StatelessPolicy
 from clipper.serving.feedback.ground_truth import user_of
 from clipper.serving.feedback.window import JoinedRows
 from clipper.serving.query.dispatch import FORK_HINT

@@ -16,7 +16,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from clipper.selection.decider import AnswerFrom, View, check_decision
+from clipper.selection.deciders.decider import AnswerFrom, View, check_decision
 from clipper.selection.policy import Prediction, is_usable
 from clipper.serving.query.qualifiers import prediction_of
 from clipper.types import VersionedModel

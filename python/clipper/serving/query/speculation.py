@@ -22,7 +22,7 @@ from clipper.selection import (
     parse_decider,
     user_defined_decider,
 )
-from clipper.selection.decided_answer import (
+from clipper.selection.deciders.answer import (
     DecisionInputs,
     decided_answer,
     rank_models,

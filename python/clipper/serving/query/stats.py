@@ -23,7 +23,7 @@ import numpy as np
 from clipper.clock import wall_time_us
 from clipper.metrics.samples import Stats
 from clipper.selection import Combined, Observation, Prediction
-from clipper.selection.batch_learning import Column, ObservationRows, losses_by_model
+from clipper.selection.learning.batch_learning import Column, ObservationRows, losses_by_model
 from clipper.selection.policy import Predictions, agrees, is_number, is_usable, loss, losses
 from clipper.serving.query.missing_outputs import Means
 from clipper.serving.rollout.observers import Late, Watch, Watched

@@ -16,7 +16,7 @@ import numpy as np
 
 from clipper.catalog_view import Rollout
 from clipper.selection import Observation
-from clipper.selection.batch_learning import Column, ObservationRows, losses_by_model
+from clipper.selection.learning.batch_learning import Column, ObservationRows, losses_by_model
 from clipper.selection.policy import Predictions, loss
 from clipper.serving.feedback.states import FeedbackObserver
 from clipper.serving.rollout.guards import Counts, Figures, guards_in

@@ -1,6 +1,6 @@
 """Policies that learn: calibration, prediction sets, changes of models, merging and storage.
 
-The named policies (bandits.py, contextual.py, experts.py, ridge.py) derive from `LearningPolicy`
+The named policies (bandits, contextual, experts, ridge) derive from `LearningPolicy`
 and only choose its parts.
 """
 
@@ -13,8 +13,8 @@ from typing import Self
 import msgspec
 import numpy as np
 
-from clipper.selection import prediction_sets
-from clipper.selection.learned_state import (
+from clipper.selection.learning import prediction_sets
+from clipper.selection.learning.learned_state import (
     BINS,
     NO_USERS,
     Answering,
@@ -25,6 +25,8 @@ from clipper.selection.learned_state import (
     bin_of,
     label_bit,
 )
+from clipper.selection.learning.prediction_sets import INITIAL, SetThresholds
+from clipper.selection.learning.user_differences import UserDifferences
 from clipper.selection.policy import (
     Combined,
     Observation,
@@ -37,8 +39,6 @@ from clipper.selection.policy import (
     is_number,
     losses,
 )
-from clipper.selection.prediction_sets import INITIAL, SetThresholds
-from clipper.selection.user_differences import UserDifferences
 from clipper.selection.votes import label_key, sorted_models
 from clipper.types import InputType, VersionedModel
 from clipper_core.learning.bandit import Rule
@@ -70,7 +70,7 @@ class LearningPolicy(Policy):
     and the migration of states are the same for all of them, and their names, settings and
     docstrings are what users see.
 
-    rows, answering, learn: the parts (selection/learned_state.py).
+    rows, answering, learn: the parts (selection/learning/learned_state.py).
     rule: the rule of the core that also learns batches natively; None: Python learns them.
     coverage: share of the prediction sets that must hold the truth; None: no sets.
     """

@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from clipper.selection.bandits import check_range
-from clipper.selection.learned_state import Array, LearnedState
-from clipper.selection.learning_policy import LearningPolicy
+from clipper.selection.learning.learned_state import Array, LearnedState
+from clipper.selection.learning.learning_policy import LearningPolicy
+from clipper.selection.learning.prediction_sets import LabelProbabilities
+from clipper.selection.policies.bandits import check_range
 from clipper.selection.policy import (
     NO_ANSWER,
     Combined,
@@ -22,7 +23,6 @@ from clipper.selection.policy import (
     Query,
     is_number,
 )
-from clipper.selection.prediction_sets import LabelProbabilities
 from clipper.selection.votes import (
     Votes,
     combine,

@@ -14,9 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from clipper.selection.bandits import check_range
-from clipper.selection.class_probabilities import evidence_of, has_probabilities, label_of
-from clipper.selection.learned_state import (
+from clipper.selection.learning.learned_state import (
     DOUBT,
     Array,
     Learn,
@@ -26,7 +24,10 @@ from clipper.selection.learned_state import (
     learn_by_rule,
     log_mean,
 )
-from clipper.selection.learning_policy import LearningPolicy
+from clipper.selection.learning.learning_policy import LearningPolicy
+from clipper.selection.learning.prediction_sets import LabelProbabilities
+from clipper.selection.policies.bandits import check_range
+from clipper.selection.policies.class_probabilities import evidence_of, has_probabilities, label_of
 from clipper.selection.policy import (
     NO_ANSWER,
     Combined,
@@ -37,7 +38,6 @@ from clipper.selection.policy import (
     is_number,
     sound_confidence,
 )
-from clipper.selection.prediction_sets import LabelProbabilities
 from clipper.selection.votes import (
     Votes,
     combine,
@@ -212,8 +212,8 @@ class Stacking(LearningPolicy):
 
     The score of a label is the sum of the weights of the models that voted for it; of models that
     report class probabilities, each label has a part of the weight
-    (selection/class_probabilities.py). With one dominant model the policy follows it, with equal
-    ones it is a majority vote. It learns from labels only, not from `correct=` or `score=`.
+    (class_probabilities.py). With one dominant model the policy follows it, with equal ones it is
+    a majority vote. It learns from labels only, not from `correct=` or `score=`.
 
     rate: step of the gradient descent.
 

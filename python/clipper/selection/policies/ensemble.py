@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from clipper.selection.learned_state import DOUBT
+from clipper.selection.learning.learned_state import DOUBT
+from clipper.selection.policies.stateless_policy import Models, StatelessPolicy
 from clipper.selection.policy import NO_ANSWER, Combined, Plan, Predictions, Query
-from clipper.selection.stateless_policy import Models, StatelessPolicy
 from clipper.selection.votes import answer_of_first, combine, sorted_models, usable
 from clipper.types import VersionedModel
 from clipper_core.learning.bandit import Rule, RuleKind

@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from clipper.selection.class_probabilities import evidence_of, label_of
-from clipper.selection.experts import answer_of_labels
-from clipper.selection.learned_state import (
+from clipper.selection.learning.learned_state import (
     DOUBT,
     LABEL_BITS,
     Array,
@@ -16,7 +14,10 @@ from clipper.selection.learned_state import (
     calibrated,
     label_bit,
 )
-from clipper.selection.learning_policy import LearningPolicy
+from clipper.selection.learning.learning_policy import LearningPolicy
+from clipper.selection.learning.prediction_sets import LabelProbabilities
+from clipper.selection.policies.class_probabilities import evidence_of, label_of
+from clipper.selection.policies.experts import answer_of_labels
 from clipper.selection.policy import (
     NO_ANSWER,
     Combined,
@@ -29,7 +30,6 @@ from clipper.selection.policy import (
     is_usable,
     sound_confidence,
 )
-from clipper.selection.prediction_sets import LabelProbabilities
 from clipper.selection.votes import (
     Votes,
     combine,
@@ -60,7 +60,7 @@ class Mixture(LearningPolicy):
     The components are the equal vote, a weight for each model, the same with the models' own
     confidence, and three with a further weight for each model and label, which differ in steps. A
     user's state has a seventh, in which one of the models is better for this user. An eighth weighs
-    the class probabilities of models that report them (selection/class_probabilities.py).
+    the class probabilities of models that report them (selection/policies/class_probabilities.py).
     Each answers with a probability for each label; the answer has the highest mean, by weights that
     follow how probable each component found the right labels. Nothing is to be set.
 
@@ -276,8 +276,8 @@ class Ballot:
 
     codes: u32 numbers that are equal when the labels are, 0 without a vote.  cells: the labels'
     hashes, 0 to 63.  confidence: as reported, NaN without.  numbers: codes by label key.
-    evidence, label_cells: of all labels of `numbers` (selection/class_probabilities.py), and their
-    hashes; None without class probabilities.
+    evidence, label_cells: of all labels of `numbers` (class_probabilities.py), and their hashes;
+    None without class probabilities.
     """
 
     def __init__(self, state: LearnedState, votes: Votes, first: object = None) -> None:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from clipper.errors import InvalidInput
+from clipper.selection.policies.stateless_policy import Models, StatelessPolicy
 from clipper.selection.policy import NO_ANSWER, Combined, Plan, Predictions, Query
-from clipper.selection.stateless_policy import Models, StatelessPolicy
 from clipper.selection.votes import answer_of_first, combine, sorted_models, usable
 from clipper.types import VersionedModel
 

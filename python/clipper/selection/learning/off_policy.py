@@ -32,7 +32,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from clipper.errors import InvalidInput, NotAllowed
-from clipper.selection.learning_policy import state_in_context
+from clipper.selection.learning.learning_policy import state_in_context
 from clipper.selection.policy import (
     Observation,
     Plan,

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from clipper.errors import InvalidInput
-from clipper.selection.bandits import check_range
-from clipper.selection.learned_state import Array, Learn, LearnedState
-from clipper.selection.learning_policy import LearningPolicy
-from clipper.selection.one_model import OneModel
+from clipper.selection.learning.learned_state import Array, Learn, LearnedState
+from clipper.selection.learning.learning_policy import LearningPolicy
+from clipper.selection.learning.one_model import OneModel
+from clipper.selection.policies.bandits import check_range
 from clipper.selection.policy import Observation, Query
 from clipper.types import VersionedModel
 from clipper_core.learning.bandit import Rule, RuleKind

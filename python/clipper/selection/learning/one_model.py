@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from clipper.selection.learned_state import Array, LearnedState, calibrated, row_of
+from clipper.selection.learning.learned_state import Array, LearnedState, calibrated, row_of
+from clipper.selection.learning.prediction_sets import LabelProbabilities
 from clipper.selection.policy import (
     NO_ANSWER,
     Combined,
@@ -14,7 +15,6 @@ from clipper.selection.policy import (
     is_usable,
     sound_confidence,
 )
-from clipper.selection.prediction_sets import LabelProbabilities
 from clipper.selection.votes import label_key, sorted_models
 from clipper.types import UserValue, VersionedModel
 from clipper_core.learning.bandit import Rule

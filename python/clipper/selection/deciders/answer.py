@@ -12,9 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from clipper.selection.experts import WeightedVotes
-from clipper.selection.learning_policy import LearningPolicy
-from clipper.selection.mixture import MixedVotes, Mixture, is_untouched
+from clipper.selection.learning.learning_policy import LearningPolicy
+from clipper.selection.policies.experts import WeightedVotes
+from clipper.selection.policies.mixture import MixedVotes, Mixture, is_untouched
+from clipper.selection.policies.stateless_policy import learns
+from clipper.selection.policies.weighted import StaticWeights, weight_of
 from clipper.selection.policy import (
     NO_ANSWER,
     Combined,
@@ -26,7 +28,6 @@ from clipper.selection.policy import (
     is_number,
     sound_confidence,
 )
-from clipper.selection.stateless_policy import learns
 from clipper.selection.votes import (
     Votes,
     combine,
@@ -35,7 +36,6 @@ from clipper.selection.votes import (
     sorted_models,
     usable,
 )
-from clipper.selection.weighted import StaticWeights, weight_of
 from clipper.types import VersionedModel
 
 _BY_VOTES = ("majority", "quorum", "weighted", "mean")
@@ -60,7 +60,7 @@ class DecisionInputs(msgspec.Struct, frozen=True, eq=False):
 def decided_answer(rule: str, inputs: DecisionInputs, used: Sequence[VersionedModel]) -> Combined:
     """Return the answer by `rule` from the models `used`, best first. Threads: any.
 
-    rule: a key of clipper.selection.decider_schedule.RULES, "row" or "own".
+    rule: a key of clipper.selection.deciders.schedule.RULES, "row" or "own".
     """
     if not used:
         return NO_ANSWER

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from clipper.selection.policies.stateless_policy import Models, StatelessPolicy
 from clipper.selection.policy import NO_ANSWER, Combined, Plan, Predictions, Query
-from clipper.selection.stateless_policy import Models, StatelessPolicy
 from clipper.selection.votes import answer_of_first
 from clipper.types import VersionedModel
 

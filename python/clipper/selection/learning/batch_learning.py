@@ -13,11 +13,17 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from clipper.selection.learned_state import DOUBT, LABEL_BITS, LearnedState, label_bit
-from clipper.selection.learning_policy import FADE, LearningPolicy
-from clipper.selection.one_model import OneModel
+from clipper.selection.learning.learned_state import DOUBT, LABEL_BITS, LearnedState, label_bit
+from clipper.selection.learning.learning_policy import FADE, LearningPolicy
+from clipper.selection.learning.one_model import OneModel
+from clipper.selection.learning.prediction_sets import (
+    KNOWN_MAX,
+    STEP,
+    LabelSets,
+    after_rows,
+    knowable,
+)
 from clipper.selection.policy import Observation, Plan, Policy, Prediction, State, Truth
-from clipper.selection.prediction_sets import KNOWN_MAX, STEP, LabelSets, after_rows, knowable
 from clipper.types import UserValue, VersionedModel
 from clipper_core.learning.bandit import Rule
 from clipper_core.learning.feedback_update import FeedbackUpdate as NativeUpdate

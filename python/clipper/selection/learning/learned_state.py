@@ -2,7 +2,7 @@
 
 A state is an immutable value: one row of f64 numbers per model, the number of observations, the
 labels seen, the calibration of the confidence, and the thresholds of the prediction sets. A policy
-(selection/learning_policy.py) holds three parts: `StateRows` changes the rows when models
+(selection/learning/learning_policy.py) holds three parts: `StateRows` changes the rows when models
 come and go, `Answering` chooses models and combines their predictions, and `Learn` updates the
 rows with an observation. Their columns belong to the rule (clipper_core.learning.bandit).
 """
@@ -16,6 +16,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from clipper.selection.learning.prediction_sets import INITIAL, LabelProbabilities, SetThresholds
+from clipper.selection.learning.user_differences import MODELS_MAX, UserDifferences
 from clipper.selection.policy import (
     Combined,
     Observation,
@@ -24,8 +26,6 @@ from clipper.selection.policy import (
     Query,
     is_number,
 )
-from clipper.selection.prediction_sets import INITIAL, LabelProbabilities, SetThresholds
-from clipper.selection.user_differences import MODELS_MAX, UserDifferences
 from clipper.types import UserValue, VersionedModel
 from clipper_core.learning.bandit import Rule
 

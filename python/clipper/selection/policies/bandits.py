@@ -11,7 +11,7 @@ T: observations, K: models. Losses lie in 0 to 1. Rows of the states are f64.
 import numpy as np
 
 from clipper.errors import InvalidInput
-from clipper.selection.learned_state import (
+from clipper.selection.learning.learned_state import (
     Array,
     LearnedState,
     RuleRows,
@@ -19,8 +19,8 @@ from clipper.selection.learned_state import (
     log_mean,
     row_of,
 )
-from clipper.selection.learning_policy import LearningPolicy
-from clipper.selection.one_model import (
+from clipper.selection.learning.learning_policy import LearningPolicy
+from clipper.selection.learning.one_model import (
     Accuracy,
     OneModel,
     choose_by_rule,

@@ -1,0 +1,1 @@
+"""Deciders: when a query is answered, and with which predictions."""

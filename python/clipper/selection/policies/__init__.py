@@ -1,0 +1,1 @@
+"""The built-in policies: one model, ensembles, bandits and experts."""
