@@ -606,14 +606,14 @@ def test_a_banned_call_is_seen() -> None:
 
 def test_a_name_that_is_replaced_and_does_not_exist_is_seen() -> None:
     source = (
-        "from clipper.store import redis\nfrom clipper.mesh.registry import Registry\n"
-        "m.setattr(redis, 'RedisStore', 1)\nm.setattr(redis, 'NoStore', 1)\n"
+        "from clipper.store.redis import store\nfrom clipper.mesh.registry import Registry\n"
+        "m.setattr(store, 'RedisStore', 1)\nm.setattr(store, 'NoStore', 1)\n"
         "m.setattr('clipper.mesh.registry.NONE', 1)\nm.setattr(Registry, 'register', 1)\n"
         "m.setattr(Registry, 'no_method', 1)\nm.setattr('sys.argv', [])\n"
     )
     seen = [name for _, name in replaced_names(ast.parse(source)) if is_missing(name)]
     assert seen == [
-        "clipper.store.redis.NoStore",
+        "clipper.store.redis.store.NoStore",
         "clipper.mesh.registry.NONE",
         "clipper.mesh.registry.Registry.no_method",
     ]

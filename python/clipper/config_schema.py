@@ -7,7 +7,7 @@ from typing import get_args, get_type_hints
 import msgspec
 
 from clipper.config import Config, default_of, describe, tables
-from clipper.store.redis import redacted_url
+from clipper.store.redis.store import redacted_url
 from clipper.types import Batching
 
 

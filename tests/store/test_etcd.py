@@ -19,9 +19,11 @@ import pytest
 
 import clipper
 from clipper.errors import ConfigError, ForkedProcess, LeaseLost, StoreError
-from clipper.store import Event, Mirror, Put, Store, etcd_channel, etcd_watch, open_store
-from clipper.store.etcd import EtcdStore
-from clipper.store.etcd_address import parse_url, redacted_url
+from clipper.store import Event, Mirror, Put, Store, open_store
+from clipper.store.etcd import channel as etcd_channel
+from clipper.store.etcd import watch as etcd_watch
+from clipper.store.etcd.address import parse_url, redacted_url
+from clipper.store.etcd.store import EtcdStore
 from tests.memory_container import wait_until
 from tests.store.etcd_server import EtcdServer, started
 
@@ -82,7 +84,7 @@ def test_prefixes_are_stores_of_their_own(etcd_server: EtcdServer, tmp_path: Pat
 def test_a_range_of_several_answers_is_one_snapshot(
     etcd_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clipper.store.etcd._PAGE", 7)
+    monkeypatch.setattr("clipper.store.etcd.store._PAGE", 7)
     keys = [f"k{i:03}" for i in range(50)]
     etcd_store.txn((), [Put(key, b"1") for key in keys])
     ask = etcd_store._channel.call  # type: ignore[attr-defined]

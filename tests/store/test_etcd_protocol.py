@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).resolve().parents[2] / "python" / "clipper" / "store" / "protocol"
+FOLDER = Path(__file__).resolve().parents[2] / "python" / "clipper" / "store" / "etcd" / "protocol"
 
 
 def compile_to(target: Path) -> None:

@@ -18,10 +18,10 @@ from clipper.store import (
     Mirror,
     Put,
     Store,
-    etcd_watch,
     open_store,
 )
 from clipper.store import mirror as mirror_module
+from clipper.store.etcd import watch as etcd_watch
 from clipper.store.mirror import KeyChange
 from tests.memory_container import wait_until
 from tests.store.etcd_server import EtcdServer

@@ -19,7 +19,8 @@ import pytest
 
 import clipper
 from clipper.errors import ConfigError, StoreError
-from clipper.store import Event, Put, Record, RedisStore, open_store, redis
+from clipper.store import Event, Put, Record, RedisStore, open_store
+from clipper.store.redis import store as redis
 from tests.memory_container import wait_until
 
 RedisServer = Any  # conftest.py has it

@@ -88,7 +88,7 @@ from clipper.settings.http import HttpSettings, listener_problems
 from clipper.settings.mesh import MeshSettings
 from clipper.settings.params import ParamsSettings
 from clipper.store.history import _json_of
-from clipper.store.redis import _record
+from clipper.store.redis.store import _record
 from clipper.types import Application, Batching, InputType, VersionedModel
 from clipper_container.adapters.errors import LoadError
 from clipper_container.adapters.mlflow import _outputs

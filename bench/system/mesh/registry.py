@@ -78,7 +78,7 @@ def _locked_put(lock: threading.Lock, content: dict[str, bytes]) -> None:
 
 def _bare_put(store: Any) -> Callable[[], Any]:
     """Measure one call of grpcio with the same messages and nothing else."""
-    from clipper.store.protocol import message, method
+    from clipper.store.etcd.protocol import message, method
 
     path, _, answer = method("KV.Txn")
     put = message("RequestOp")(request_put=message("PutRequest")(key=b"bare", value=VALUE))

@@ -15,7 +15,7 @@ from clipper.serving.query.dispatch import Dispatch
 from clipper.serving.query.future_watcher import FutureWatcher
 from clipper.serving.query.resolver import ApplicationResolver
 from clipper.settings.http import admin_tls, query_tls, scheme_of
-from clipper.store.etcd_address import redacted_url
+from clipper.store.etcd.address import redacted_url
 from clipper.types import VERSION
 
 if TYPE_CHECKING:

@@ -52,7 +52,7 @@ from clipper.serving.query.application import ApplicationHandle
 from clipper.settings.http import query_tls, scheme_of
 from clipper.settings.server import Column
 from clipper.store.history import ENTRIES_MAX, Changed, audit_context, entries, plain
-from clipper.store.redis import redacted_url
+from clipper.store.redis.store import redacted_url
 from clipper.types import VERSION, Application, Model, UserValue, VersionedModel, check_name
 from clipper_core.engine.model import Model as CoreModel
 

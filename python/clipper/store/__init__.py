@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Final
 from clipper.errors import ConfigError
 from clipper.store.cached_store import CachedStore
 from clipper.store.election import Candidate
-from clipper.store.etcd_address import redacted_url as redacted_etcd_url
+from clipper.store.etcd.address import redacted_url as redacted_etcd_url
 from clipper.store.lease import Lease
 from clipper.store.memory import MemoryStore
 from clipper.store.mirror import KeyChange, Mirror
-from clipper.store.redis import RedisStore, redacted_url
+from clipper.store.redis.store import RedisStore, redacted_url
 from clipper.store.sqlite import SqliteStore
 from clipper.store.store import (
     ABSENT,
@@ -33,7 +33,7 @@ REDIS: Final = ("redis", "rediss", "unix")
 ETCD: Final = ("etcd", "etcds")
 
 if TYPE_CHECKING:
-    from clipper.store.etcd import EtcdStore
+    from clipper.store.etcd.store import EtcdStore
 
 
 def open_server_store(
@@ -83,7 +83,7 @@ def open_store(state: str, bytes_max: int = 0) -> Store:
 
 def _open_etcd(url: str) -> "EtcdStore":
     try:
-        from clipper.store.etcd import EtcdStore
+        from clipper.store.etcd.store import EtcdStore
     except ImportError:
         hint = "pip install 'clipper-serving[etcd]'."
         raise ConfigError(

@@ -2,7 +2,7 @@
 
 They are for data that is written often, read rarely and never watched: a write here wakes no watch
 and is not in the history of changes. Redis keeps them as lists and bitmaps of its own
-(store/redis_lists.py); for other stores `LeasedLists` keeps them as records with a lease.
+(store/redis/lists.py); for other stores `LeasedLists` keeps them as records with a lease.
 """
 
 import threading

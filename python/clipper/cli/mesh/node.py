@@ -274,7 +274,7 @@ def _greeting(server: "ClipperServer") -> str:
     from clipper import __version__
     from clipper.manage.running import state_named
     from clipper.settings.http import admin_tls, query_tls, scheme_of
-    from clipper.store.etcd_address import redacted_url
+    from clipper.store.etcd.address import redacted_url
 
     config = server.config
     lines = [

@@ -27,7 +27,7 @@ import msgspec
 
 from clipper.errors import ConfigError, InvalidInput
 from clipper.frontend.streams.records import Flat
-from clipper.store.redis import RedisClient, redacted_url
+from clipper.store.redis.store import RedisClient, redacted_url
 
 BLOCK_MS: Final = 100  # a blocking read checks this often for its end
 PATIENCE_S: Final = 5.0  # timeout of Redis

@@ -42,7 +42,7 @@ from clipper.frontend.streams.consumer_group import (
 from clipper.frontend.streams.records import Flat
 from clipper.metrics.samples import Stats
 from clipper.settings.streams import ModelStreamSettings
-from clipper.store.redis import RedisClient
+from clipper.store.redis.store import RedisClient
 from clipper.types import VERSION_MAX, InputType, Model, VersionedModel, check_name
 from clipper_core.engine.model import Model as CoreModel
 

@@ -35,7 +35,7 @@ from clipper.serving.models.intake import Intake, late, untried
 from clipper.serving.query.application import ApplicationHandle
 from clipper.serving.query.future_watcher import Future
 from clipper.settings.streams import StreamSettings
-from clipper.store.redis import RedisClient
+from clipper.store.redis.store import RedisClient
 from clipper.types import Answer, UserValue
 
 _AGAIN_S: Final = 0.05

@@ -17,7 +17,7 @@ from clipper.manage.operations import Operations, application_row, record_of
 from clipper.manage.overview import Server, troubles
 from clipper.metrics.samples import Stats
 from clipper.serving.query.application import ApplicationHandle
-from clipper.store.redis import redacted_url
+from clipper.store.redis.store import redacted_url
 from clipper.types import Model
 
 EVENTS_MAX: Final = 100

@@ -21,8 +21,8 @@ from typing import Final
 import grpc
 
 from clipper.errors import StoreError
-from clipper.store.etcd_channel import EtcdChannel
-from clipper.store.protocol import Message, message
+from clipper.store.etcd.channel import EtcdChannel
+from clipper.store.etcd.protocol import Message, message
 from clipper.store.store import EVENTS_MAX, Event, Record
 
 SILENCE_S: Final = 1.0  # then a progress notification is requested

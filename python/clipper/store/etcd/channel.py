@@ -14,8 +14,8 @@ from typing import Final
 import grpc
 
 from clipper.errors import ConfigError, StoreError
-from clipper.store import protocol
-from clipper.store.etcd_address import EtcdAddress
+from clipper.store.etcd import protocol
+from clipper.store.etcd.address import EtcdAddress
 from clipper.store.store import closed_error
 
 PATIENCE_S = 2.0  # deadline of one call

@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from clipper.errors import ForkedProcess, StoreError
-from clipper.store.etcd_address import parse_url
-from clipper.store.etcd_channel import PATIENCE_S, EtcdChannel, is_lost_lease
-from clipper.store.etcd_watch import EtcdWatch
-from clipper.store.protocol import Message, message
+from clipper.store.etcd.address import parse_url
+from clipper.store.etcd.channel import PATIENCE_S, EtcdChannel, is_lost_lease
+from clipper.store.etcd.protocol import Message, message
+from clipper.store.etcd.watch import EtcdWatch
 from clipper.store.store import (
     Compare,
     Delete,
@@ -48,7 +48,7 @@ _TARGETS: Final = {
 class EtcdStore(Store):
     """A store in etcd. Threads: any.
 
-    url: `etcd://HOST:PORT,HOST:PORT/PREFIX`; see etcd_address.EtcdAddress for TLS and users.
+    url: `etcd://HOST:PORT,HOST:PORT/PREFIX`; see address.EtcdAddress for TLS and users.
     Errors: StoreError when no endpoint answers in time or etcd refuses; ForkedProcess after a fork.
     """
 

@@ -12,7 +12,7 @@ All keys share one prefix and can be read with redis-cli:
     clipper:lease_ms       hash: time to live of each lease
     clipper:granted        stream of the newest lease, which wakes who waits for the end of leases
     clipper:leased:LEASE   set: the keys of a lease
-    clipper:l:, clipper:b: lists and sets that expire: store/redis_lists.py
+    clipper:l:, clipper:b: lists and sets that expire: store/redis/lists.py
 
 A transaction is one Lua script and therefore atomic. The durability is that of Redis: with
 `appendonly yes` a power cut, or a kill while the disk is busy, loses up to two seconds; with
@@ -37,8 +37,8 @@ from urllib.parse import urlsplit, urlunsplit
 import msgpack
 
 from clipper.errors import ConfigError, ForkedProcess, StoreError
-from clipper.store.redis_lists import RedisLists
-from clipper.store.redis_watch import ChangeReader, Changes, RedisWatch, Waited
+from clipper.store.redis.lists import RedisLists
+from clipper.store.redis.watch import ChangeReader, Changes, RedisWatch, Waited
 from clipper.store.store import (
     EVENTS_MAX,
     Compare,

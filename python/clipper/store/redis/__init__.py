@@ -1,0 +1,1 @@
+"""The store in a Redis server: its watches, and its lists that expire."""
