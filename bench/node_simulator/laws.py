@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from bench.node_simulator.virtual_time import Life
+from clipper.mesh.loading.loader import CLAIM_GONE
 from clipper.mesh.records import MODELS, VMODELS, Failure, MeshModel, VModel
 from clipper.store import Delete, Op, Put
 
@@ -30,6 +31,7 @@ LATE_S: Final = 0.002
 CLAIMED_S: Final = 0.1  # after a claim of a loaded copy, in which a false one is taken back
 SLOW_CALLS: Final = 10  # of a slow store, in which it is taken back then: two, and those before
 WRITTEN_S: Final = 1.0  # in which a failed load is written, if the store can be reached
+REFUSED_ROUNDS: Final = 3  # of rates, in which a node that has no memory is asked again
 REFUSED_S: Final = 1.0  # after a refused load, in which another node is chosen and asked
 CALM_S: Final = 30.0  # after a fault, in which a further copy may have its reason
 MISSED_S: Final = 5.0  # in which a claim without a copy is given up or loaded again
@@ -45,11 +47,13 @@ class Laws:
         self._due: Counter[tuple[str, str]] = Counter()
         self._asked: dict[str, deque[float]] = {}
         self._failed: dict[tuple[str, str], float] = {}
-        self._disturbed_s = -CALM_S
+        self._disturbed_s = self._restored_s = -CALM_S
         self._suspects: set[str] = set()
         self._held: dict[SimulatedNode, tuple[list[int], set[str]]] = {}
         self._free: dict[str, deque[int]] = {}  # memory of each node, at the last looks
         self._free_here: dict[str, deque[tuple[float, int]]] = {}  # and as it is, by time
+        self._refusals: Counter[str] = Counter()  # of loads by each node, for want of memory
+        self._refused_s: dict[str, float] = {}  # when each has refused one, at a look
         self._seen_s: dict[str, float] = {}  # when each node was last in the store, at a look
         world.loop.call_later(LOOK_S, self._look)
 
@@ -77,6 +81,7 @@ class Laws:
     def restored(self) -> None:
         """Note that the store has other records now, and check what `lost` says."""
         self.disturbed()
+        self._restored_s = self._disturbed_s
         world = self._world
         self._models, self._vmodels = {**world.models()}, {**world.vmodels()}
         self._due.clear()
@@ -112,6 +117,21 @@ class Laws:
         """Check that a query has ended by its deadline."""
         late_s = query.ended_s - query.deadline_s if query.deadline_s else 0.0
         self._world.check(late_s <= LATE_S, f"{query.name} ended {late_s:.3f} s late")
+
+    def unloaded(self, node: str, id: str) -> None:
+        """Check that a copy without a claim, by a node that was cut off, stays until another one is
+        loaded: one that loads may fail."""
+        world, one, model = self._world, self._world.nodes[node], self._models.get(id)
+        away = world.store.away or world.store.errors or world.store.slow_s or world.is_emptied
+        if one.node is None or model is None or away or node in world.store.cut or world.split:
+            return
+        if world.loop.time() - self._restored_s < MISSED_S:
+            return  # claims of an older state of the store are not given up yet
+        decisions = one.node._log.of(id)
+        if not decisions or not decisions[-1].why.startswith(CLAIM_GONE):
+            return
+        what = f"{node} unloads {id}, which no other node has loaded"
+        world.check(bool(self._alive_lately().intersection(model.loaded)), what)
 
     def drained(self, one: "SimulatedNode") -> None:
         """Check a graceful stop: models used lately that only this node held are elsewhere."""
@@ -173,7 +193,7 @@ class Laws:
 
     def _claimed(self, life: "Life", before: MeshModel, after: MeshModel) -> None:
         world, me, id = self._world, life.name, after.id
-        if not world.clocks:
+        if not (world.clocks or after.copies[me].loaded_ms):
             left_ms = self._blocked(before).get(me, 0)
             world.check(left_ms <= 0, f"{me} tries to load {id} again {left_ms} ms too early")
             blaming = self._blaming(before)  # loads that began before the second may still fail
@@ -275,6 +295,15 @@ class Laws:
             while now - noted[0][0] > REFUSED_S:
                 noted.popleft()
 
+    def _note_refusals(self) -> None:
+        """Note which nodes have refused a load for want of memory."""
+        for name, one in self._world.nodes.items():
+            loads = one.node.joined.loader.counts.loads if one.node is not None else {}
+            count = loads["refused"].value if loads else 0
+            if count > self._refusals[name]:
+                self._refused_s[name] = self._world.loop.time()
+            self._refusals[name] = count
+
     def _free_lately(self, me: str) -> int:
         """Return the least memory that a node had free since loads may have been refused there."""
         return min(free for _, free in self._free_here[me])
@@ -333,12 +362,17 @@ class Laws:
         if self._world.store.slow_s or self._recent(LOOK_S):
             return  # whoever held the target may have died since the decision was made
         had = [i for i in self._alive(old) if old.copies[i].loaded_ms]
-        # a node whose lease ends now may have been alive when the switch was decided
-        lately = {i for i, at in self._seen_s.items() if self._world.loop.time() - at <= LOOK_S}
-        has = lately.union(self._world.instances()).intersection(new.loaded)
+        has = self._alive_lately().intersection(new.loaded)
         self._world.check(
             not had or bool(has), f"{after.id} switches to {new.id}, which is not loaded"
         )
+
+    def _alive_lately(self) -> set[str]:
+        """Return the nodes that are alive, and those that were when something was decided that is
+        done now."""
+        now_s = self._world.loop.time()
+        lately = {i for i, seen_s in self._seen_s.items() if now_s - seen_s <= LOOK_S}
+        return lately.union(self._world.instances())
 
     def _blocked(self, model: MeshModel) -> dict[str, int]:
         """Return the nodes that do not try a model now, since it failed there, and for how many ms.
@@ -388,6 +422,7 @@ class Laws:
     def _look(self) -> None:
         world = self._world
         self._note_free()
+        self._note_refusals()
         self._seen_s |= dict.fromkeys(world.instances(), world.loop.time())
         away = world.store.away or world.store.errors or world.store.slow_s or world.is_emptied
         if not (away or world.store.cut or world.split or world.clocks) and world.instances():
@@ -433,10 +468,13 @@ class Laws:
             self._hold("copies of the policy", id, kept, within_s, what, id, alive, least)
 
     def _has_one_copy(self, model: MeshModel) -> bool:
-        """Return whether one live node has it loaded, and others could: not where it has failed."""
+        """Return whether one live node has it loaded, and others could: not where it has failed, or
+        loads are refused for want of memory."""
         instances = self._world.instances()
+        since_s = self._world.loop.time() - REFUSED_ROUNDS * self._world.plan.settings.rate_s
+        refusing = {name for name, at_s in self._refused_s.items() if at_s > since_s}
         loaded = [i for i, c in model.copies.items() if c.loaded_ms and i in instances]
-        no_place = {*loaded, *self._blocked(model)}
+        no_place = {*loaded, *self._blocked(model), *refusing}
         others = [i for i in instances.values() if i.id not in no_place and not i.stopping]
         return len(loaded) == 1 and bool(others) and not self._has_failed(model)
 

@@ -405,6 +405,7 @@ class VirtualHost:
     async def unload(self, model: str, timeout_s: float) -> None:
         if model in self.resident:
             self.world.note("unload", self.life.name, model)
+            self.world.laws.unloaded(self.life.name, model)
             for address, copy in list(self.serving.pop(model, {}).items()):
                 self.world.servers[address].detach(copy, "it is unloaded")
             await self._wait(model, 0.005, timeout_s)

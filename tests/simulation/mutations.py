@@ -109,6 +109,16 @@ def _unclaimed(was: Any) -> Callable[..., Any]:
     return complete
 
 
+def _not_kept(was: Any) -> Callable[..., Any]:
+    """Give up a loaded copy that was cut off once another node has claimed the model."""
+
+    def keep(model: MeshModel, me: str, now_ms: int, *, alive: Any, **more: Any) -> Any:
+        others = claims.alive_copies(model, alive).keys() - {me}
+        return claims.ClaimRefused("") if others else was(model, me, now_ms, alive=alive, **more)
+
+    return keep
+
+
 def _silent(was: Any) -> Callable[..., Any]:
     return lambda model, me, *args, **more: claims.released(model, me)
 
@@ -136,6 +146,7 @@ LAST_IS_SPARE = Mutation(
 )
 MUTATIONS = (
     Mutation("a load completes without a claim", "claims.completed", _unclaimed, 6),
+    Mutation("a copy that was cut off is not kept", "claims.kept", _not_kept, 5481),
     Mutation("a failed load leaves no failure", "claims.failed", _silent, 10),
     Mutation("a copy in use is given up", "maintenance.janitor", _generous, 0),
     Mutation(
@@ -143,7 +154,7 @@ MUTATIONS = (
     ),
     Mutation("copies of a policy are not kept", "maintenance._reaped", _without(LoadCopy), 1),
     Mutation("any number of copies is claimed", "claims.claimed", _any_number, 9),
-    Mutation("failures never block", "failures.blocked_until", _always(0), 21),
+    Mutation("failures never block", "failures.blocked_until", _always(0), 10),
     Mutation("failures are never forgotten", "failures.is_over", _always(False), 0),
     Mutation("failures are never expired", "claims.without_failures", _first, 6),
     Mutation("a model never has failed", "failures.verdict", _always(None), 10),

@@ -9,7 +9,7 @@ each was found. To see a run again: `python -m pytest -k "test_name and seed"`.
 import hashlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -49,6 +49,15 @@ def history(seed: int) -> str:
     with World(planned(seed)) as world:
         world.run()
         return hashlib.sha256(repr(world.trace).encode()).hexdigest()
+
+
+def step_until(world: World, condition: Callable[[], bool]) -> None:
+    """Let time pass until a condition holds, at most 20 s of it."""
+    for _ in range(200):
+        if condition():
+            return
+        world.step(0.1)
+    pytest.fail("it has not come about")
 
 
 def test_a_seed_determines_the_history() -> None:
@@ -186,6 +195,31 @@ def test_a_loaded_copy_that_is_loading_in_the_store_is_written_as_loaded_again()
         assert world.models()[id].loaded == (holder,)
 
 
+def test_a_copy_that_was_cut_off_stays_until_the_load_of_another_node_has_ended() -> None:
+    with World(replace(QUIET, settings=IDLE, slow=45.0)) as world:
+        id = world.name(0)
+        world.query(id)
+        world.step(3)
+        (holder,) = world.models()[id].loaded
+        other = next(name for name in world.nodes if name != holder)
+        cut = Fault("cut", 0.0, 0.0, world.nodes[holder].number)
+        world.faults.begin(cut)
+        step_until(world, lambda: holder not in world.instances())
+        world.slow = 45.0
+        world.query(id, other)
+        step_until(world, lambda: other in world.models()[id].copies)
+        world.faults.end(cut)
+        step_until(world, lambda: holder in world.models()[id].copies)
+        assert world.models()[id].loaded == (holder,)
+        world.corrupt.add(0)
+        step_until(world, lambda: other not in world.models()[id].copies)
+        assert other in world.models()[id].failures
+        query = world.query(id, other)
+        world.step(1)
+        assert (query.ended_s >= 0, query.why, query.hit) == (True, "", True)
+        assert not world.violations
+
+
 def test_a_store_that_is_emptied_again_while_it_is_restored_takes_no_model_away() -> None:
     with World(QUIET) as world:
         for n in range(4):
@@ -211,6 +245,17 @@ def test_holder_that_decides_counts_the_queries_of_all_copies() -> None:
             world.query(world.name(0), "n0")
             world.step(0.05)
         assert len(world.models()[world.name(0)].loaded) == 4
+
+
+def test_a_busy_model_has_one_copy_while_no_other_node_has_memory_for_it() -> None:
+    with World(replace(QUIET, nodes=2, models=8, pinned=8, share=0.5)) as world:
+        world.step(3 * SETTINGS.reaper_s)
+        id = world.name(5)  # the largest
+        for _ in range(300):
+            world.query(id, "n0")
+            world.step(0.25)
+        assert len(world.models()[id].loaded) == 1
+        assert not world.violations
 
 
 @pytest.mark.parametrize("is_mutated", [False, True])

@@ -14,7 +14,7 @@ from clipper.mesh.decisions.load_queue import QueuedLoad
 from clipper.mesh.loading.loader import ModelLoader, NotLoadedHere, _Job
 from clipper.mesh.loading.model_host import HostStatus, LoadResult
 from clipper.mesh.node.registry_watcher import RegistryWatcher
-from clipper.mesh.records import Instance, MeshModel, Policy
+from clipper.mesh.records import Copy, Instance, MeshModel, Policy
 from clipper.mesh.registry import Registry
 from clipper.mesh.transport.channel import ConnectionLost, RequestFailed
 from clipper.settings.mesh import MeshSettings
@@ -279,6 +279,21 @@ def test_a_copy_that_is_dropped_before_its_claim_is_written_again_is_not_claimed
         host.gate.set()
         await load
         assert copies(registry, "m0") == {"a": True}
+
+    with_models(test)
+
+
+def test_a_copy_without_a_claim_is_claimed_again_unless_another_node_has_loaded_it() -> None:
+    async def test(local: ModelLoader, host: FakeHost, registry: Registry) -> None:
+        registry.store.put("mesh/instance/b", b'{"id":"b","number":2,"peers":"","containers":""}')
+        await local.load("m0", 1, waiting=True)
+        registry.change("m0", lambda model: claims.changed(model, copies={"b": Copy(1)}))
+        await local.reclaim("m0")
+        assert copies(registry, "m0") == {"b": False, "a": True}
+        registry.change("m0", lambda model: claims.changed(model, copies={"b": Copy(1, 2)}))
+        await local.reclaim("m0")
+        assert copies(registry, "m0") == {"b": True}
+        assert (list(local.held), host.unloaded) == ([], ["m0"])
 
     with_models(test)
 

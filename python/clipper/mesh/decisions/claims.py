@@ -97,6 +97,30 @@ def completed(
     )
 
 
+def kept(
+    model: MeshModel,
+    me: str,
+    now_ms: int,
+    *,
+    alive: Container[object],
+    copies: int,
+    size_bytes: int,
+) -> MeshModel | ClaimRefused:
+    """Write a copy that `me` has loaded, unless `copies` of other live instances are loaded.
+
+    Those that load do not count, since they may fail; nor do failures elsewhere.
+    """
+    if me not in model.copies:
+        others = loaded_copies(model, alive)
+        if len(others) >= copies:
+            return ClaimRefused(
+                f"{len(others)} of {copies} copies are loaded: {', '.join(sorted(others))}"
+            )
+        held = alive_copies(model, alive)
+        model = changed(model, copies={**held, me: Copy(now_ms, 0, size_bytes)})
+    return completed(model, me, now_ms, size_bytes=size_bytes)
+
+
 def failed(
     model: MeshModel, me: str, now_ms: int, *, why: str, fault: Fault, crashed: bool = False
 ) -> MeshModel:

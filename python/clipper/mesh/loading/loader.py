@@ -39,6 +39,7 @@ HOST_S: Final = 10.0  # for a model host that is started again, before a load in
 CLAIMS_AHEAD: Final = 8  # loads that may be claimed before they have a place
 AHEAD_MS: Final = 50.0  # a load that cannot have a place within this time is not claimed yet
 CHURN: Final = 10.0  # times the mean load time: newer models are not evicted
+CLAIM_GONE: Final = "its claim was gone"
 _log = logging.getLogger(__name__)
 Note = Callable[[str, str, str], None]
 
@@ -695,7 +696,7 @@ class ModelLoader:
         """Write the claim of a loaded copy again, after other nodes have removed it, or the store
         has returned to a state in which the copy was loading.
 
-        The copy is dropped instead when there are enough others by now.
+        The copy is dropped instead when enough others are loaded by now.
         """
         held, resident = self.held.get(id), self.cache.get(id)
         if held is None or resident is None:
@@ -708,20 +709,8 @@ class ModelLoader:
             copy = model.copies.get(me)
             if copy is not None and copy.loaded_ms:
                 return model
-            if copy is None:
-                found = claims.claimed(
-                    model,
-                    me,
-                    now_ms(),
-                    alive=alive,
-                    copies=max(1, model.policy.copies_min),
-                    settings=self._settings,
-                    size_bytes=size,
-                )
-                if isinstance(found, claims.ClaimRefused):
-                    return found
-                model = found
-            return claims.completed(model, me, now_ms(), size_bytes=size)
+            least = max(1, model.policy.copies_min)
+            return claims.kept(model, me, now_ms(), alive=alive, copies=least, size_bytes=size)
 
         try:
             found = await self._records.change_copies(id, step)
@@ -730,7 +719,7 @@ class ModelLoader:
         if id not in self.cache:  # evicted while the claim was being written
             await self._disclaim(id)
         elif isinstance(found, claims.ClaimRefused) and self.held.get(id) is held:
-            await self.drop(id, f"its claim was gone: {found.why}")
+            await self.drop(id, f"{CLAIM_GONE}: {found.why}")
 
     async def _disclaim(self, id: str) -> None:
         """Remove a claim that others would believe, although the model is not loaded here."""
