@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from clipper.errors import ShardAway
 from clipper.params import Client, TableSpec
+from clipper.params.local import local_set
 from clipper.params.local.address_file import running_shards
 from clipper.params.local.fork_server import ForkServer
 from clipper.params.local.local_set import LocalSet
@@ -128,5 +130,46 @@ def test_a_failed_fork_is_reported_and_retried(
         local._received((again, -1))
         assert not local._wanted
         assert len(local._due) == 1
+    finally:
+        local.stop(snapshot=False)
+
+
+def test_a_fork_server_that_never_comes_up_is_named_as_the_cause(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(local_set, "PROGRAM", "clipper.params.no_such_program")
+    local = LocalSet(ParamsSettings(folder=str(tmp_path), shards=1)).start()
+    try:
+        with pytest.raises(ShardAway, match=r"exit 1: .*No module named.*no_such_program"):
+            local.wait_ready(PATIENCE_S)
+    finally:
+        local.stop(snapshot=False)  # though a shard was requested
+
+
+def test_processes_that_fail_again_and_again_start_after_a_pause_that_grows(
+    tmp_path: Path,
+) -> None:
+    local = LocalSet(ParamsSettings(folder=str(tmp_path), shards=1))
+    try:
+        for key in (None, (tmp_path, 0)):
+            pauses_s = [local._pause_s(key, True) for _ in range(2000)]
+            assert pauses_s[:7] == [0, 0, 0.1, 0.2, 0.4, 0.8, 1]
+            assert pauses_s[-1] == 1
+            assert local._pause_s(key, False) == local._pause_s(key, True) == 0
+    finally:
+        local.stop(snapshot=False)
+
+
+def test_a_fork_server_is_started_again_when_there_was_no_memory_for_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def no(*_: object) -> None:
+        raise OSError("cannot allocate memory")
+
+    local = LocalSet(ParamsSettings(folder=str(tmp_path), shards=1))
+    try:
+        monkeypatch.setattr(local_set, "_ForkServerProcess", no)
+        local._start_fork_server()
+        assert [work for _, work in local._due] == [local._start_fork_server]
     finally:
         local.stop(snapshot=False)

@@ -35,6 +35,7 @@ from clipper.errors import (
     ShardAway,
     StateLost,
 )
+from clipper.foreign_text import last_line
 from clipper.params.local.address_file import (
     UNKNOWN_ADDRESS,
     ShardAddresses,
@@ -65,10 +66,12 @@ log = logging.getLogger("clipper.params")
 GRACE_S = 30.0  # from SIGTERM to SIGKILL, for a last snapshot
 END_POLL_S = 0.02
 QUICK_S = 1.0  # a shard that lives shorter has failed to start
+FORK_SERVER_QUICK_S = 10.0  # so has a fork server that lives shorter, and forks no shard
 QUICK_MAX = 3  # failures in a row before restarts are delayed
 PAUSE_S_MAX = 1.0  # serving waits for the rows of a shard, and its start costs little
 UNIX_PATH_MAX = 100
 REPLY_BYTES_MAX = 1 << 16
+FORK_SERVER_LOG = "standby.log"
 PROGRAM = "clipper.params.local.fork_server"
 PROGRAM_WITH_GRPC = (  # with gRPC; by name, since params does not import it
     "clipper.frontend.params_grpc.server"
@@ -118,16 +121,22 @@ def snapshot_all(
 
 
 class _ForkServerProcess:
-    """Connection to the fork server. Threads: the supervising one."""
+    """Connection to the fork server. Threads: the supervising one.
+
+    has_replied: it has come up. has_ended: it is closed, and another one is not started yet.
+    log_at: where its part of the log begins.
+    """
 
     def __init__(self, folder: Path, program: str) -> None:
+        self.began_s, self.has_replied, self.has_ended = time.monotonic(), False, False
         words = [sys.executable, "-X", "faulthandler", "-m", program, str(os.getpid())]
         self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         alone = {
             **os.environ,
             "OPENBLAS_NUM_THREADS": "1",
         }  # a process with threads cannot be forked safely
-        with theirs, open(folder / "standby.log", "ab") as log_file:
+        with theirs, open(folder / FORK_SERVER_LOG, "ab") as log_file:
+            self.log_at = log_file.tell()
             self.popen: subprocess.Popen[bytes] = subprocess.Popen(
                 words,
                 stdin=theirs.fileno(),
@@ -151,10 +160,12 @@ class _ForkServerProcess:
             )
         except OSError:
             return None
+        self.has_replied |= bool(data)
         return (json.loads(data), fds[0] if fds else -1) if data else None
 
     def close(self) -> int:
         """End the fork server. Returns its exit code."""
+        self.has_ended = True
         self.connection.close()  # the process ends at end of file
         try:
             code = self.popen.wait(GRACE_S)
@@ -217,7 +228,9 @@ class LocalSet:
         self._retired: set[Path] = set()  # sets whose shards are not started again
         self._posted: deque[Callable[[], None]] = deque()
         self._fork_server: _ForkServerProcess
-        self._quick: dict[Key, int] = {}
+        self._quick: dict[Key | None, int] = {}  # failures in a row; None: of fork servers
+        self._has_forked = False
+        self._failed_start = ""  # why no fork server has come up yet, after several have failed
         self._due: list[tuple[float, Callable[[], None]]] = []
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stopping = False
@@ -320,11 +333,18 @@ class LocalSet:
         os.eventfd_write(self._wake, 1)
 
     def wait_ready(self, patience_s: float = 60.0) -> None:
-        """Wait until every shard serves. Raises ShardAway, StateLost."""
+        """Wait until every shard serves. Raises ShardAway, also when no shard can be forked;
+        StateLost."""
         until = time.monotonic() + patience_s
         for shard in range(len(self.addresses)):
             why = "it does not answer"
             while time.monotonic() < until:
+                if self._failed_start:
+                    raise ShardAway(
+                        f"the process that shards are forked from does not start:"
+                        f" {self._failed_start}.",
+                        hint=f"Its log: {self.folder / FORK_SERVER_LOG}",
+                    )
                 connection = ShardConnection(
                     shard, self.addresses.__getitem__, self.token, None, 5.0
                 )
@@ -435,7 +455,8 @@ class LocalSet:
         """Wait for an event until a time, and handle it."""
         poll, shards = select.poll(), {one.pid_fd: one for one in self._shards.values()}
         fork_server = self._fork_server
-        for fd in (self._wake, fork_server.connection.fileno(), fork_server.pid_fd, *shards):
+        replies = fork_server.connection.fileno()  # -1 once it has ended
+        for fd in (self._wake, *shards, *(() if replies < 0 else (replies, fork_server.pid_fd))):
             poll.register(fd, select.POLLIN)
         happened = [fd for fd, _ in poll.poll(max(0.0, until_s - time.monotonic()) * 1000)]
         if self._wake in happened:
@@ -444,12 +465,12 @@ class LocalSet:
             self._kill_hung(self._hung.popleft())
         while self._posted:
             self._posted.popleft()()
-        if fork_server.connection.fileno() in happened:
+        if replies in happened:
             self._received(fork_server.receive())
         for fd in happened:
             if fd in shards:
                 self._ended(shards[fd])
-        if fork_server.pid_fd in happened:
+        if replies >= 0 and fork_server.pid_fd in happened:
             self._lost()
 
     def _start(self, key: Key) -> None:
@@ -475,6 +496,7 @@ class LocalSet:
         key = Path(event["folder"]), event["number"]
         self._wanted.discard(key)
         if "pid" in event:
+            self._has_forked, self._failed_start = True, ""
             self._shards[key] = _Shard(key, event["pid"], pid_fd, time.monotonic())
             self._names[event["pid"]] = event["number"]
         else:
@@ -488,16 +510,47 @@ class LocalSet:
 
     def _lost(self) -> None:
         """Replace the fork server that has ended; its shards go on."""
-        while (message := self._fork_server.receive()) is not None:
+        ended = self._fork_server
+        while (message := ended.receive()) is not None:
             self._received(message)
-        log.warning(
-            "the process that shards are forked from ended (%s); another is made",
-            _exit(self._fork_server.close()),
-        )
+        code = ended.close()
         self._names.clear()  # their exit codes are lost
-        self._fork_server = _ForkServerProcess(self.folder, self._program)
+        if self._stopping:
+            return
+        age_s = time.monotonic() - ended.began_s
+        pause_s = self._pause_s(None, not ended.has_replied and age_s < FORK_SERVER_QUICK_S)
+        log.warning(
+            "the process that shards are forked from ended (%s); another is made%s",
+            _exit(code),
+            f" in {pause_s:g} s. Its log: {self.folder / FORK_SERVER_LOG}" if pause_s else "",
+        )
+        if pause_s and not self._has_forked:
+            said = (self.folder / FORK_SERVER_LOG).read_bytes()[ended.log_at :]
+            self._failed_start = f"{_exit(code)}: {last_line(said.decode(errors='replace'))}"
+        if pause_s:
+            self._due.append((time.monotonic() + pause_s, self._start_fork_server))
+        else:
+            self._start_fork_server()
+
+    def _start_fork_server(self) -> None:
+        """Start another fork server, and request the shards that the last one has not started."""
+        try:
+            self._fork_server = _ForkServerProcess(self.folder, self._program)
+        except OSError as error:  # no memory for it, or no descriptor
+            log.warning("no process to fork shards from: %s; again in %g s", error, PAUSE_S_MAX)
+            self._due.append((time.monotonic() + PAUSE_S_MAX, self._start_fork_server))
+            return
         for home, number in self._wanted:
             self._fork_server.request(number, home)
+
+    def _pause_s(self, key: Key | None, is_quick: bool) -> float:
+        """Return for how long a process that has ended is not started again.
+
+        is_quick: it has failed to start. After `QUICK_MAX` of these in a row, the pause grows.
+        """
+        self._quick[key] = self._quick.get(key, 0) + 1 if is_quick else 0
+        late = self._quick[key] - QUICK_MAX
+        return min(PAUSE_S_MAX, 0.1 * 2 ** min(late, 9)) if late >= 0 else 0.0
 
     def _ended(self, one: _Shard) -> None:
         os.close(one.pid_fd)
@@ -506,10 +559,7 @@ class LocalSet:
         if self._stopping or key[0] in self._retired:
             return
         self.restarts += 1
-        quick = time.monotonic() - one.began_s < QUICK_S
-        self._quick[key] = self._quick.get(key, 0) + 1 if quick else 0
-        late = self._quick[key] - QUICK_MAX
-        pause_s = min(PAUSE_S_MAX, 0.1 * 2**late) if late >= 0 else 0.0
+        pause_s = self._pause_s(key, time.monotonic() - one.began_s < QUICK_S)
         log.warning(
             "shard %d ended; it is started again%s. Its log: %s",
             number,
@@ -530,7 +580,7 @@ class LocalSet:
 
     def _end(self) -> None:
         until_s, signalled = time.monotonic() + GRACE_S, set[int]()
-        while self._shards or self._wanted:
+        while self._shards or (self._wanted and not self._fork_server.has_ended):
             for one in self._shards.values():
                 if one.pid not in signalled:
                     signalled.add(one.pid)
@@ -541,7 +591,8 @@ class LocalSet:
                     log.warning("shard %d does not end: it is killed", one.key[1])
                     _signal(one, signal.SIGKILL)
                 until_s = time.monotonic() + GRACE_S
-        self._fork_server.close()
+        if not self._fork_server.has_ended:
+            self._fork_server.close()
 
 
 def _lost(shard: int, folder: Path) -> StateLost:
