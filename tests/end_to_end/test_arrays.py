@@ -75,6 +75,13 @@ def test_an_ensemble_combines_row_by_row(deploy, app):
     )
 
 
+def test_all_models_of_an_ensemble_get_the_rows_of_a_generator(deploy, app):
+    models = [deploy(lambda xs, k=k: xs.sum(axis=1) * k, input="f64[4]") for k in (1, 3)]
+    handle = app(*models, slo_ms=5000, default=-1.0)
+    answers = handle.predict_many(row for row in ROWS[:3]).result(20)
+    assert np.allclose(answers.outputs, 2 * ROWS[:3].sum(axis=1))
+
+
 def test_one_model_of_an_ensemble_that_is_not_there(deploy, app, server, names):
     without_replica = deploy(total, name=next(names), input="f64[4]", replicas=0, wait=False)
     handle = app(deploy(total, input="f64[4]"), without_replica, default=-1.0)

@@ -551,6 +551,10 @@ def test_a_query_whose_load_would_be_late_is_refused_at_once(tmp_path: Path) -> 
         cached = [[1.0, 2.0, 3.0]] * 40
         found = server.model("m4").predict_many(cached, slo_ms=150).result(30)
         assert found.tolist() == [[4.0, 5.0, 6.0]] * 40
+        found = server.model("m4").predict_many(iter(cached), slo_ms=150).result(30)
+        assert found.tolist() == [[4.0, 5.0, 6.0]] * 40, "a generator is read once"
+        found = server.schedule_predictions(iter(cached), models=["m4"], slo_ms=150).result(30)
+        assert found.outputs.tolist() == [[4.0, 5.0, 6.0]] * 40
         numbers = [*itertools.chain(*cached)]
         many = {"name": "input", "shape": [40, 3], "datatype": "FP64", "data": numbers}
         body = {"inputs": [many], "parameters": {"timeout": 150_000}}
@@ -568,4 +572,4 @@ def test_a_query_whose_load_would_be_late_is_refused_at_once(tmp_path: Path) -> 
         for thread in patient:
             thread.join()
         assert infer_within(4, 15_000).status == 200  # no load waits: it is loaded
-        assert server.mesh.stats()["refusals"] == 9  # of loads: four answers were in the cache
+        assert server.mesh.stats()["refusals"] == 11  # of loads: six answers were in the cache

@@ -21,6 +21,7 @@ from clipper.clock import wall_time_us
 from clipper.errors import ClipperError, InvalidInput, Overloaded
 from clipper.serving.models.containers import Seat
 from clipper.serving.models.running_models import settle_input, settle_output
+from clipper.serving.query.arrays import repeatable
 from clipper.serving.query.future_watcher import Future
 from clipper.serving.query.processor import ResolvedApplication, if_cached
 from clipper.types import Batching, InputType, Model, UserValue
@@ -218,6 +219,7 @@ class MeshModelHandle:
         try:
             self._route.admit(int(slo_ms * 1000))
         except Overloaded as refusal:
+            rows = repeatable(rows)
             if not self._route.core.cached_rows(rows, salt):
                 raise
             return if_cached(self._route.core.predict_many(rows, slo_ms, salt), refusal)

@@ -6,6 +6,8 @@ array as for an answer. A policy that learns nothing and queries one model combi
 Python object a row. Every other combination goes row by row through `policy.combine`.
 """
 
+from collections.abc import Iterable, Sized
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +59,11 @@ class ArrayQueryContext(msgspec.Struct, frozen=True, eq=False):
         return self.resolved.output_name
 
 
+def repeatable(rows: UserValue) -> UserValue:
+    """Return rows that may be read several times: those of an iterator as a list."""
+    return rows if isinstance(rows, Sized) or not isinstance(rows, Iterable) else list(rows)
+
+
 def predict_array(
     resolved: ResolvedApplication,
     inputs: UserValue,
@@ -70,7 +77,7 @@ def predict_array(
     Overloaded when a model of the mesh cannot be loaded in time, and not all rows are cached."""
     if outputs:
         outputs = chosen_outputs(resolved, outputs)
-    user = user_of(user)
+    user, inputs = user_of(user), repeatable(inputs)
     if resolved.unlisted_model is not None:
         try:
             resolved.unlisted_model.admit(slo_us)
