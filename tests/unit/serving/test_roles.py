@@ -64,7 +64,8 @@ def test_roles_find_their_links():
     [
         (
             {"svm": "shadow"},
-            "a role for 'svm', which application 'a' does not link.*Linked: svm:1, svm:2, forest",
+            "a role for 'svm' is ambiguous: application 'a' links 'svm:1' and 'svm:2'."
+            " Name the version, as in 'svm:1'",
         ),
         ({"svn:2": "shadow"}, "a role for 'svn:2'.*did you mean 'svm:2'"),
         ({"forest:1": "shadow"}, "a role for 'forest:1'"),

@@ -136,16 +136,23 @@ def placed(
 
 
 def _link_named(application: str, name: str, linked: Sequence[VersionedModel]) -> VersionedModel:
-    """Return the link of that notation, or the only one of that name."""
+    """Return the link of that notation, or the only one of that name. Raises DoesNotFit if there
+    is none; InvalidInput if there are several."""
     try:
         wanted = VersionedModel.parse(name)
     except ValueError as error:
         raise InvalidInput(f"roles of application {application!r}: {error}") from None
-    fitting = [link for link in linked if link == wanted] or [
-        link for link in linked if wanted.version is None and link.name == wanted.name
-    ]
+    if wanted in linked:
+        return wanted
+    fitting = [link for link in linked if wanted.version is None and link.name == wanted.name]
     if len(fitting) == 1:
         return fitting[0]
+    if fitting:
+        several = " and ".join(f"'{link}'" for link in fitting)
+        raise InvalidInput(
+            f"a role for '{wanted}' is ambiguous: application {application!r} links {several}.",
+            hint=f"Name the version, as in '{fitting[0]}'.",
+        )
     known = [str(link) for link in linked]
     guess = did_you_mean(str(wanted), known) or "."
     hint = f"Linked: {', '.join(known) or 'none'}."
