@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 import clipper
+from clipper.deploy.ingress import Backend, Ingress
 from clipper.errors import AddressInUse, ConfigError
 from tests.frontend.conftest import PATIENCE_S, QUICK, ask, total
 
@@ -138,7 +139,9 @@ def reset(connection: socket.socket) -> None:
 
 
 @pytest.mark.parametrize("by_python", [False, True])
-@pytest.mark.parametrize("way", ["reset", "half-closed, then reset", "closed"])
+@pytest.mark.parametrize(
+    "way", ["reset", "half-closed, then reset", "closed", "closed before an ingress"]
+)
 def test_a_connection_that_is_closed_or_reset_cancels_its_query(
     gated: clipper.ClipperServer, gate: Gate, by_python: bool, way: str
 ) -> None:
@@ -146,19 +149,23 @@ def test_a_connection_that_is_closed_or_reset_cancels_its_query(
     closed is reset when it is written to."""
     first = send(gated.http_address, 1)
     gate.wait_until_seen()
-    second = send(gated.http_address, 2, by_python=by_python)
-    wait_for_issued(gated, 2)
-    if way == "closed":
-        second.close()
-    else:
-        if way != "reset":
-            second.sock.shutdown(socket.SHUT_WR)
-            assert ask(gated.http_address, "GET", "/v2/health/live").status == 200
-        reset(second.sock)
-    until = time.monotonic() + PATIENCE_S
-    while gated.stats()["answered"] < 1:  # while the model still holds the first
-        assert time.monotonic() < until
-        time.sleep(0.005)
+    with contextlib.closing(Ingress({"http": "127.0.0.1:0"})) as front:
+        front.route([Backend("the server", {"http": gated.http_address})])
+        is_before = way == "closed before an ingress"
+        address = front.addresses["http"] if is_before else gated.http_address
+        second = send(address, 2, by_python=by_python)
+        wait_for_issued(gated, 2)
+        if way.startswith("closed"):
+            second.close()
+        else:
+            if way != "reset":
+                second.sock.shutdown(socket.SHUT_WR)
+                assert ask(gated.http_address, "GET", "/v2/health/live").status == 200
+            reset(second.sock)
+        until = time.monotonic() + PATIENCE_S
+        while gated.stats()["answered"] < 1:  # while the model still holds the first
+            assert time.monotonic() < until
+            time.sleep(0.005)
     gate.open()
     assert first.getresponse().status == 200
     first.close()

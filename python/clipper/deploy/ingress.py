@@ -1,13 +1,14 @@
 """One address for several servers: forwards TCP connections to servers that are ready.
 
 Bytes are copied as they are, so HTTP, gRPC and TLS pass unchanged, and a connection stays with one
-server until either side closes it; a client that only ends what it sends gets its answers. A server
-is ready while `GET /v2/health/ready` is answered with 200. A new connection goes to the next ready
-server in turn, or to the one after it if that one refuses. A server that breaks a connection, or
-closes it without an answer, gets no new ones until its next probe. If no probe hears of a server's
-machine for `SILENT_S`, its connections are aborted, so that clients try again elsewhere. A server
-that was taken out or has moved is probed until its connections have ended. TCP_USER_TIMEOUT was
-rejected: it also ends a connection whose server lives and reads nothing for a while. A proxy of
+server until either side closes it; a client that only ends what it sends gets its answers. One that
+has closed its connection resets it when the server writes to it; then the server's is reset too. A
+server is ready while `GET /v2/health/ready` is answered with 200. A new connection goes to the next
+ready server in turn, or to the one after it if that one refuses. A server that breaks a connection,
+or closes it without an answer, gets no new ones until its next probe. If no probe hears of a
+server's machine for `SILENT_S`, its connections are aborted, so that clients try again elsewhere. A
+server that was taken out or has moved is probed until its connections have ended. TCP_USER_TIMEOUT
+was rejected: it also ends a connection whose server lives and reads nothing for a while. A proxy of
 HTTP was rejected: it would have to answer for a query whose server was killed, and cannot know
 whether it may be repeated; a broken connection says what is known.
 """
@@ -18,6 +19,7 @@ import errno
 import itertools
 import socket
 import ssl
+import struct
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -36,6 +38,7 @@ SILENT_S: Final = 5.0
 _KEEPALIVE_S: Final = 2  # of a silent connection to a server
 STALLED_S: Final = 60.0  # a client that takes nothing for so long is aborted
 _LINGER_S: Final = 1.5  # a client is read on after its last response; a server waits 2 s
+_RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: a socket is reset when it is closed
 _HEALTH: Final = b"GET /v2/health/ready HTTP/1.1\r\nHost: clipper\r\nConnection: close\r\n\r\n"
 
 
@@ -175,11 +178,25 @@ class _ClientPipe(_Pipe):
         server.write_eof()
         return True
 
+    def check(self) -> None:
+        """Abort the connection if a client that has sent all has reset it: the event loop does not
+        notice that while it neither reads nor writes."""
+        if self.has_ended and self.transport is not None:
+            end = self.transport.get_extra_info("socket")
+            if end.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                self.transport.abort()
+
     def pause_writing(self) -> None:
         super().pause_writing()
         self.limit()
 
     def connection_lost(self, error: Exception | None) -> None:
+        """Reset the server's side too, if the server knows only that the client sends no more."""
+        server = None if self.other is None else self.other.transport
+        if self.has_ended and server is not None:
+            end = server.get_extra_info("socket")
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            server.abort()
         super().connection_lost(error)
         self._ingress.remove(self)
 
@@ -312,6 +329,8 @@ class Ingress:
 
     async def _probe_all(self) -> None:
         while True:
+            for pipe in self._pipes:
+                pipe.check()
             left = (one for one in self._pipes.values() if one is not None)
             probed = {one.place: one for one in (*left, *self._backends.values())}
             self._seen_s = {at: when for at, when in self._seen_s.items() if at in probed}

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -383,6 +384,23 @@ def test_a_client_that_leaves_without_a_query_leaves_its_server_ready(
         wait_until(lambda: not front._pipes, "it is forgotten")
         assert front.ready == {"plain"}
         servers[0].answers.release(1000)
+
+
+def test_a_client_that_closes_its_connection_ends_that_of_its_server(
+    servers: list[FakeServer],
+) -> None:
+    """It resets what the server writes to a client that has sent all."""
+    with plain_server(servers[0]) as (listening, front):
+        with client_of(front) as client, listening.accept()[0] as server:
+            client.sendall(b"a query")
+            assert server.recv(16) == b"a query"
+            client.close()
+            assert server.recv(1) == b""
+            server.sendall(b"wait")
+            broken = partial(server.getsockopt, socket.SOL_SOCKET, socket.SO_ERROR)
+            wait_until(broken, "it is reset")
+        wait_until(lambda: not front._pipes, "nothing is kept of it")
+        assert front.ready == {"plain"}
 
 
 FAR = """
