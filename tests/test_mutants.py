@@ -149,7 +149,7 @@ def test_words_of_what_is_changed_count() -> None:
 
 
 def test_an_equivalent_mutant_may_be_that_of_one_line_alone() -> None:
-    path = "python/clipper/params/shard/disk_log.py"
+    path = "python/clipper/params/shard/durability/disk_log.py"
     rows = [row for row in read_equivalent() if row["path"] == path and "line" in row]
     judge = Judge([FakeCopy(set(), set())], rows)
     kinds = {

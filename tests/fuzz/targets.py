@@ -517,7 +517,7 @@ def _run_journal(data: bytes) -> None:
 
 
 def _snapshot_seeds() -> dict[str, bytes]:
-    from clipper.params.shard.snapshots import FILE, MANIFEST, PartWriter
+    from clipper.params.shard.durability.snapshots import FILE, MANIFEST, PartWriter
 
     with tempfile.TemporaryDirectory(prefix="clipper-fuzz-") as place:
         writer = PartWriter(Path(place), 1, 0, 1)
@@ -533,7 +533,7 @@ def _run_snapshot(data: bytes) -> None:
     """Read one file of a part of a snapshot. The first byte of the input says which of the two
     files it is."""
     from clipper.errors import FrameError, StoreError
-    from clipper.params.shard import snapshots
+    from clipper.params.shard.durability import snapshots
 
     content = data[1:]
     with tempfile.TemporaryDirectory(prefix="clipper-fuzz-") as place:

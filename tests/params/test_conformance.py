@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from clipper.params import Client, TableSpec
-from clipper.params.shard.snapshots import sets_in
+from clipper.params.shard.durability.snapshots import sets_in
 from tests.params.conftest import Shards, ones, zeros
 from tests.params.test_snapshots import train_tables
 

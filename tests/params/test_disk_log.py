@@ -18,9 +18,9 @@ from clipper.cli.params.shown import held
 from clipper.errors import StoreError
 from clipper.params import Client, TableSpec
 from clipper.params.local.local_set import LocalSet, reshard, restore
-from clipper.params.shard import disk_log
-from clipper.params.shard.disk_log import MORE, RECORD, log_files, records_in
-from clipper.params.shard.recovery import write_atomically
+from clipper.params.shard.durability import disk_log
+from clipper.params.shard.durability.disk_log import MORE, RECORD, log_files, records_in
+from clipper.params.shard.durability.recovery import write_atomically
 from clipper.settings.params import ParamsSettings
 from tests.params.conftest import Shards, ones, until
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from clipper.cli.params.shards import params
 from clipper.errors import StoreError, UnknownTable
 from clipper.params import TableSpec
-from clipper.params.shard import dropped_tables
+from clipper.params.shard.durability import dropped_tables
 from clipper.params.shard.parameters import Parameters
 from clipper_container.tables import Tables
 from tests.params.conftest import TOKEN, Shards, ones, until

@@ -21,8 +21,8 @@ from clipper.params.local.address_file import (
 )
 from clipper.params.local.fork_server import config_in
 from clipper.params.local.local_set import LocalSet, reshard, restore
-from clipper.params.shard.decision import decide, note_move, prepare_decision
-from clipper.params.shard.recovery import EpochFile
+from clipper.params.shard.durability.recovery import EpochFile
+from clipper.params.shard.resharding.decision import decide, note_move, prepare_decision
 from clipper.params.shard.server import ShardServer, folder_of, former_of_host
 from clipper.params.shard.shard import ShardConfig
 from clipper.settings.params import ParamsSettings

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from clipper.params.shard import server as server_module
+from clipper.params.shard.durability.recovery import recover
 from clipper.params.shard.health_files import HealthFiles, is_safe_to_stop
-from clipper.params.shard.recovery import recover
 from clipper.params.shard.server import ShardServer, folder_of
 from clipper.params.shard.shard import ShardConfig
 from clipper.settings.params import ParamsSettings

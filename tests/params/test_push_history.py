@@ -7,7 +7,7 @@ import pytest
 
 from bench.system.faults.params_history import PushHistory, Read
 from clipper.params import TableSpec
-from clipper.params.shard.replication import ShardReplica
+from clipper.params.shard.replication.followers import ShardReplica
 from tests.params.conftest import Shards, ones, until
 from tests.params.test_streams import SGD
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from clipper.errors import AlreadyExists, StoreError
-from clipper.params.shard import recovery
-from clipper.params.shard.recovery import EpochFile, StateMark, write_atomically
-from clipper.params.shard.replication import ReplicaFollower
+from clipper.params.shard.durability import recovery
+from clipper.params.shard.durability.recovery import EpochFile, StateMark, write_atomically
+from clipper.params.shard.replication.followers import ReplicaFollower
 
 
 def mode(path: Path) -> int:

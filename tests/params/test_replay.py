@@ -7,7 +7,7 @@ import pytest
 
 from clipper.errors import ClipperError
 from clipper.params import TableSpec
-from clipper.params.shard import replication
+from clipper.params.shard.replication import followers as replication
 from clipper_container.params.frames import Head, MessageKind
 from clipper_core.params.optimizer import Optimizer
 from tests.params.conftest import Shards, until, zeros

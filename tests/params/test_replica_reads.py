@@ -10,7 +10,7 @@ import pytest
 
 from clipper.errors import InvalidInput
 from clipper.params import Client, TableSpec
-from clipper.params.shard import replica_reads
+from clipper.params.shard.replication import replica_reads
 from clipper_container.params.connection import call_once
 from tests.params.conftest import Shards, ones, until
 from tests.params.test_streams import SGD, streams

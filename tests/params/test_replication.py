@@ -12,11 +12,17 @@ import pytest
 
 from clipper.errors import ClipperError, ShardAway
 from clipper.params import TableSpec
-from clipper.params.shard import recovery, replication
-from clipper.params.shard.async_training import AsyncTraining
-from clipper.params.shard.change_log import History, PrimaryLog
+from clipper.params.shard.durability import recovery
 from clipper.params.shard.parameters import DENSE, Parameters
-from clipper.params.shard.replication import FollowerSet, Origin, ReplicaFollower, ShardReplica
+from clipper.params.shard.replication import followers as replication
+from clipper.params.shard.replication.change_log import History, PrimaryLog
+from clipper.params.shard.replication.followers import (
+    FollowerSet,
+    Origin,
+    ReplicaFollower,
+    ShardReplica,
+)
+from clipper.params.shard.training.asynchronous import AsyncTraining
 from clipper_container.params.connection import ShardConnection
 from clipper_container.params.frames import Head, MessageKind, packed, unpacked
 from clipper_core.params.shard_loop import ShardLoop

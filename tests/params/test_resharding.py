@@ -31,7 +31,7 @@ from clipper.params.local.live_reshard import ReshardState, request, request_in,
 from clipper.params.local.local_set import LocalSet, _ForkServerProcess, reshard
 from clipper.params.local.served_set import ServedSet
 from clipper.params.partition import shard_of_name
-from clipper.params.shard.decision import decide, decision_in, prepare_decision
+from clipper.params.shard.resharding.decision import decide, decision_in, prepare_decision
 from clipper.settings.params import ParamsSettings
 from clipper_container.params.connection import (
     ShardConnection,

@@ -9,9 +9,9 @@ import pytest
 
 from clipper.errors import ClipperError
 from clipper.params import Client, TableSpec
-from clipper.params.shard import replication
-from clipper.params.shard.change_log import ChangeLog, History
-from clipper.params.shard.replication import ReplicaFollower, ShardReplica
+from clipper.params.shard.replication import followers as replication
+from clipper.params.shard.replication.change_log import ChangeLog, History
+from clipper.params.shard.replication.followers import ReplicaFollower, ShardReplica
 from clipper.params.shard.shard import TICK_S
 from clipper_container.params import connection
 from clipper_container.params.frames import packed
@@ -36,8 +36,8 @@ class Traffic:
             self._nbytes[name] = self._nbytes.get(name, 0) + len(packed(piece))
             return head, piece
 
-        monkeypatch.setattr("clipper.params.shard.replication.call_once", counted)
-        monkeypatch.setattr("clipper.params.shard.recovery.call_once", counted)
+        monkeypatch.setattr("clipper.params.shard.replication.followers.call_once", counted)
+        monkeypatch.setattr("clipper.params.shard.durability.recovery.call_once", counted)
 
     def since_last(self) -> dict[str, int]:
         found, self._nbytes = self._nbytes, {}

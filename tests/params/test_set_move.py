@@ -12,11 +12,11 @@ import pytest
 from clipper.errors import DoesNotFit
 from clipper.params import Client
 from clipper.params.local.address_file import write_address_file
-from clipper.params.shard import set_move
-from clipper.params.shard.decision import decision_in, prepare_decision
-from clipper.params.shard.recovery import SEQUENCES
+from clipper.params.shard.durability.recovery import SEQUENCES
+from clipper.params.shard.resharding import move as set_move
+from clipper.params.shard.resharding.decision import decision_in, prepare_decision
+from clipper.params.shard.resharding.move import CLOSED, MOVED, OPEN, SEALED, RowSender
 from clipper.params.shard.server import ShardServer, folder_of
-from clipper.params.shard.set_move import CLOSED, MOVED, OPEN, SEALED, RowSender
 from clipper.params.shard.shard import ShardConfig
 from clipper_container.params.push_identity import SEQUENCE_MAX, origin_worker
 from clipper_container.params.shard_set import _at_host_of

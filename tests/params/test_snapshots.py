@@ -14,9 +14,8 @@ import pytest
 
 from clipper.errors import AlreadyExists, StoreError
 from clipper.params import Client, TableSpec
-from clipper.params.shard import snapshots
-from clipper.params.shard.parameters import Parameters
-from clipper.params.shard.recovery import (
+from clipper.params.shard.durability import snapshots
+from clipper.params.shard.durability.recovery import (
     SEQUENCES,
     EpochFile,
     Recovered,
@@ -24,7 +23,8 @@ from clipper.params.shard.recovery import (
     merge_windows,
     recover,
 )
-from clipper.params.shard.snapshots import FILE, MANIFEST, part_of, parts_in, sets_in
+from clipper.params.shard.durability.snapshots import FILE, MANIFEST, part_of, parts_in, sets_in
+from clipper.params.shard.parameters import Parameters
 from clipper_core.params.shard_loop import ShardLoop
 from tests.params.conftest import Shards, full, ones, zeros
 

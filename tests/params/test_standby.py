@@ -19,7 +19,7 @@ from clipper.params.local import local_set
 from clipper.params.local.address_file import running_shards
 from clipper.params.local.fork_server import ForkServer
 from clipper.params.local.local_set import LocalSet
-from clipper.params.shard.snapshots import parts_in
+from clipper.params.shard.durability.snapshots import parts_in
 from clipper.settings.params import ParamsSettings
 from tests.params.conftest import ones, until
 

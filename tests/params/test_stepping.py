@@ -10,7 +10,7 @@ import pytest
 
 from clipper.errors import ClipperError, DoesNotFit, InvalidInput, Overloaded
 from clipper.params import Client, TableSpec
-from clipper.params.shard import sync_training as stepping
+from clipper.params.shard.training import synchronous as stepping
 from tests.params.conftest import Shards, full, ones, zeros
 from tests.params.test_replication import until
 

@@ -11,7 +11,7 @@ import pytest
 from clipper.errors import FrameError
 from clipper.params import TableSpec
 from clipper.params.shard.parameters import Parameters
-from clipper.params.shard.replication import ReplicaFollower, ShardReplica
+from clipper.params.shard.replication.followers import ReplicaFollower, ShardReplica
 from clipper_container.params.frames import HEAD, MAGIC, VERSION, Head, MessageKind
 from clipper_core.params.change_receiver import ChangeReceiver
 from clipper_core.params.embedding import Table

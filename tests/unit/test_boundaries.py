@@ -62,9 +62,9 @@ from clipper.params.local.address_file import (
     write_address_file,
 )
 from clipper.params.local.fork_server import config_in
-from clipper.params.shard.change_log import History, PrimaryLog
-from clipper.params.shard.replication import FollowerState, Origin
-from clipper.params.shard.snapshots import Part, chain_of
+from clipper.params.shard.durability.snapshots import Part, chain_of
+from clipper.params.shard.replication.change_log import History, PrimaryLog
+from clipper.params.shard.replication.followers import FollowerState, Origin
 from clipper.params.tables import optimizer_in
 from clipper.selection import default_policy
 from clipper.selection.deciders.schedule import parse_decider

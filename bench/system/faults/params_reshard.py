@@ -37,7 +37,7 @@ from clipper.errors import ClipperError
 from clipper.params import Client
 from clipper.params.local.address_file import read_address_file
 from clipper.params.local.live_reshard import request, request_in, sets_of, state_in
-from clipper.params.shard.decision import decision_in
+from clipper.params.shard.resharding.decision import decision_in
 from clipper_container.params.connection import ShardConnection, addresses_in, call_once
 
 SIZES = (2, 3, 4)

@@ -28,7 +28,7 @@ from clipper.params.local.live_reshard import (
     request_in,
     sets_of,
 )
-from clipper.params.shard.decision import decide
+from clipper.params.shard.resharding.decision import decide
 from clipper.settings.params import ParamsSettings
 
 if TYPE_CHECKING:

@@ -219,7 +219,7 @@ def ps(folder: Path, as_json: bool) -> None:
     from clipper.cli.params.shown import held
     from clipper.params.client.stats_reader import StatsReader
     from clipper.params.local.live_reshard import home_in, progress, request_in, state_in
-    from clipper.params.shard.snapshots import sets_in
+    from clipper.params.shard.durability.snapshots import sets_in
 
     reader = StatsReader(folder, answer_s=5.0)
     found = reader.read()

@@ -20,8 +20,8 @@ from typing import Any, TypedDict
 import msgspec
 
 from clipper.errors import AlreadyExists, ConfigError, DoesNotFit, InvalidInput
-from clipper.params.shard.decision import noted_move
-from clipper.params.shard.recovery import write_atomically
+from clipper.params.shard.durability.recovery import write_atomically
+from clipper.params.shard.resharding.decision import noted_move
 from clipper.settings.params import ParamsSettings, with_absolute_paths
 from clipper_container.params.connection import SHARDS_FILE, addresses_in
 

@@ -33,7 +33,9 @@ from clipper.params.local.address_file import (
     read_address_file,
     write_address_file,
 )
-from clipper.params.shard.decision import (
+from clipper.params.shard.durability.recovery import EpochFile, write_atomically
+from clipper.params.shard.parameters import Piece
+from clipper.params.shard.resharding.decision import (
     MOVE_FILE,
     Decision,
     decide,
@@ -41,8 +43,6 @@ from clipper.params.shard.decision import (
     note_move,
     prepare_decision,
 )
-from clipper.params.shard.parameters import Piece
-from clipper.params.shard.recovery import EpochFile, write_atomically
 from clipper.params.shard.server import folder_of
 from clipper.settings.params import ParamsSettings
 from clipper_container.params.connection import ShardConnection, call, call_once

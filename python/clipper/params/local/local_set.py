@@ -46,9 +46,9 @@ from clipper.params.local.address_file import (
 from clipper.params.local.address_file import read_address_file as read_address_file
 from clipper.params.local.health_check import HealthCheck
 from clipper.params.local.live_reshard import LiveReshard, complete_move, home_in
-from clipper.params.shard.disk_log import check_other_sizes, log_files
-from clipper.params.shard.dropped_tables import forget_drops
-from clipper.params.shard.snapshots import newest_of, newest_position, parts_in, sets_in
+from clipper.params.shard.durability.disk_log import check_other_sizes, log_files
+from clipper.params.shard.durability.dropped_tables import forget_drops
+from clipper.params.shard.durability.snapshots import newest_of, newest_position, parts_in, sets_in
 from clipper.params.tables import optimizer_in
 from clipper.params.tokens import TokenFile
 from clipper.settings.params import (

@@ -7,7 +7,7 @@ shard serves and its copies in other shards are whole, so that it may be stopped
 import logging
 from pathlib import Path
 
-from clipper.params.shard.replication import FollowerState
+from clipper.params.shard.replication.followers import FollowerState
 from clipper.settings.params import ParamsSettings
 
 QUIET_S = 3.0  # several long polls of a follower

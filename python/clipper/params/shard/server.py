@@ -16,11 +16,11 @@ import msgspec
 
 from clipper.errors import AddressInUse, ClipperError, InvalidInput
 from clipper.params.local.address_file import publish_address
-from clipper.params.shard.recovery import EpochFile, Recovered, recover
-from clipper.params.shard.saved_copies import save_copy
-from clipper.params.shard.set_move import OPEN
+from clipper.params.shard.durability.recovery import EpochFile, Recovered, recover
+from clipper.params.shard.durability.saved_copies import save_copy
+from clipper.params.shard.durability.snapshots import Snapshots
+from clipper.params.shard.resharding.move import OPEN
 from clipper.params.shard.shard import Shard, ShardConfig
-from clipper.params.shard.snapshots import Snapshots
 
 log = logging.getLogger("clipper.params")
 EXIT_FAILED, EXIT_FENCED = 2, 3

@@ -22,23 +22,23 @@ import msgspec
 from clipper.clock import wall_time_us
 from clipper.errors import ClipperError, DoesNotFit, InvalidInput, QuotaExceeded
 from clipper.params.local.address_file import AddressFile
-from clipper.params.shard.async_training import AsyncTraining
-from clipper.params.shard.change_log import PrimaryLog
 from clipper.params.shard.change_watchers import ChangeWatchers
-from clipper.params.shard.dropped_tables import DroppedTables
-from clipper.params.shard.gradients import PushResult, whole
+from clipper.params.shard.durability.dropped_tables import DroppedTables
+from clipper.params.shard.durability.recovery import Recovered, StateMark
+from clipper.params.shard.durability.saved_copies import load_copy
 from clipper.params.shard.health_files import HealthFiles
 from clipper.params.shard.parameters import DENSE, Parameters, Piece
-from clipper.params.shard.recovery import Recovered, StateMark
-from clipper.params.shard.replica_reads import ReplicaReads
-from clipper.params.shard.replication import FollowerSet, ReplicaFollower, pushes_paused
-from clipper.params.shard.saved_copies import load_copy
-from clipper.params.shard.set_fill import SetFill
-from clipper.params.shard.set_move import CLOSED, MOVED, OPEN, SetMove
+from clipper.params.shard.replication.change_log import PrimaryLog
+from clipper.params.shard.replication.followers import FollowerSet, ReplicaFollower, pushes_paused
+from clipper.params.shard.replication.replica_reads import ReplicaReads
+from clipper.params.shard.resharding.fill import SetFill
+from clipper.params.shard.resharding.move import CLOSED, MOVED, OPEN, SetMove
 from clipper.params.shard.stats import ChangeAges, stats_of
-from clipper.params.shard.sync_training import SyncTraining
 from clipper.params.shard.table_changes import TableChanges
 from clipper.params.shard.tls_relay import TlsRelay
+from clipper.params.shard.training.asynchronous import AsyncTraining
+from clipper.params.shard.training.gradients import PushResult, whole
+from clipper.params.shard.training.synchronous import SyncTraining
 from clipper.params.tables import ROW_BYTES, TableSpec
 from clipper.params.tokens import TokenFile, check_role, digest_of
 from clipper.settings.params import ParamsSettings, shard_tls

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from clipper.metrics.process import resident_bytes
 from clipper.metrics.stats import LogStats, ShardStats, SnapshotStats
-from clipper.params.shard.replication import FollowerState
+from clipper.params.shard.replication.followers import FollowerState
 from clipper_container.params.frames import RefusalCode
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ import msgspec
 import numpy as np
 
 from clipper.errors import InvalidInput, StoreError
-from clipper.params.shard.dropped_tables import Drop
-from clipper.params.shard.gradients import PushResult, check_quotas
+from clipper.params.shard.durability.dropped_tables import Drop
 from clipper.params.shard.parameters import DENSE, DROPPED, Ids, Piece
-from clipper.params.shard.replication import pushes_paused
+from clipper.params.shard.replication.followers import pushes_paused
+from clipper.params.shard.training.gradients import PushResult, check_quotas
 from clipper_container.params.frames import TABLES_MAX
 
 if TYPE_CHECKING:

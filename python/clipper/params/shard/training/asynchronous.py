@@ -9,7 +9,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from clipper.errors import StalePush
-from clipper.params.shard.gradients import (
+from clipper.params.shard.parameters import DENSE, Parameters
+from clipper.params.shard.replication.followers import pushes_paused
+from clipper.params.shard.training.gradients import (
     OLD,
     SEEN,
     GradientApplier,
@@ -17,8 +19,6 @@ from clipper.params.shard.gradients import (
     PushResult,
     check_quotas,
 )
-from clipper.params.shard.parameters import DENSE, Parameters
-from clipper.params.shard.replication import pushes_paused
 from clipper_container.params.frames import RefusalCode
 from clipper_core.params.shard_loop import ShardLoop
 

@@ -10,8 +10,8 @@ import shutil
 from pathlib import Path
 
 from clipper.errors import ClipperError
-from clipper.params.shard.replication import ReplicaFollower, ShardReplica
-from clipper.params.shard.snapshots import PartWriter, chain_of, parts_in, pieces_in
+from clipper.params.shard.durability.snapshots import PartWriter, chain_of, parts_in, pieces_in
+from clipper.params.shard.replication.followers import ReplicaFollower, ShardReplica
 
 log = logging.getLogger("clipper.params")
 

@@ -23,9 +23,9 @@ from typing import NamedTuple
 
 from clipper.errors import AlreadyExists, ClipperError, StoreError
 from clipper.params.partition import shard_of_name
-from clipper.params.shard.change_log import History, ids_in, union
 from clipper.params.shard.parameters import Cursor, Ids, Parameters, Piece
-from clipper.params.shard.replication import Origin
+from clipper.params.shard.replication.change_log import History, ids_in, union
+from clipper.params.shard.replication.followers import Origin
 from clipper_container.params.connection import ShardConnection, call_once
 
 log = logging.getLogger("clipper.params")

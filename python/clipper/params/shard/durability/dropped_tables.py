@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from clipper.errors import StoreError
+from clipper.params.shard.durability.recovery import write_atomically
 from clipper.params.shard.parameters import Parameters
-from clipper.params.shard.recovery import write_atomically
 from clipper_container.params.frames import TABLES_MAX
 
 FILE = "dropped.json"

@@ -17,7 +17,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from clipper.errors import DoesNotFit, InvalidInput, Overloaded, StalePush
-from clipper.params.shard.gradients import (
+from clipper.params.shard.parameters import DENSE, Parameters, Piece
+from clipper.params.shard.replication.followers import pushes_paused
+from clipper.params.shard.training.gradients import (
     OLD,
     SEEN,
     GradientApplier,
@@ -26,8 +28,6 @@ from clipper.params.shard.gradients import (
     check_quotas,
     whole,
 )
-from clipper.params.shard.parameters import DENSE, Parameters, Piece
-from clipper.params.shard.replication import pushes_paused
 from clipper_container.params.frames import RefusalCode
 from clipper_core.params.shard_loop import ShardLoop
 

@@ -35,10 +35,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from clipper.errors import StoreError
-from clipper.params.shard.change_log import History
+from clipper.params.shard.durability.recovery import Recovered, Source, fsync_folder
 from clipper.params.shard.parameters import DENSE, Ids, Piece
-from clipper.params.shard.recovery import Recovered, Source, fsync_folder
-from clipper.params.shard.replication import pushes_paused
+from clipper.params.shard.replication.change_log import History
+from clipper.params.shard.replication.followers import pushes_paused
 from clipper.params.tables import TableSpec
 from clipper.settings.params import LOG_FULL
 from clipper_container.params.frames import packed, unpacked

@@ -40,8 +40,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from clipper.errors import ClipperError, ShardAway
-from clipper.params.shard.change_log import SLOT, ChangeLog, History, PrimaryLog, ids_in, union
 from clipper.params.shard.parameters import DENSE, Cursor, Ids, Parameters, Piece
+from clipper.params.shard.replication.change_log import (
+    SLOT,
+    ChangeLog,
+    History,
+    PrimaryLog,
+    ids_in,
+    union,
+)
 from clipper.version import VERSION
 from clipper_container.params.connection import ShardConnection, call_once
 from clipper_container.params.frames import Head, packed

@@ -17,7 +17,7 @@ import numpy as np
 
 from clipper.errors import InvalidInput, UnknownTable
 from clipper.params.shard.parameters import Ids, Piece
-from clipper.params.shard.replication import ReplicaFollower
+from clipper.params.shard.replication.followers import ReplicaFollower
 from clipper_container.params.frames import DTYPES, packed
 
 WAIT_S_MAX = 1.0  # for a copy to catch up

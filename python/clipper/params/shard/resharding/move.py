@@ -38,10 +38,10 @@ import msgspec
 from clipper.errors import ClipperError, DoesNotFit, ShardAway
 from clipper.params.local.address_file import read_address_file
 from clipper.params.partition import shard_of_name
-from clipper.params.shard.decision import decide, durable_decision, noted_move
+from clipper.params.shard.durability.recovery import SEQUENCES
 from clipper.params.shard.parameters import DENSE, PIECE_BYTES, Piece
-from clipper.params.shard.recovery import SEQUENCES
-from clipper.params.shard.replication import pushes_paused
+from clipper.params.shard.replication.followers import pushes_paused
+from clipper.params.shard.resharding.decision import decide, durable_decision, noted_move
 from clipper_container.params.connection import ShardConnection, addresses_in, call
 from clipper_container.params.frames import MessageKind, refusal
 from clipper_container.params.rows import split_by_shard

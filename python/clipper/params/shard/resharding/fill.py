@@ -1,4 +1,4 @@
-"""Filling of a shard of a new set with the rows of the old one, before it serves: see set_move.
+"""Filling of a shard of a new set with the rows of the old one, before it serves: see move.
 
 What it takes is replicated, logged and in snapshots as pushes are, and each piece is acknowledged
 when that is done. Until the move is decided it refuses workers.
@@ -10,12 +10,12 @@ import msgspec
 import numpy as np
 
 from clipper.errors import DoesNotFit
-from clipper.params.shard.decision import decision_in, durable_decision
-from clipper.params.shard.gradients import PushResult
+from clipper.params.shard.durability.recovery import SEQUENCES, WINDOW
 from clipper.params.shard.parameters import DENSE, Piece
-from clipper.params.shard.recovery import SEQUENCES, WINDOW
-from clipper.params.shard.replication import pushes_paused
-from clipper.params.shard.set_move import CLOSED, OPEN
+from clipper.params.shard.replication.followers import pushes_paused
+from clipper.params.shard.resharding.decision import decision_in, durable_decision
+from clipper.params.shard.resharding.move import CLOSED, OPEN
+from clipper.params.shard.training.gradients import PushResult
 from clipper.params.tables import TableSpec
 from clipper_container.params.push_identity import SEQUENCE_MAX, origin_worker
 

@@ -29,16 +29,16 @@ import numpy as np
 
 from clipper.clock import wall_time_us
 from clipper.errors import AlreadyExists, ClipperError, StoreError
-from clipper.params.shard.disk_log import (
+from clipper.params.shard.durability.disk_log import (
     DiskLog,
     check_other_sizes,
     log_files,
     remove_logs,
     with_log,
 )
+from clipper.params.shard.durability.recovery import Source, fsync_folder, write_atomically
 from clipper.params.shard.parameters import DENSE, Ids, Piece
-from clipper.params.shard.recovery import Source, fsync_folder, write_atomically
-from clipper.params.shard.replication import pushes_paused
+from clipper.params.shard.replication.followers import pushes_paused
 from clipper_container.params.connection import ShardConnection, call_once
 from clipper_container.params.frames import packed, unpacked
 from clipper_core.params.shard_loop import ShardLoop, each_once

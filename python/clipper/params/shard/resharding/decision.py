@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from clipper.params.shard.recovery import fsync_folder, write_atomically
+from clipper.params.shard.durability.recovery import fsync_folder, write_atomically
 
 FILE = "decision"
 MOVE_FILE = "move.json"  # in the folder of the old set, from before any of its shards is sealed

@@ -1,0 +1,1 @@
+"""Durability: what a shard writes to disk, and how it starts from that."""

@@ -1,0 +1,1 @@
+"""Training: gradients that are applied at once, or in steps of several workers."""
