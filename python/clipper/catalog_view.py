@@ -45,7 +45,7 @@ class Scale(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.scale/
 
 class Rollout(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.rollout/1"):
     """A new version that takes over an application's queries, share by share; kept after its end.
-    Who moves it: manage/rolling.
+    Who moves it: manage/rollouts/rolling.py.
 
     model: the new version, which takes the place of `control` under the link `link`.  stages:
     shares of the queries, ascending. hold_s: how long each lasts at least.  guard: as written.

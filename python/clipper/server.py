@@ -27,12 +27,12 @@ from clipper.manage.declared import (
     model_settings,
 )
 from clipper.manage.deployment import Deployment, type_of
-from clipper.manage.endpoints import Endpoints
 from clipper.manage.following import CatalogFollower
+from clipper.manage.http.endpoints import Endpoints
 from clipper.manage.moving import Place
 from clipper.manage.operations import Operations
-from clipper.manage.parameters import ParameterSet
-from clipper.manage.rolling import Rolling
+from clipper.manage.rollouts.rolling import Rolling
+from clipper.manage.tables.parameters import ParameterSet
 from clipper.mesh.membership import MeshMembership, ServerHost
 from clipper.mesh.node.node import MeshNode
 from clipper.mesh.records import Policy

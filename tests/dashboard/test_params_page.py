@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import clipper
-from clipper.manage.parameters import ParameterSet
+from clipper.manage.tables.parameters import ParameterSet
 from clipper.metrics.stats import ShardReading
 from clipper.params import TableSpec
 from clipper.params.client.stats_cache import StatsCache

@@ -27,7 +27,7 @@ from clipper.errors import (
     UnknownModel,
 )
 from clipper.manage.client import Client
-from clipper.manage.mesh_client import MeshClient
+from clipper.manage.mesh.client import MeshClient
 from clipper.mesh.decisions import vmodels
 from clipper.mesh.records import MeshModel
 from clipper.store.history import default_actor

@@ -24,7 +24,7 @@ from clipper.errors import (
     UnknownModel,
 )
 from clipper.manage.client import Client
-from clipper.manage.mesh_client import MeshClient
+from clipper.manage.mesh.client import MeshClient
 from clipper.mesh.decisions.vmodels import UnknownVModel
 from clipper.mesh.membership import MeshMembership
 from clipper.mesh.node.node import MeshNode

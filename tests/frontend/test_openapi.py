@@ -8,7 +8,7 @@ import pytest
 
 import clipper
 from clipper.frontend.openapi.document import example_of_input, named, schema_of_input
-from clipper.manage.described import of_management
+from clipper.manage.http.described import of_management
 from clipper.types import InputType
 from tests.frontend.conftest import Ask, ask
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from clipper.catalog_view import Rollout
-from clipper.manage.rollout import STAGES, decide, moved
+from clipper.manage.rollouts.decisions import STAGES, decide, moved
 from clipper.serving.rollout.guards import Counts, Figures
 from clipper.serving.rollout.traffic_split import place_of
 from clipper.types import VersionedModel

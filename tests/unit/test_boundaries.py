@@ -46,7 +46,7 @@ from clipper.manage.client import _error
 from clipper.manage.dashboard.feed import PAST_BYTES
 from clipper.manage.dashboard.feed import _packed as packed_events
 from clipper.manage.overview import one_row_us
-from clipper.manage.tables import _checked
+from clipper.manage.tables.operations import _checked
 from clipper.mesh.decisions.failures import _pause_ms
 from clipper.mesh.decisions.placement import UPGRADE_MS, _replaced
 from clipper.mesh.decisions.scaling import limit_of

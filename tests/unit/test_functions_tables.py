@@ -24,7 +24,7 @@ from clipper.load.inputs import rows_of
 from clipper.load.measurement import Measurement, QueryOutcome
 from clipper.load.runs import bisected
 from clipper.manage.dashboard import seconds
-from clipper.manage.rollout import decide, stages_of
+from clipper.manage.rollouts.decisions import decide, stages_of
 from clipper.mesh.splice import inject
 from clipper.serving.feedback import ground_truth
 from clipper.serving.models.reads import declaration_of

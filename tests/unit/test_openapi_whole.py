@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from clipper.frontend.openapi import document as openapi
-from clipper.manage.described import plain_document
-from clipper.manage.mesh_described import of_mesh
+from clipper.manage.http.described import plain_document
+from clipper.manage.mesh.described import of_mesh
 from clipper.schema import Tensors
 from clipper.types import InputType
 from tests.expected import check_expected, shown

@@ -26,7 +26,7 @@ from clipper.frontend.streams.consumer_group import ConsumerGroup
 from clipper.keys import Keys
 from clipper.manage.dashboard import shards, sources
 from clipper.manage.overview import _pid_here, followed
-from clipper.manage.rollout import Step, moved, verdicts_of
+from clipper.manage.rollouts.decisions import Step, moved, verdicts_of
 from clipper.selection.learning.batch_learning import ObservationRows
 from clipper.serving.feedback import journal_records
 from clipper.serving.rollout.guards import Counts, Figures

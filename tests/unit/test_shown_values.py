@@ -15,7 +15,7 @@ from clipper.config import _number as setting
 from clipper.config import _shown, _type_name
 from clipper.load.chart import short as tick
 from clipper.manage.dashboard.sources import _short as entry
-from clipper.manage.rollout import _share, seconds_of
+from clipper.manage.rollouts.decisions import _share, seconds_of
 from clipper.metrics.text import _number as sample
 from clipper.types import Batching, UserValue
 from tests.unit.test_pure_functions import check, of_text

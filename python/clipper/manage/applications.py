@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from clipper.catalog import Catalog
 from clipper.errors import AlreadyExists, InvalidInput, UnknownApplication, did_you_mean
-from clipper.manage.parameters import ParameterSet
+from clipper.manage.tables.parameters import ParameterSet
 from clipper.options import Links
 from clipper.selection import create_policy, default_policy, with_coverage
 from clipper.serving.query.application import ApplicationHandle, slo_in_us

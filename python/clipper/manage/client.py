@@ -38,14 +38,14 @@ from clipper.errors import (
 )
 from clipper.host_port import join_host_port
 from clipper.manage.running import the_one
-from clipper.manage.table_client import TableClient
+from clipper.manage.tables.client import TableClient
 from clipper.tls import client_context, fingerprint_of
 from clipper.types import Answer, UserValue, VersionedModel
 
 if TYPE_CHECKING:
     from http.client import HTTPConnection, HTTPResponse
 
-    from clipper.manage.mesh_client import MeshClient
+    from clipper.manage.mesh.client import MeshClient
     from clipper.manage.rows import (
         ApplicationRow,
         ChangeResult,
@@ -232,7 +232,7 @@ class Client:
     @property
     def mesh(self) -> "MeshClient":
         """The mesh that the server is a node of: the verbs of `server.mesh`. docs/mesh.md."""
-        from clipper.manage.mesh_client import MeshClient
+        from clipper.manage.mesh.client import MeshClient
 
         return MeshClient(self)
 

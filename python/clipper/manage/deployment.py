@@ -58,7 +58,7 @@ from clipper.manage.building import (
     Stage,
     needs_environment,
 )
-from clipper.manage.parameters import ParameterSet, make_tables
+from clipper.manage.tables.parameters import ParameterSet, make_tables
 from clipper.mesh.membership import MeshMembership
 from clipper.metrics.stats import ModelStats, ReplicaStats
 from clipper.serving.feedback.online_learning import OnlineLearning

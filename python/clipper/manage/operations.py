@@ -1,4 +1,4 @@
-"""Operations on a running server, one function per verb; HTTP (rest.py) and the CLI use the same.
+"""Operations on a running server, one function per verb; HTTP (http/) and the CLI use the same.
 
 Each change takes effect through the catalog, whose history entry has the verb and the actor. A
 dry run makes all checks and writes nothing.
@@ -32,9 +32,7 @@ from clipper.manage.deployment import type_of
 from clipper.manage.moving import Place, State, applications_of, bring, exported, missing
 from clipper.manage.moving import read as read_state
 from clipper.manage.overview import followed, processes
-from clipper.manage.parameters import check_read
-from clipper.manage.rolling import Rolling, log_change
-from clipper.manage.rollout import (
+from clipper.manage.rollouts.decisions import (
     ERROR_RATE,
     GUARD,
     HOLD_S,
@@ -43,7 +41,9 @@ from clipper.manage.rollout import (
     seconds_of,
     stages_of,
 )
-from clipper.manage.tables import TableOperations, TableServer
+from clipper.manage.rollouts.rolling import Rolling, log_change
+from clipper.manage.tables.operations import TableOperations, TableServer
+from clipper.manage.tables.parameters import check_read
 from clipper.metrics.stats import ModelStats, QueryStats, ServerStats
 from clipper.serving.models.batch_cost import check_batching
 from clipper.serving.models.reads import declaration_of

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from clipper.catalog_view import Rollout
 from clipper.errors import InvalidInput
-from clipper.manage.rollout import (
+from clipper.manage.rollouts.decisions import (
     STAGES,
     checked_guard,
     checked_rate,

@@ -10,7 +10,7 @@ import click
 
 from clipper.cli.command_group import CommandGroup
 from clipper.cli.server_command import ServerCommand, dry, table, with_server
-from clipper.manage.rollout import ERROR_RATE, GUARD
+from clipper.manage.rollouts.decisions import ERROR_RATE, GUARD
 
 if TYPE_CHECKING:
     from clipper.manage.rows import ChangeResult, RolloutRow, SideRow

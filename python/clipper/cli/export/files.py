@@ -39,7 +39,7 @@ def openapi(command: ServerCommand, management: bool, plain: bool) -> None:
     clipper export openapi --plain
     """
     if plain:
-        from clipper.manage.described import plain_document
+        from clipper.manage.http.described import plain_document
 
         click.echo(json.dumps(plain_document(management=management), indent=2))
     else:

@@ -1,6 +1,6 @@
 """OpenAPI 3.1 documents, made from descriptions of routes. Pure: no sockets, no server.
 
-frontend/openapi/routes.py and manage/described.py have the descriptions;
+frontend/openapi/routes.py and manage/http/described.py have the descriptions;
 frontend/openapi/endpoint.py serves the document. JSON schemas come from msgspec, for the types that
 the handlers read and write. A schema is written by hand where a member is raw JSON (an input has
 its application's type), or where members depend on each other. Errors have one schema.

@@ -668,7 +668,7 @@ SHARED: tuple[type[msgspec.Struct], ...] = (
 
 
 def table(*, management: bool) -> RouteTable:
-    """Return the descriptions of a listener's routes, except those in manage/described.py."""
+    """Return the descriptions of a listener's routes, except those in manage/http/described.py."""
     if management:
         of = {"of": {"enum": list(OF)}}
         more = {

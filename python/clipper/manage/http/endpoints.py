@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 from clipper.frontend.server_interface import ServerInterface
 from clipper.manage.deployment import Deployment
 from clipper.manage.operations import Operations, Server
-from clipper.manage.parameters import ParameterSet
 from clipper.manage.running import Running, announce, state_named
+from clipper.manage.tables.parameters import ParameterSet
 from clipper.mesh.membership import MeshMembership
 from clipper.serving.query.dispatch import Dispatch
 from clipper.serving.query.future_watcher import FutureWatcher
@@ -112,9 +112,9 @@ class Endpoints:
         # imported here: the frontends are a tenth of what `import clipper` would take
         from clipper.frontend.frontends import Frontends
         from clipper.frontend.server_interface import ServerInterface
-        from clipper.manage.described import of_management
-        from clipper.manage.mesh_rest import MeshManagement
-        from clipper.manage.rest import Management
+        from clipper.manage.http.described import of_management
+        from clipper.manage.http.rest import Management
+        from clipper.manage.mesh.rest import MeshManagement
 
         server, resolver, engines = self._server, self._resolver, self._dispatch.engines
         mesh = self._mesh.node

@@ -24,9 +24,9 @@ from clipper.frontend.http.messages import (
     read_json,
 )
 from clipper.frontend.http.router import HttpRouter
-from clipper.manage.mesh_described import Counts, Instances, ModelPage, VModelPage, of_mesh
-from clipper.manage.mesh_watch import Watchers
-from clipper.manage.rest import actor_of, read_query
+from clipper.manage.http.rest import actor_of, read_query
+from clipper.manage.mesh.described import Counts, Instances, ModelPage, VModelPage, of_mesh
+from clipper.manage.mesh.watch import Watchers
 from clipper.mesh.decisions.vmodels import UnknownVModel
 from clipper.mesh.records import Policy
 from clipper.mesh.reports import LIST_MAX, ModelStatus, VModelRequest, VModelStatus

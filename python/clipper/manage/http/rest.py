@@ -26,7 +26,7 @@ from clipper.frontend.http.messages import (
 from clipper.frontend.http.router import HttpRouter
 from clipper.frontend.server_interface import ServerInterface
 from clipper.manage.operations import Operations
-from clipper.manage.tables import TABLE_VERBS, TableOperations
+from clipper.manage.tables.operations import TABLE_VERBS, TableOperations
 from clipper.types import Application, UserValue
 
 # method, pattern, verb, names of what the pattern's {} are

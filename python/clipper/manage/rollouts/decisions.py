@@ -1,5 +1,5 @@
 """Decisions about rollouts: the next step, from a record, what was counted, and the time. Nothing
-here acts; manage/rolling.py carries a step out.
+here acts; rolling.py carries a step out.
 
     begin -> stage 0 --(held, and every guard holds)--> stage 1 -> ... -> the last --> promoted
                   \\______________ a guard is broken: reverted; the ground is gone: aborted _______/

@@ -1,4 +1,4 @@
-"""Rollouts as they go: looked at a few times a second, moved by what manage/rollout.py decides.
+"""Rollouts as they go: looked at a few times a second, moved by what decisions.py decides.
 
 The stage is a record of the catalog, so it outlives the server. After a start a rollout takes no
 queries until both versions are connected here, and counts anew; then a version without a container
@@ -17,7 +17,7 @@ from clipper.catalog import Catalog
 from clipper.catalog_view import Rollout, View
 from clipper.clock import wall_time_us
 from clipper.errors import ClipperError, NoReplica, StoreError, Unknown
-from clipper.manage.rollout import Step, decide, moved
+from clipper.manage.rollouts.decisions import Step, decide, moved
 from clipper.serving.query.resolver import ApplicationResolver, applies
 from clipper.serving.rollout.guards import Counts, Figures
 from clipper.store.history import audit_context

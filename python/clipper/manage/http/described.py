@@ -18,9 +18,9 @@ from clipper.frontend.openapi.document import (
 from clipper.frontend.openapi.endpoint import describe
 from clipper.frontend.openapi.routes import ABOUT, SchemaLimits, of_applications
 from clipper.frontend.openapi.routes import table as of_listener
+from clipper.manage.http.rest import VERBS, arguments_of, lists, needed_by, settings_types
 from clipper.manage.operations import EVALUATED_MAX, Change, Operations
-from clipper.manage.rest import VERBS, arguments_of, lists, needed_by, settings_types
-from clipper.manage.tables import (
+from clipper.manage.tables.operations import (
     IDS_MAX,
     SHARDS_MAX,
     TABLE_VERBS,

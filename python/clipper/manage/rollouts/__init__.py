@@ -1,0 +1,1 @@
+"""Rollouts: what the next step is, and the thread that takes it."""

@@ -1,0 +1,1 @@
+"""Management of parameter tables: where they are, their operations, and their client."""
