@@ -26,15 +26,13 @@ SDK = ROOT / "container_sdk" / "src" / "clipper_container"
 #    may import.
 
 PYTHON_LAYERS: tuple[tuple[str, ...], ...] = (
-    ("setting", "version", "host_port"),
+    ("version", "host_port"),
     ("errors", "clock", "keys", "json_log", "foreign_text"),
     ("schema",),
     ("types",),
     ("settings", "options"),
     ("config", "selection", "store", "metrics", "state_dir", "tls", "credential_file"),
-    ("catalog_view", "config_schema"),
-    ("catalog_rules",),
-    ("catalog",),
+    ("catalog", "config_schema"),
     ("serving",),
     ("mesh", "params", "deploy"),
     ("frontend",),
@@ -560,7 +558,7 @@ def test_what_tests_replace_exists() -> None:
         ("serving", "clipper_core.engine.engine", True),
         ("catalog", "clipper_core.engine.engine", False),
         ("catalog", "clipper.store.memory", True),
-        ("store", "clipper.catalog", False),
+        ("store", "clipper.catalog.catalog", False),
         ("errors", "clipper.types", False),
         ("frontend", "clipper.manage", False),
         ("serving", "clipper_container", False),

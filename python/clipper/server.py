@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Self, Unpack, cast
 
-from clipper.catalog import Catalog
+from clipper.catalog.catalog import Catalog
 from clipper.config import Config, merge_batching
 from clipper.deploy.deployers import placing
 from clipper.deploy.packages.environments import lines_of

@@ -11,7 +11,7 @@ import pytest
 
 import clipper
 from bench.system.several_servers import on_redis
-from clipper.catalog import Catalog
+from clipper.catalog.catalog import Catalog
 from clipper.types import Model
 from tests.memory_container import wait_until
 from tests.store.conftest import RedisServer, own_redis

@@ -7,7 +7,7 @@ from collections import Counter
 import msgspec
 import pytest
 
-from clipper.catalog_view import Rollout
+from clipper.catalog.view import Rollout
 from clipper.manage.rollouts.decisions import STAGES, decide, moved
 from clipper.serving.rollout.guards import Counts, Figures
 from clipper.serving.rollout.traffic_split import place_of

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from clipper.catalog_rules import check_settings
+from clipper.catalog.rules import check_settings
 from clipper.cli.mesh.cluster import _amount
 from clipper.cli.monitoring.top_screen import _ms
 from clipper.cli.monitoring.top_state import ServerReadings

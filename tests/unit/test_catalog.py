@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from clipper.catalog import Catalog, View, plain
+from clipper.catalog.catalog import Catalog, View, plain
 from clipper.errors import (
     AlreadyExists,
     InvalidInput,

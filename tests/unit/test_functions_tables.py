@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clipper.catalog_view import Rollout
+from clipper.catalog.view import Rollout
 from clipper.deploy.kubernetes.yaml import to_yaml
 from clipper.deploy.packages import environments, sdk
 from clipper.errors import Overloaded, UnknownModel

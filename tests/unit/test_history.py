@@ -5,7 +5,7 @@ import random
 import msgspec
 import pytest
 
-from clipper.catalog import Catalog
+from clipper.catalog.catalog import Catalog
 from clipper.errors import AlreadyExists, UnknownModel
 from clipper.store import MemoryStore
 from clipper.store.history import (

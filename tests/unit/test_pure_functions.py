@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clipper.catalog_rules import link_replaced
+from clipper.catalog.rules import link_replaced
 from clipper.cli.measurement.bench import command_line, seconds_of
 from clipper.cli.measurement.evaluating import since_of
 from clipper.clock import age_of

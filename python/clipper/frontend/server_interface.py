@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from clipper.catalog import Catalog
+from clipper.catalog.catalog import Catalog
 from clipper.config import Config
 from clipper.metrics.stats import ServerStats
 from clipper.serving.query.application import slo_in_us

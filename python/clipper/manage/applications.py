@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from clipper.catalog import Catalog
+from clipper.catalog.catalog import Catalog
 from clipper.errors import AlreadyExists, InvalidInput, UnknownApplication, did_you_mean
 from clipper.manage.tables.parameters import ParameterSet
 from clipper.options import Links

@@ -18,7 +18,7 @@ from typing import cast
 
 import msgspec
 
-from clipper.catalog import Catalog
+from clipper.catalog.catalog import Catalog
 from clipper.clock import wall_time_us
 from clipper.config import Config
 from clipper.deploy.deployer import (

@@ -5,8 +5,8 @@ import logging
 import threading
 from collections.abc import Callable
 
-from clipper.catalog import Catalog
-from clipper.catalog_view import View
+from clipper.catalog.catalog import Catalog
+from clipper.catalog.view import View
 from clipper.errors import ClipperError
 
 _log = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from typing import Final
 
 import msgspec
 
-from clipper.catalog import Catalog
-from clipper.catalog_view import application_in, encode
+from clipper.catalog.catalog import Catalog
+from clipper.catalog.view import application_in, encode
 from clipper.clock import wall_time_us
 from clipper.errors import AlreadyExists, InvalidInput
 from clipper.serving.feedback.stored_state import PREFIX as LEARNED

@@ -13,8 +13,8 @@ from typing import Protocol, Self, cast
 
 import msgspec
 
-from clipper.catalog import Catalog
-from clipper.catalog_view import Rollout
+from clipper.catalog.catalog import Catalog
+from clipper.catalog.view import Rollout
 from clipper.config import Config, merge_batching
 from clipper.deploy.packages.artifact import ENDINGS, Artifact, is_data
 from clipper.deploy.packages.pulling import url_of

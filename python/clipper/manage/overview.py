@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from clipper.catalog import Catalog
+from clipper.catalog.catalog import Catalog
 from clipper.deploy.deployer import LogTail
 from clipper.errors import InvalidInput, UnknownModel
 from clipper.metrics.process import proportional_bytes, resident_bytes

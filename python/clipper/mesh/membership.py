@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from clipper.catalog import Catalog
+from clipper.catalog.catalog import Catalog
 from clipper.config import Config
 from clipper.errors import NotAllowed, UnknownModel
 from clipper.mesh.node.node import MeshNode

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from clipper.catalog_view import checked
+from clipper.catalog.view import checked
 from clipper.clock import wall_time_us
 from clipper.errors import (
     AlreadyExists,

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import msgspec
 
-from clipper.setting import about
+from clipper.settings.setting import about
 
 
 class ArtifactSettings(msgspec.Struct, frozen=True):

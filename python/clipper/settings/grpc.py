@@ -4,8 +4,8 @@ from typing import Annotated
 
 import msgspec
 
-from clipper.setting import about
 from clipper.settings.http import HttpSettings, TlsFiles, effective_tls, query_tls
+from clipper.settings.setting import about
 
 
 class GrpcSettings(msgspec.Struct, frozen=True):

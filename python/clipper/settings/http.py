@@ -6,8 +6,8 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from clipper.setting import about
 from clipper.settings.redaction import redacted
+from clipper.settings.setting import about
 
 
 class HttpSettings(msgspec.Struct, frozen=True):

@@ -4,8 +4,8 @@ from typing import Annotated
 
 import msgspec
 
-from clipper.setting import about
 from clipper.settings.redaction import redacted
+from clipper.settings.setting import about
 
 
 class InfluxSettings(msgspec.Struct, frozen=True):

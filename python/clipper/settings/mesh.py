@@ -4,7 +4,7 @@ from typing import Annotated
 
 import msgspec
 
-from clipper.setting import about
+from clipper.settings.setting import about
 
 
 class MeshSettings(msgspec.Struct, frozen=True):

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 import msgspec
 
 from clipper.errors import ConfigError
-from clipper.setting import about
 from clipper.settings.http import TlsFiles
 from clipper.settings.redaction import redacted
+from clipper.settings.setting import about
 
 LOG_FULL = 2  # times log_bytes_max: then pushes wait for a snapshot
 

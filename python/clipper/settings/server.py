@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from clipper.setting import about
 from clipper.settings.redaction import redacted
+from clipper.settings.setting import about
 from clipper.types import Batching, UserValue
 
 Column = Annotated[int, msgspec.Meta(ge=0)]

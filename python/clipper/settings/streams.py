@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from clipper.setting import about
+from clipper.settings.setting import about
 
 _URL = "the Redis server: `redis://HOST:PORT/DB`, `rediss://` for TLS, `unix:///PATH`"
 _GROUP = "consumer group: servers that name the same one share the records"

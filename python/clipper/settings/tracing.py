@@ -8,8 +8,8 @@ from typing import Annotated, Literal, get_args
 
 import msgspec
 
-from clipper.setting import about
 from clipper.settings.redaction import redacted
+from clipper.settings.setting import about
 
 Sampler = Literal[
     "",

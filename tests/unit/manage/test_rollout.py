@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clipper.catalog_view import Rollout
+from clipper.catalog.view import Rollout
 from clipper.errors import InvalidInput
 from clipper.manage.rollouts.decisions import (
     STAGES,

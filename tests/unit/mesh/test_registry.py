@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from clipper.catalog import Catalog
+from clipper.catalog.catalog import Catalog
 from clipper.errors import (
     AlreadyExists,
     InvalidInput,

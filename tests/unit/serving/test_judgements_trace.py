@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clipper.catalog_view import Rollout
+from clipper.catalog.view import Rollout
 from clipper.errors import ClipperError
 from clipper.schema import Tensors
 from clipper.selection import Observation, Plan, Prediction, Truth

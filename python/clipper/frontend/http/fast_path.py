@@ -24,7 +24,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from clipper.catalog import View
+from clipper.catalog.catalog import View
 from clipper.frontend.http.applications import old_one, one_predicted
 from clipper.frontend.http.connection import HttpConnection, HttpService
 from clipper.frontend.http.exchange import Exchange

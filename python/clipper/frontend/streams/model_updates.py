@@ -15,7 +15,7 @@ from typing import Final, Protocol, Self, TypeVar
 
 import msgspec
 
-from clipper.catalog import Catalog
+from clipper.catalog.catalog import Catalog
 from clipper.deploy.packages.artifact import KINDS, Artifact, check
 from clipper.errors import (
     AlreadyExists,

@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from clipper.catalog import Catalog
+from clipper.catalog.catalog import Catalog
 from clipper.config import Config
 from clipper.errors import InvalidInput, did_you_mean
 from clipper.frontend.streams.model_updates import ModelUpdates

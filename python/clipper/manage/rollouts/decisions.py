@@ -17,7 +17,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from clipper.catalog_view import Rollout
+from clipper.catalog.view import Rollout
 from clipper.clock import seconds_in
 from clipper.errors import InvalidInput
 from clipper.serving.rollout.guards import Figures, Guard, Verdict, guards_in

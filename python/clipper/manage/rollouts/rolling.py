@@ -13,8 +13,8 @@ from typing import Final
 
 import msgspec
 
-from clipper.catalog import Catalog
-from clipper.catalog_view import Rollout, View
+from clipper.catalog.catalog import Catalog
+from clipper.catalog.view import Rollout, View
 from clipper.clock import wall_time_us
 from clipper.errors import ClipperError, NoReplica, StoreError, Unknown
 from clipper.manage.rollouts.decisions import Step, decide, moved

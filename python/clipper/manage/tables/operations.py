@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from clipper.catalog import Catalog
+from clipper.catalog.catalog import Catalog
 from clipper.errors import DoesNotFit, InvalidInput
 from clipper.store.history import Changed, audit_context
 

@@ -6,8 +6,8 @@ from typing import Protocol, cast
 
 import msgspec
 
-from clipper.catalog import Catalog, View
-from clipper.catalog_view import Rollout
+from clipper.catalog.catalog import Catalog, View
+from clipper.catalog.view import Rollout
 from clipper.clock import wall_time_us
 from clipper.errors import (
     ClipperError,

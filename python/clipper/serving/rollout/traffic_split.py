@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from clipper.catalog_view import Rollout
+from clipper.catalog.view import Rollout
 from clipper.selection import Observation
 from clipper.selection.learning.batch_learning import Column, ObservationRows, losses_by_model
 from clipper.selection.policy import Predictions, loss

@@ -24,7 +24,7 @@ from typing import Final, Self, TypeVar
 import msgspec
 import numpy as np
 
-from clipper.catalog_rules import (
+from clipper.catalog.rules import (
     REPLICAS_MAX,
     broken_by_retiring,
     check_replicas,
@@ -35,7 +35,7 @@ from clipper.catalog_rules import (
     ops_of_promotion,
     put_promoted,
 )
-from clipper.catalog_view import (
+from clipper.catalog.view import (
     PREFIX,
     Rollout,
     View,

@@ -1,5 +1,5 @@
 """The catalog as it is at one revision, and how its records are written in the store: see
-catalog.py.
+catalog/catalog.py.
 
 The latest version of a model is the one that came last: the highest registered, unless another was
 promoted since. A promotion remembers the highest version of its time (`upto`), so that whatever is

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from clipper.catalog_view import Promoted, Rollout, View, app_key, checked, encode, promoted_key
+from clipper.catalog.view import Promoted, Rollout, View, app_key, checked, encode, promoted_key
 from clipper.errors import InvalidInput, TypeConflict, UnknownModel
 from clipper.store import Op, Put
 from clipper.types import Application, Model, VersionedModel, check_policy

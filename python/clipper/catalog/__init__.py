@@ -1,0 +1,1 @@
+"""The catalog: models, their versions, and the applications that query them."""
