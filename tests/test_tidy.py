@@ -86,7 +86,10 @@ SPEAKING = (
     "python/clipper/__main__.py",
     "container_sdk/src/",
 )
-UNPACKING = ("container_sdk/src/clipper_container/adapters/",)  # runs in the model's own process
+UNPACKING = (  # they run in the model's own process
+    "container_sdk/src/clipper_container/adapters/",
+    "container_sdk/src/clipper_container/loading/",
+)
 
 # call -> (where it is banned, except there, what to do instead)
 BANNED_CALLS: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {

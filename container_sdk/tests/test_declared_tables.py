@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from clipper_container import Model, tables
-from clipper_container.adapters.errors import LoadError
-from clipper_container.adapters.runtimes import _loaded
+from clipper_container.loading.errors import LoadError
+from clipper_container.loading.runtimes import _loaded
 from clipper_container.model import as_model
 from clipper_container.runtime import ArtifactError
 from clipper_container.worker.declared_tables import DECLARED_ENV, TABLES_ENV, declared, give_tables

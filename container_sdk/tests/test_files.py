@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from clipper_container.adapters.errors import LoadError
-from clipper_container.adapters.files import unpack
+from clipper_container.loading.errors import LoadError
+from clipper_container.loading.files import unpack
 
 
 def tar(*members: tuple[str, bytes, bytes]) -> bytes:

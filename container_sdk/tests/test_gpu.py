@@ -11,12 +11,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="pip install torch")
 
-from clipper_container.adapters.runtimes import PythonRuntime  # noqa: E402
 from clipper_container.gpu import CannotCapture, GpuModel, cupy_module, open_device  # noqa: E402
 from clipper_container.gpu import device as gpu_device  # noqa: E402
 from clipper_container.gpu import model as gpu_model  # noqa: E402
 from clipper_container.gpu.device import CpuDevice  # noqa: E402
 from clipper_container.gpu.ladder import BatchLadder  # noqa: E402
+from clipper_container.loading.runtimes import PythonRuntime  # noqa: E402
 from clipper_container.model import OneRowFailed  # noqa: E402
 from clipper_container.runtime import Artifact  # noqa: E402
 from clipper_container.worker.evaluation import Evaluator  # noqa: E402

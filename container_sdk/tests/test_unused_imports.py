@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from clipper_container.adapters.unused_imports import without_array_libraries
+from clipper_container.loading.unused_imports import without_array_libraries
 
 PLACE = "sklearn.externals.array_api_compat"
 

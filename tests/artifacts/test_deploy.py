@@ -13,7 +13,7 @@ from click.testing import CliRunner
 import clipper
 from clipper.cli import main
 from clipper.errors import ClipperError, PullFailed
-from clipper_container.adapters.function import load_target
+from clipper_container.loading.targets import load_target
 from tests.artifacts.conftest import SECRET, S3Server
 from tests.onnx_models import graph
 

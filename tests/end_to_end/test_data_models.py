@@ -16,7 +16,7 @@ import pytest
 import clipper
 from clipper.deploy.packages.artifact import Artifact, check
 from clipper.errors import DeployFailed, InvalidInput, PackagingError
-from clipper_container.adapters.check import examine
+from clipper_container.loading.check import examine
 from tests.memory_container import wait_until
 
 datasets = pytest.importorskip("sklearn.datasets")

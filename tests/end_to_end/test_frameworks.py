@@ -17,7 +17,7 @@ from clipper.deploy import pack
 from clipper.deploy.packages.artifact import Artifact, artifact_of, is_data
 from clipper.errors import DeployFailed, PackagingError
 from clipper_container import Model, Scored
-from clipper_container.adapters.function import MAGIC, LoadError, load_target
+from clipper_container.loading.targets import MAGIC, LoadError, load_target
 from clipper_container.model import as_model
 
 datasets = pytest.importorskip("sklearn.datasets")

@@ -19,7 +19,7 @@ from clipper.errors import PackagingError
 from clipper.types import ANY
 from clipper.types import Model as Record
 from clipper_container import Model
-from clipper_container.adapters.function import LoadError, load_target
+from clipper_container.loading.targets import LoadError, load_target
 from clipper_container.model import as_model
 
 mlflow = pytest.importorskip("mlflow")

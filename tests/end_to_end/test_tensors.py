@@ -396,8 +396,8 @@ def check_encoded(module: Any, ids: list[int], found: Batch) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_files_of_an_encoder(kind: str) -> None:
     torch = pytest.importorskip("torch", reason="pip install 'clipper-serving[torch]'")
-    from clipper_container.adapters.errors import LoadError
     from clipper_container.adapters.torch import load
+    from clipper_container.loading.errors import LoadError
     from clipper_container.worker.named_tensors import with_tensors
 
     module, buffer = encoder(), io.BytesIO()

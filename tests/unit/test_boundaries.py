@@ -90,12 +90,12 @@ from clipper.settings.params import ParamsSettings
 from clipper.store.history import _json_of
 from clipper.store.redis.store import _record
 from clipper.types import Application, Batching, InputType, VersionedModel
-from clipper_container.adapters.errors import LoadError
 from clipper_container.adapters.mlflow import _outputs
 from clipper_container.adapters.oip import server_memory
 from clipper_container.adapters.oip.tensors import BadTensor, Signature, _tensor, _type_of, _values
 from clipper_container.adapters.onnx import _row_type
 from clipper_container.host.server_connection import needs_resolver, start_connecting
+from clipper_container.loading.errors import LoadError
 from clipper_container.records import as_items, strings_of
 from clipper_container.schema import Tensors, _parted
 from clipper_container.wire.transport import parse_address

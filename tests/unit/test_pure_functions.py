@@ -29,14 +29,14 @@ from clipper.serving.query.named_outputs import columns_of, only, with_default
 from clipper.serving.query.progress import line
 from clipper.types import Application, Batching, InputType, Model, VersionedModel
 from clipper_container.adapters.classes import labelled
-from clipper_container.adapters.files import (
+from clipper_container.adapters.onnx import _is_short, _largest
+from clipper_container.artifacts.source import RemoteFile, fingerprint
+from clipper_container.loading.files import (
     _trouble_of_lightgbm,
     _trouble_of_torch,
     _trouble_of_xgboost,
     member,
 )
-from clipper_container.adapters.onnx import _is_short, _largest
-from clipper_container.artifacts.source import RemoteFile, fingerprint
 from clipper_container.schema import Tensors
 from clipper_container.worker.all_servers import resolved
 from tests.expected import check_expected

@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clipper_container.adapters import function
-from clipper_container.adapters.errors import LoadError
 from clipper_container.adapters.onnx import OnnxModel
 from clipper_container.adapters.ragged import run_by_shape
 from clipper_container.artifacts.errors import PullError
@@ -25,6 +23,8 @@ from clipper_container.forking.fork_server import _code_of
 from clipper_container.forking.report import Reporter
 from clipper_container.host import model_cache
 from clipper_container.host.work_record import SLOT_BYTES, SLOTS, WorkRecord
+from clipper_container.loading import targets as function
+from clipper_container.loading.errors import LoadError
 from clipper_container.model import BorrowedModel, FunctionModel, Scored
 from clipper_container.params import frames, rows
 from clipper_container.params.frames import Head, MessageKind

@@ -387,7 +387,7 @@ def _token(path: str | None, env: str | None) -> str:
 def _check(arguments: argparse.Namespace) -> int:
     import json
 
-    from clipper_container.adapters.check import examine
+    from clipper_container.loading.check import examine
 
     found = examine(arguments.target)
     print(json.dumps(found), flush=True)
@@ -397,7 +397,7 @@ def _check(arguments: argparse.Namespace) -> int:
 def _fork_server(arguments: argparse.Namespace) -> int:
     import socket
 
-    import clipper_container.adapters.function
+    import clipper_container.loading.targets
     import clipper_container.worker.serve  # noqa: F401  # what every replica imports
     from clipper_container.forking.fork_server import ReplicaForkServer
     from clipper_container.forking.preload import Imports
@@ -446,9 +446,9 @@ def _host(arguments: argparse.Namespace) -> int:
 def _serve(arguments: argparse.Namespace) -> int:
     import dataclasses
 
-    from clipper_container.adapters.function import explain, load_target
     from clipper_container.forking.preload import imported_since
     from clipper_container.forking.report import Reporter
+    from clipper_container.loading.targets import explain, load_target
     from clipper_container.model import as_model
     from clipper_container.schema import is_named, type_text
     from clipper_container.wire.transport import StopSwitch, parse_address

@@ -15,9 +15,9 @@ from typing import Final
 
 from clipper.errors import InvalidInput
 from clipper.types import Model
-from clipper_container.adapters.files import ENDINGS
-from clipper_container.adapters.function import DISTRIBUTIONS, MAGIC, PACKED
 from clipper_container.artifacts import ArtifactUrl, is_url
+from clipper_container.loading.files import ENDINGS
+from clipper_container.loading.targets import DISTRIBUTIONS, MAGIC, PACKED
 
 # For each kind: distributions that provide what its adapter imports. The first is added when none
 # of them is required by the user.

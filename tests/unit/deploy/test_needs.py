@@ -15,7 +15,7 @@ from clipper.deploy.packages.artifact import Artifact
 from clipper.deploy.packages.sdk import digest, wheel, wheel_into
 from clipper.errors import InvalidInput
 from clipper.types import ANY, Model
-from clipper_container.adapters.function import MAGIC
+from clipper_container.loading.targets import MAGIC
 
 
 def total(rows):

@@ -16,7 +16,7 @@ import pytest
 from clipper.deploy import PackagingError, pack
 from clipper.deploy.packages.package import input_of
 from clipper_container import Model
-from clipper_container.adapters.function import LoadError, explain, load_target
+from clipper_container.loading.targets import LoadError, explain, load_target
 from clipper_container.model import as_model
 
 OFFSET = 3
@@ -130,7 +130,7 @@ def test_local_modules_travel_by_value(tmp_path, monkeypatch, caplog):
     for name in ("my_model", "my_features"):
         del sys.modules[name]
     source = (
-        "import sys; from clipper_container.adapters.function import"
+        "import sys; from clipper_container.loading.targets import"
         f" load_target\nprint(load_target({package.target!r}, {package.sha256!r})([1, 2]),"
         " 'my_features' in sys.modules)"
     )

@@ -9,8 +9,8 @@ import tempfile
 import numpy as np
 
 from clipper_container.adapters.columns import as_table, record_type
-from clipper_container.adapters.errors import LoadError
-from clipper_container.adapters.files import unpack
+from clipper_container.loading.errors import LoadError
+from clipper_container.loading.files import unpack
 from clipper_container.model import Model, UserValue
 
 _NUMBERS = {

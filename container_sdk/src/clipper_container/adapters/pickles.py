@@ -8,7 +8,7 @@ import importlib.util
 import io
 import pickle
 
-from clipper_container.adapters.errors import LoadError
+from clipper_container.loading.errors import LoadError
 
 
 def load(content: bytes) -> object:

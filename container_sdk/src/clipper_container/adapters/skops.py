@@ -8,8 +8,8 @@ import io
 import zipfile
 from collections.abc import Sequence
 
-from clipper_container.adapters.errors import LoadError
-from clipper_container.adapters.unused_imports import without_array_libraries
+from clipper_container.loading.errors import LoadError
+from clipper_container.loading.unused_imports import without_array_libraries
 
 UNPACKED_BYTES_MAX = 2 << 30
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from clipper_container.adapters.errors import LoadError
 from clipper_container.adapters.ragged import run_by_shape
+from clipper_container.loading.errors import LoadError
 from clipper_container.model import Model, UserValue
 from clipper_container.schema import Array, Column
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from clipper_container.adapters.classes import labelled
 from clipper_container.adapters.columns import NUMBER, TEXT, as_table, record_type
-from clipper_container.adapters.errors import LoadError
+from clipper_container.loading.errors import LoadError
 from clipper_container.model import Model, UserValue
 
 if TYPE_CHECKING:

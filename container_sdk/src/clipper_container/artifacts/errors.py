@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from clipper_container.adapters.errors import LoadError
+from clipper_container.loading.errors import LoadError
 
 TEXT_MAX = 300
 _SECRETS = ("SECRET", "TOKEN", "PASSWORD", "CREDENTIAL", "SERVICE_ACCOUNT_KEY")

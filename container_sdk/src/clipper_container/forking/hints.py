@@ -8,10 +8,10 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 
-from clipper_container.adapters import files
-from clipper_container.adapters.function import MAGIC, PACKED
 from clipper_container.forking import Message
 from clipper_container.forking.preload import NOT_BEFORE_A_FORK
+from clipper_container.loading import files
+from clipper_container.loading.targets import MAGIC, PACKED
 
 HEAD_BYTES_MAX = 1 << 18
 SOURCES_MAX = 64

@@ -10,7 +10,7 @@ import sys
 import sysconfig
 from collections.abc import Iterable
 
-from clipper_container.adapters.unused_imports import without_array_libraries
+from clipper_container.loading.unused_imports import without_array_libraries
 
 NOT_BEFORE_A_FORK = {  # top-level module -> why a replica imports it by itself
     "jax": "it starts threads",

@@ -23,8 +23,6 @@ from typing import Any, TypeVar
 
 import msgpack
 
-from clipper_container.adapters.function import explain
-from clipper_container.adapters.runtimes import FileRuntime, PythonRuntime
 from clipper_container.artifacts import (
     ArtifactUrl,
     CachedArtifact,
@@ -42,6 +40,8 @@ from clipper_container.host.model_cache import (
 from clipper_container.host.server_connections import ServerConnections
 from clipper_container.host.timers import Timers
 from clipper_container.host.work_record import WorkRecord
+from clipper_container.loading.runtimes import FileRuntime, PythonRuntime
+from clipper_container.loading.targets import explain
 from clipper_container.machine import cores, memory_bytes, raise_files_max
 from clipper_container.runtime import Artifact, Runtime
 from clipper_container.wire.transport import Disconnected, StopSwitch, connect, parse_address

@@ -19,7 +19,6 @@ from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from enum import Enum
 
-from clipper_container.adapters.function import explain
 from clipper_container.host.model_sizes import (
     CollectionSchedule,
     ModelSizes,
@@ -32,6 +31,7 @@ from clipper_container.host.server_connection import Gate, relay
 from clipper_container.host.server_connections import ServerConnections
 from clipper_container.host.timers import Timers
 from clipper_container.host.work_record import WorkRecord
+from clipper_container.loading.targets import explain
 from clipper_container.model import Model
 from clipper_container.runtime import Artifact, ArtifactError, Loaded, Runtime
 from clipper_container.schema import type_text

@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Mapping
 
-from clipper_container.adapters.errors import LoadError
+from clipper_container.loading.errors import LoadError
 from clipper_container.model import BorrowedModel, Model, UserValue
 
 TABLES_ENV = "CLIPPER_TABLES"

@@ -24,10 +24,11 @@ from clipper.deploy.needs import version_of
 from clipper.deploy.processes.process import describe_exit
 from clipper.errors import InvalidInput, PackagingError, ShuttingDown
 from clipper.types import UserValue
-from clipper_container.adapters import files, mlflow
-from clipper_container.adapters.errors import LoadError
-from clipper_container.adapters.function import MAGIC, PACKED
+from clipper_container.adapters import mlflow
 from clipper_container.artifacts import is_url
+from clipper_container.loading import files
+from clipper_container.loading.errors import LoadError
+from clipper_container.loading.targets import MAGIC, PACKED
 
 KINDS: Final = (
     "onnx",

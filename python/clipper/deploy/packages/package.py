@@ -2,7 +2,7 @@
 
 Code travels by value: cloudpickle takes the function, its closure and the user's own modules, so a
 container needs only installed packages. The file is one line of JSON with a description, then the
-pickle; `clipper_container.adapters.function` reads it.
+pickle; `clipper_container.loading.targets` reads it.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from clipper.errors import PackagingError
 from clipper.types import UserValue
 from clipper_container import Model
 from clipper_container.adapters.columns import columns_of, record_type
-from clipper_container.adapters.function import MAGIC
 from clipper_container.forking.hints import top_level
+from clipper_container.loading.targets import MAGIC
 from clipper_container.model import is_torch_module
 
 _log = logging.getLogger(__name__)

@@ -20,9 +20,9 @@ import platform
 import sys
 from collections.abc import Iterable, Mapping
 
-from clipper_container.adapters import files
-from clipper_container.adapters.errors import LoadError
 from clipper_container.artifacts import ArtifactUrl, CachedArtifact, PullLimits, is_url, pull
+from clipper_container.loading import files
+from clipper_container.loading.errors import LoadError
 from clipper_container.model import UserValue
 
 MAGIC = b"CLIPPER-MODEL "

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 
-from clipper_container.adapters import function, onnx
+from clipper_container.adapters import onnx
+from clipper_container.loading import targets as function
 from clipper_container.model import as_model
 from clipper_container.schema import type_text
 

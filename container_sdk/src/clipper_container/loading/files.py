@@ -10,7 +10,7 @@ import tarfile
 import zipfile
 from pathlib import Path, PurePosixPath
 
-from clipper_container.adapters.errors import LoadError
+from clipper_container.loading.errors import LoadError
 
 ENDINGS = {
     ".onnx": "onnx",

@@ -11,9 +11,9 @@ import sys
 import threading
 from types import ModuleType
 
-from clipper_container.adapters.errors import LoadError
-from clipper_container.adapters.function import explain, load_as
-from clipper_container.adapters.unused_imports import without_array_libraries
+from clipper_container.loading.errors import LoadError
+from clipper_container.loading.targets import explain, load_as
+from clipper_container.loading.unused_imports import without_array_libraries
 from clipper_container.model import UserValue, as_model
 from clipper_container.runtime import Artifact, ArtifactError, Loaded, Runtime
 from clipper_container.worker.declared_tables import declared
