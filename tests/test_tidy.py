@@ -8,7 +8,8 @@ import ast
 import functools
 import os
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,8 @@ SDK_USERS = {
     "schema",
     "__init__",
 }
+
+MODULES_MAX = 18  # of one folder
 
 BANNED_NAMES = {
     "utils": "a noun for what it holds",
@@ -368,6 +371,26 @@ def test_every_file_is_named_for_what_it_holds() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def crowded(modules: Iterable[Path]) -> list[str]:
+    """What is wrong with the folders of these modules: more than MODULES_MAX of them in one."""
+    counts = Counter(path.parent for path in modules)
+    return [
+        f"{at(folder)}: {count} modules, of {MODULES_MAX} at most: group what changes together"
+        for folder, count in counts.items()
+        if count > MODULES_MAX
+    ]
+
+
+def test_no_folder_has_too_many_modules() -> None:
+    product = [
+        path
+        for path in CODE
+        if path.suffix in {".py", ".pyx"} and any(map(path.is_relative_to, (PACKAGE, SDK, CORE)))
+    ]
+    wrong = crowded(path for path in product if path.stem != "__init__")
+    assert not wrong, "\n".join(wrong)
+
+
 def dotted(node: ast.expr) -> str:
     if isinstance(node, ast.Name):
         return node.id
@@ -588,6 +611,12 @@ def test_a_core_import_is_seen() -> None:
 def test_a_cycle_is_found() -> None:
     assert first_cycle({"a": {"b"}, "b": set(), "c": {"a", "b"}}) == []
     assert first_cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == ["b", "c", "b"]
+
+
+def test_a_folder_with_too_many_modules_is_seen() -> None:
+    modules = [PACKAGE / "store" / f"module{i}.py" for i in range(MODULES_MAX + 1)]
+    assert crowded(modules[1:]) == []
+    assert len(crowded(modules)) == 1
 
 
 def test_a_banned_call_is_seen() -> None:
