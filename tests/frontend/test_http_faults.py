@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 import clipper
-from clipper.deploy.ingress import Backend, Ingress
+from clipper.deploy.ray.ingress import Backend, Ingress
 from clipper.errors import AddressInUse, ConfigError
 from tests.frontend.conftest import PATIENCE_S, QUICK, ask, total
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from clipper.deploy import ingress
-from clipper.deploy.ingress import Backend, Ingress
+from clipper.deploy.ray import ingress
+from clipper.deploy.ray.ingress import Backend, Ingress
 from clipper.errors import ConfigError
 from tests.memory_container import wait_until
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clipper.deploy.ingress import host_port
+from clipper.deploy.ray.ingress import host_port
 from clipper.deploy.ray.nodes import NodeProcess, RayCluster, node_addresses, node_command
 from clipper.deploy.ray.servers import server_addresses
 from clipper.deploy.ray.shards import shard_command

@@ -143,7 +143,7 @@ def serve_on_ray(path: Path | None, config: "Config", placed: Placed, *, insecur
     the runtime_env.
     """
     from clipper.cli.servers.up import on_first_signal
-    from clipper.deploy.ingress import Ingress
+    from clipper.deploy.ray.ingress import Ingress
     from clipper.deploy.ray.nodes import join_ray
     from clipper.deploy.ray.servers import RayServerGroup
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from clipper.deploy.ingress import Backend, Ingress
+from clipper.deploy.ray.ingress import Backend, Ingress
 from clipper.deploy.ray.nodes import (
     NodeProcess,
     NodeStatus,
