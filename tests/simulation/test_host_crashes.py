@@ -11,6 +11,7 @@ import pytest
 from bench.node_simulator.plans import PLAN, SETTINGS
 from bench.node_simulator.servers import VirtualHost
 from bench.node_simulator.world import World
+from clipper.mesh.loading import isolation
 
 PERIODS = msgspec.structs.replace(SETTINGS, failure_s=3600, janitor_s=0.5, reaper_s=0.5)
 QUIET = replace(
@@ -79,3 +80,26 @@ def test_model_that_is_queried_while_its_host_is_started_again_waits_for_it() ->
         world.step(3)
         assert [(query.ended_s >= 0, query.why) for query in queries] == [(True, "")] * 2
         assert not any(model.failures for model in world.models().values())
+
+
+def test_model_whose_load_takes_longer_than_its_probation_goes_back_to_the_shared_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(isolation, "PROBATION_S", 0.2)
+    idle = msgspec.structs.replace(PERIODS, reaper_s=600)
+    with World(replace(QUIET, nodes=1, settings=idle)) as world:
+        id = world.name(0)
+        world.query(id)
+        world.step(3)
+        node = world.nodes["n0"]
+        assert node.node is not None
+        shared, loader = node.hosts[0], node.node.joined.loader
+        world.slow = 30.0
+        query = world.query(id, slo_s=30.0)
+        end(world, shared)
+        world.step(0.6)
+        assert loader.is_loading(id)
+        world.step(8)
+        assert (query.ended_s >= 0, query.why) == (True, "")
+        assert loader.held[id].host is shared
+        assert not world.models()[id].failures

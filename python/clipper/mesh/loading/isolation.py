@@ -34,13 +34,14 @@ class Isolation:
 
     start: starts a host with a name, and returns it when it is ready; RequestFailed. acquit: called
     with a model and its host when its probation ends; the model is then to be loaded elsewhere, and
-    `release` to be called.
+    `release` to be called. It returns False while the model is not loaded in that host: it is
+    called again then, after as long a time.
     """
 
     def __init__(
         self,
         start: Callable[[str], Awaitable[SupervisedHost]],
-        acquit: Callable[[str, SupervisedHost], None],
+        acquit: Callable[[str, SupervisedHost], bool],
     ) -> None:
         self._start, self._acquit = start, acquit
         self._suspects: OrderedDict[str, _Suspect] = OrderedDict()
@@ -89,14 +90,21 @@ class Isolation:
             self._places.release()
             raise
         probation_s = PROBATION_S * 2.0 ** (min(suspect.times, TIMES_MAX) - 1)
-        asyncio.get_running_loop().call_later(probation_s, self._end_probation, model, host)
+        self._begin_probation(model, host, probation_s)
         return host
 
-    def _end_probation(self, model: str, host: SupervisedHost) -> None:
+    def _begin_probation(self, model: str, host: SupervisedHost, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(seconds, self._end_probation, model, host, seconds)
+
+    def _end_probation(self, model: str, host: SupervisedHost, seconds: float) -> None:
         suspect = self._suspects.get(model)
-        if suspect is not None and suspect.host is host:
+        if suspect is None or suspect.host is not host:
+            return
+        if self._acquit(model, host):
             suspect.is_alone = False
-            self._acquit(model, host)
+        else:
+            self._begin_probation(model, host, seconds)
 
     async def release(self, model: str) -> None:
         """Stop the model's own host, if it has one."""

@@ -41,12 +41,16 @@ class Recovery:
                     self._load_again(None if id in host.blamed else host.is_ready, id, held.lent)
                 )
 
-    def acquit(self, id: str, host: SupervisedHost) -> None:
+    def acquit(self, id: str, host: SupervisedHost) -> bool:
         """Move a model from its own host back to the shared one: it has ended no process for a
-        while.
+        while. Return False if it is not loaded there, or not yet.
         """
+        copy = self._loader.held.get(id)
+        if copy is None or copy.host is not host:
+            return False
         for _, held in self._loader.host_lost(host):
             self._tasks.spawn(self._move_back(id, held.lent))
+        return True
 
     async def _move_back(self, id: str, lent: dict[str, str]) -> None:
         await self._isolation.release(id)

@@ -281,9 +281,8 @@ class JoinedNode:
     async def _start_isolated_host(self, name: str) -> SupervisedHost:
         return await started(self._new_host(name))
 
-    def _on_acquitted(self, id: str, host: SupervisedHost) -> None:
-        if not self._loop.stopping:
-            self._recovery.acquit(id, host)
+    def _on_acquitted(self, id: str, host: SupervisedHost) -> bool:
+        return self._loop.stopping or self._recovery.acquit(id, host)
 
     def _peer_address(self, instance: str) -> str:
         found: Instance | None = self.registry.instances.get(instance)
