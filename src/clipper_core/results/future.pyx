@@ -293,7 +293,7 @@ cdef class Future:
         if rc == 3 and not self.is_done():
             raise_for(waiter_dead(self.completion.state[0]),
                       "the query was in flight in an engine that is gone")
-        return rc == 0
+        return rc != 1
 
     @cython.binding(False)
     def result(self, timeout=None):
