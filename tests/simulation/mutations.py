@@ -146,7 +146,7 @@ LAST_IS_SPARE = Mutation(
 )
 MUTATIONS = (
     Mutation("a load completes without a claim", "claims.completed", _unclaimed, 6),
-    Mutation("a copy that was cut off is not kept", "claims.kept", _not_kept, 5481),
+    Mutation("a copy that was cut off is not kept", "claims.restored", _not_kept, 5481),
     Mutation("a failed load leaves no failure", "claims.failed", _silent, 10),
     Mutation("a copy in use is given up", "maintenance.janitor", _generous, 0),
     Mutation(

@@ -70,14 +70,14 @@ def test_a_claim_that_was_taken_away_cannot_be_completed() -> None:
 
 def test_a_loaded_copy_is_kept_until_enough_others_are_loaded() -> None:
     loading = MeshModel("m", "onnx", copies={"b": Copy(NOW)}, failures=FAILED)
-    again = claims.kept(loading, "a", NOW, alive=ALIVE, copies=1, size_bytes=7)
+    again = claims.restored(loading, "a", NOW, alive=ALIVE, copies=1, size_bytes=7)
     assert isinstance(again, MeshModel)
     assert (again.loaded, again.copies["b"]) == (("a",), Copy(NOW))
     assert set(again.failures) == {"c"}, "it can be loaded"
     loaded = MeshModel("m", "onnx", copies={"b": Copy(NOW, NOW), "dead": Copy(NOW, NOW)})
-    refused = claims.kept(loaded, "a", NOW, alive=ALIVE, copies=1, size_bytes=7)
+    refused = claims.restored(loaded, "a", NOW, alive=ALIVE, copies=1, size_bytes=7)
     assert refused == ClaimRefused("1 of 1 copies are loaded: b")
-    two = claims.kept(loaded, "a", NOW, alive=ALIVE, copies=2, size_bytes=7)
+    two = claims.restored(loaded, "a", NOW, alive=ALIVE, copies=2, size_bytes=7)
     assert isinstance(two, MeshModel)
     assert {*two.copies} == {"a", "b"}
 

@@ -97,7 +97,7 @@ def completed(
     )
 
 
-def kept(
+def restored(
     model: MeshModel,
     me: str,
     now_ms: int,

@@ -90,10 +90,10 @@ class Isolation:
             self._places.release()
             raise
         probation_s = PROBATION_S * 2.0 ** (min(suspect.times, TIMES_MAX) - 1)
-        self._begin_probation(model, host, probation_s)
+        self._start_probation(model, host, probation_s)
         return host
 
-    def _begin_probation(self, model: str, host: SupervisedHost, seconds: float) -> None:
+    def _start_probation(self, model: str, host: SupervisedHost, seconds: float) -> None:
         loop = asyncio.get_running_loop()
         loop.call_later(seconds, self._end_probation, model, host, seconds)
 
@@ -104,7 +104,7 @@ class Isolation:
         if self._acquit(model, host):
             suspect.is_alone = False
         else:
-            self._begin_probation(model, host, seconds)
+            self._start_probation(model, host, seconds)
 
     async def release(self, model: str) -> None:
         """Stop the model's own host, if it has one."""

@@ -710,7 +710,7 @@ class ModelLoader:
             if copy is not None and copy.loaded_ms:
                 return model
             least = max(1, model.policy.copies_min)
-            return claims.kept(model, me, now_ms(), alive=alive, copies=least, size_bytes=size)
+            return claims.restored(model, me, now_ms(), alive=alive, copies=least, size_bytes=size)
 
         try:
             found = await self._records.change_copies(id, step)

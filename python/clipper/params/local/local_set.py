@@ -525,8 +525,8 @@ class LocalSet:
             f" in {pause_s:g} s. Its log: {self.folder / FORK_SERVER_LOG}" if pause_s else "",
         )
         if pause_s and not self._has_forked:
-            said = (self.folder / FORK_SERVER_LOG).read_bytes()[ended.log_at :]
-            self._failed_start = f"{_exit(code)}: {last_line(said.decode(errors='replace'))}"
+            text = (self.folder / FORK_SERVER_LOG).read_bytes()[ended.log_at :]
+            self._failed_start = f"{_exit(code)}: {last_line(text.decode(errors='replace'))}"
         if pause_s:
             self._due.append((time.monotonic() + pause_s, self._start_fork_server))
         else:
