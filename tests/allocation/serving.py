@@ -74,7 +74,7 @@ def main(seed: int, one_in: int) -> None:
         http="127.0.0.1:0", restart_ms_min=20, restart_ms_max=100, drain_s=0.5
     ) as server:
         server.deploy("sum", lambda rows: np.asarray(rows).sum(axis=1), input="f64[3]")
-        server.app("total", models=["sum"], slo_ms=5000)
+        server.app("total", models=["sum"], slo_ms=1000)
         while ask(server.http_address, None, 0.0)[0] != "200":
             time.sleep(0.05)
         before = settle(server)

@@ -379,7 +379,7 @@ def test_a_broken_artifact_is_reported_and_tried_again(
 
         def failed() -> ModelStatus | None:
             """Return the status after a query, unless the failure has expired by then."""
-            answer = server.predict("broken", ROW, slo_ms=20_000).result(30)
+            answer = server.predict("broken", ROW, slo_ms=3000).result(30)
             assert answer.is_default
             assert "late.py" in answer.reason
             status = server.mesh.status("broken")

@@ -273,15 +273,17 @@ class HostProcess:
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGTERM)
-        if self._supervising is not None:
-            try:
-                async with asyncio.timeout(GRACE_S):
-                    await asyncio.shield(self._supervising)
-            except TimeoutError:
-                self.kill()
+        try:
+            if self._supervising is not None:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(GRACE_S):
+                        await asyncio.shield(self._supervising)
+        finally:  # also if the task that stops it is cancelled
+            self.kill()
+            if self._supervising is not None:
                 await self._supervising
-        self._server.close()
-        self._work_file.unlink(missing_ok=True)
+            self._server.close()
+            self._work_file.unlink(missing_ok=True)
 
     def kill(self) -> None:
         """Kill the process."""
@@ -529,8 +531,8 @@ async def started(host: SupervisedHost) -> SupervisedHost:
 
     RequestFailed when that takes longer than START_S; the host is stopped then.
     """
-    await host.start()
     try:
+        await host.start()
         async with asyncio.timeout(START_S):
             await host.is_ready.wait()
     except BaseException as error:
