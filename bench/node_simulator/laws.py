@@ -45,7 +45,7 @@ class Laws:
         self._models: dict[str, MeshModel] = {}
         self._vmodels: dict[str, VModel] = {}
         self._due: Counter[tuple[str, str]] = Counter()
-        self._asked: dict[str, deque[float]] = {}
+        self._asked: dict[str, deque[tuple[float, Life | None]]] = {}
         self._failed: dict[tuple[str, str], float] = {}
         self._disturbed_s = self._restored_s = -CALM_S
         self._suspects: set[str] = set()
@@ -59,11 +59,12 @@ class Laws:
 
     # -- what the world tells
 
-    def asked(self, name: str) -> None:
-        """Note a query, of a model or of what a v-model stands for."""
-        vmodel = self._vmodels.get(name)
+    def asked(self, name: str, life: "Life | None") -> None:
+        """Note a query, of a model or of what a v-model stands for. life: the process that got
+        it."""
+        vmodel, asked = self._vmodels.get(name), (self._world.loop.time(), life)
         for id in {name} if vmodel is None else {vmodel.active, vmodel.target}:
-            self._asked.setdefault(id, deque(maxlen=2048)).append(self._world.loop.time())
+            self._asked.setdefault(id, deque(maxlen=2048)).append(asked)
 
     def disturbed(self) -> None:
         """Note a fault after which a further copy may have its reason."""
@@ -145,7 +146,7 @@ class Laws:
         alive, now = {i.id for i in others}, world.loop.time()
         held = {id for host in one.hosts for id in host.resident}
         # uses of the last moment are not reported yet
-        used = {id for id in held if any(2 < now - at < 30 for at in self._asked.get(id, ()))}
+        used = {id for id in held if any(2 < now - at < 30 for at, _ in self._asked.get(id, ()))}
         models = world.models()
         alone = [id for id in sorted(used) if id in models and not alive & {*models[id].copies}]
         world.check(not alone, f"{one.name} has stopped, and no other node has {alone[:5]}")
@@ -244,8 +245,9 @@ class Laws:
 
     def _was_busy(self, model: MeshModel) -> bool:
         """Return whether some round of rates, of the last ones, may have seen many queries."""
-        settings, now = self._world.plan.settings, self._world.loop.time()
-        asked = [at for at in self._asked.get(model.id, ()) if now - at < 4 * settings.rate_s + 2]
+        settings = self._world.plan.settings
+        first_s = self._world.loop.time() - 4 * settings.rate_s - 2
+        asked = [at for at, _ in self._asked.get(model.id, ()) if at > first_s]
         many = max(2, int(0.6 * settings.rate_per_copy * settings.rate_s / 60))
         return any(
             last - first < settings.rate_s + 1
@@ -340,7 +342,7 @@ class Laws:
             return
         rest = [i for i in self._alive(after) if after.copies[i].loaded_ms]
         world.check(bool(rest), f"the last copy of {id} was unloaded as a spare one")
-        rate, most = self.rate(after), HOT * world.plan.settings.rate_per_copy
+        rate, most = self.rate(after, known=True), HOT * world.plan.settings.rate_per_copy
         world.check(
             rate <= most * max(len(rest), 1),
             f"a copy of {id} was unloaded at {rate:.0f} queries a minute",
@@ -407,14 +409,15 @@ class Laws:
             return int(longest)
         return int(min(longest, longest / 60 * 2 ** (failure.count - 1)))
 
-    def rate(self, model: MeshModel, seconds: float = 0.0) -> float:
-        """Return the queries a minute, over three rounds of rates."""
+    def rate(self, model: MeshModel, seconds: float = 0.0, *, known: bool = False) -> float:
+        """Return the queries a minute, over three rounds of rates. known: without those of
+        processes that have ended, which took their counts with them."""
         window_s = seconds or 3 * self._world.plan.settings.rate_s
         count, now = 0, self._world.loop.time()
-        for at in reversed(self._asked.get(model.id, ())):
+        for at, life in reversed(self._asked.get(model.id, ())):
             if now - at >= window_s:
                 break
-            count += 1
+            count += not known or (life is not None and not life.over)
         return count * 60 / window_s
 
     # -- looked at each second

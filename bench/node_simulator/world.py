@@ -422,8 +422,9 @@ class World:
         query = Query(name, now, now + slo_s if slo_s else 0.0, entry)
         self.queries += 1
         self.waiting[query] = None
-        self.laws.asked(name)
-        self._ask(query, self.nodes[entry] if entry else None)
+        one = self.nodes[entry] if entry else self._entry()
+        self.laws.asked(name, one.life if one else None)
+        self._ask(query, one)
         return query
 
     def _ask(self, query: Query, one: SimulatedNode | None = None) -> None:
