@@ -141,7 +141,7 @@ class Laws:
         if not others or world.store.away or world.store.cut or world.split or world.corrupt:
             return
         calm = not self._recent(CALM_S / 3) and world.slow == 1.0
-        if not calm or min(i.free_bytes / i.capacity_bytes for i in others) < ROOM:
+        if not calm or min(self._free_lately(i.id) / i.capacity_bytes for i in others) < ROOM:
             return
         alive, now = {i.id for i in others}, world.loop.time()
         held = {id for host in one.hosts for id in host.resident}

@@ -152,7 +152,7 @@ MUTATIONS = (
     Mutation(
         "placement ignores that a node is full", "placement._Wish.fits", _unlimited, 21, share=1.0
     ),
-    Mutation("copies of a policy are not kept", "maintenance._reaped", _without(LoadCopy), 1),
+    Mutation("copies of a policy are not kept", "maintenance._reaped", _without(LoadCopy), 7),
     Mutation("any number of copies is claimed", "claims.claimed", _any_number, 9),
     Mutation("failures never block", "failures.blocked_until", _always(0), 10),
     Mutation("failures are never forgotten", "failures.is_over", _always(False), 0),

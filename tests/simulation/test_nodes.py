@@ -26,7 +26,7 @@ from tests.simulation.mutations import LAST_IS_SPARE, MUTATIONS, Mutation
 
 FULL = os.environ.get("CLIPPER_TESTS") == "full"
 SEEDS_MAX = 200
-KEPT = (0, 1, 58, 134, 368, 416, 5195, 5481)  # seeds that have shown what was wrong
+KEPT = (0, 1, 58, 134, 368, 416, 5195, 5481, 6914)  # seeds that have shown what was wrong
 KEPT_RARE = (0, 34, 54, 84, 419, 437, 476, 802, 5226, 5274, 5517, 6022, 6033)
 KEPT_CHURNING = (0, 24, 79, 156, 750, 5655, 6767)
 QUIET = replace(PLAN, nodes=3, models=6, rate_per_s=0, vmodels=0, pinned=0, doubled=0, share=2.0)
