@@ -1,4 +1,4 @@
-"""How much memory this process has."""
+"""Reads how much memory this process has."""
 
 import os
 

@@ -372,7 +372,7 @@ def test_every_file_is_named_for_what_it_holds() -> None:
 
 
 def crowded(modules: Iterable[Path]) -> list[str]:
-    """What is wrong with the folders of these modules: more than MODULES_MAX of them in one."""
+    """Return the folders that have more than MODULES_MAX of these modules."""
     counts = Counter(path.parent for path in modules)
     return [
         f"{at(folder)}: {count} modules, of {MODULES_MAX} at most: group what changes together"

@@ -305,7 +305,7 @@ cdef class Future:
         return self._outcome()
 
     cdef object _outcome(self):
-        """As result(), for a future that is done."""
+        """Return what result() returns, for a future that is done."""
         if self.is_cancelled:
             raise cancelled_error()
         if self.finish is not None:
