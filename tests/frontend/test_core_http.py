@@ -111,7 +111,8 @@ def server() -> Iterator[clipper.ClipperServer]:
         started.app("huge", models=["huge"], slo_ms=10_000)
         started.deploy("fresh", huge, input="f64[1]", cache=False)
         started.app("fresh", models=["fresh"], slo_ms=10_000)
-        started.deploy("kinds", many_kinds, input="f64[1]", row_by_row=False)
+        alone = {"mode": "static", "size_max": 1}  # outputs of different kinds fit no batch
+        started.deploy("kinds", many_kinds, input="f64[1]", row_by_row=False, batching=alone)
         started.app("kinds", models=["kinds"], slo_ms=10_000, default="none")
         started.deploy("broken", broken, input="f64[1]")
         started.app("total", models=["sum"], slo_ms=10_000)
