@@ -364,8 +364,8 @@ SHAPES: list[tuple[Step, Sequence[Any], int]] = [
 def test_an_early_answer_is_that_of_waiting_for_all(
     step: Step, alphabet: Sequence[Any], n: int, skewed: bool
 ) -> None:
-    """For orders of arrival of all outcomes of n tasks, an early answer equals the answer after all
-    have ended.
+    """An early answer equals the answer after all tasks have ended, for orders of arrival of all
+    outcomes of n tasks.
 
     Five random orders of each are tried; in the full tier all.
     """

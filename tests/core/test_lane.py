@@ -381,8 +381,8 @@ def test_whatever_happens_every_task_ends_once_and_in_time(
 
 @pytest.mark.parametrize("seed", range(4))
 def test_cells_come_back_whatever_happened(world: World, seed: int) -> None:
-    """When all queries have ended and the containers have disconnected, each lane accepts exactly
-    its bound of rows again."""
+    """Each lane accepts exactly its bound of rows again when all queries have ended and the
+    containers have disconnected."""
     twin = Twin(world, 100 + seed, True)
     for _ in range(300):
         twin.round()

@@ -80,7 +80,7 @@ def test_doubly_robust_estimates_vary_less_than_ips() -> None:
 
 @pytest.mark.slow
 def test_a_policy_that_learns_is_scored_before_it_learns() -> None:
-    """On a log of all predictions the policy is simulated; the estimate equals that of a run."""
+    """The estimate from a log of all predictions equals that of a run of the policy."""
     count, found, true = 1500, [], []
     for seed in range(8):
         found.append(evaluate(create_policy("squarecb"), MODELS, log_of("ensemble", count, seed)))

@@ -347,7 +347,7 @@ def test_a_popular_row_does_not_wait_for_a_hung_container_forever() -> None:
 
 
 def test_a_hung_container_gets_nothing_until_it_answers() -> None:
-    """It keeps sending heartbeats, which do not count as an answer to its batch."""
+    """Heartbeats, which the container goes on sending, do not count as an answer to its batch."""
     world = World(2)
     kin = world.model("m", cached=False)
     hung = Container(world, kin, faults=["stuck"], fault_share=1)

@@ -114,8 +114,8 @@ def test_a_step_from_half_to_double_load_settles_within_ten_slos() -> None:
 
 @pytest.mark.parametrize(("factor", "least"), [(0.3, 0.9), (2.0, 0.6)])
 def test_the_forecast_follows_a_replica_that_changes_its_speed(factor: float, least: float) -> None:
-    """At half the speed, two batches of the best size exceed the SLO, so less than half of the
-    throughput can be reached."""
+    """Less than half of the throughput can be reached at half the speed, since two batches of the
+    best size exceed the SLO then."""
     world, kin = a_model(4)
     container = Container(
         world, kin, a_us=FIXED_US, b_us=ROW_US, checked=False, mode=1, size_max=4096

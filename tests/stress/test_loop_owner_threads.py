@@ -124,7 +124,7 @@ def test_callers_of_every_kind(node: Node, stress: int, threads: int) -> None:
 
 
 def test_leaders_that_come_and_go(node: Node, model: Model, stress: int) -> None:
-    """At random one thread or all threads send queries; each counts its own answers."""
+    """One thread or all threads, at random, send queries; each counts its own answers."""
     rounds, sums = ROUNDS * stress, [0] * THREADS
 
     def run(which: int) -> None:

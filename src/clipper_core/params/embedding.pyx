@@ -127,7 +127,7 @@ cdef class Table:
 
     @property
     def bounded(self):
-        """Whether rows_max is enforced. A copy of a table gets new rows before the removals, so it
+        """True if rows_max is enforced. A copy of a table gets new rows before the removals, so it
         is off there. Turning it on evicts the excess rows, if the table evicts."""
         return arena_limit(&self.rows.arena) <= self.rows_max
 

@@ -389,7 +389,7 @@ def test_a_client_that_leaves_without_a_query_leaves_its_server_ready(
 def test_a_client_that_closes_its_connection_ends_that_of_its_server(
     servers: list[FakeServer],
 ) -> None:
-    """It resets what the server writes to a client that has sent all."""
+    """The client sends all, closes, and resets the connection when the server writes to it."""
     with plain_server(servers[0]) as (listening, front):
         with client_of(front) as client, listening.accept()[0] as server:
             client.sendall(b"a query")

@@ -211,7 +211,7 @@ def test_free_places_are_filled_as_free_memory_is(
 
 
 def test_free_memory_is_filled_by_half_above_a_reserve() -> None:
-    """Of 3000 MiB, 375 are a reserve: half of the rest, 1312, is filled."""
+    """Half of what is left of 3000 MiB after a reserve of 375, so 1312 MiB, is filled."""
     waking = [MeshModel(f"m{n}", "onnx", size_bytes=100 * MIB, used_ms=NOW - n) for n in range(40)]
     waking[3] = msgspec.structs.replace(waking[3], failures={"a": Failure(NOW)})
     found = maintenance.reaper(view_of(waking=waking), NOW, SETTINGS)
@@ -225,8 +225,8 @@ def test_free_memory_is_filled_by_half_above_a_reserve() -> None:
 
 
 def test_full_memory_is_replaced_by_little_and_only_by_what_is_newer() -> None:
-    """At most 5 % of 3000 MiB is replaced, by models that were used later than the oldest by a
-    third of its age, and by at least twenty minutes."""
+    """Models replace at most 5 % of 3000 MiB, and only those that were used later than the oldest
+    by a third of its age, and by at least twenty minutes."""
     tight = tuple(msgspec.structs.replace(i, used_bytes=i.capacity_bytes) for i in NODES)
     edge = NOW - 10 * HOUR + 10 * HOUR // 3
     for used_ms, expected in ((edge + 1000, 3), (edge - 1000, 0)):

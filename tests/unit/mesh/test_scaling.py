@@ -1,4 +1,4 @@
-"""How many copies: each rule by itself, with its numbers."""
+"""Each rule for the number of copies, by itself, with its numbers."""
 
 from typing import Any
 
