@@ -15,7 +15,7 @@ export CLIPPER_BUILD
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 unexport PYTHONPATH
 
-.PHONY: help works-with venv build demo test quick test-full mutants check stress soak fuzz asan tsan bench count dashboard screenshots docs clean distclean micro paper proof peers FORCE \
+.PHONY: help works-with venv build demo test quick test-full mutants check stress soak faults fuzz asan tsan bench count dashboard screenshots docs clean distclean micro paper proof peers pins pins-oldest FORCE \
   .venv/.servers .venv/.clients .venv/.browser .venv/.valgrind .venv/.works-with
 .DEFAULT_GOAL := help
 
@@ -48,7 +48,7 @@ check: .venv/.installed  ## ruff, mypy (strict; tests: names, attributes, calls)
 	try ruff $(PY) -m ruff check .; \
 	try mypy $(PY) -m mypy; \
 	try stubtest env MYPYPATH=python:src:container_sdk/src $(PY) -m mypy.stubtest clipper_core --concise \
-	  --allowlist tests/stubtest.allow --ignore-unused-allowlist --ignore-disjoint-bases; \
+	  --allowlist tests/stubtest.allow --ignore-unused-allowlist --ignore-disjoint-bases --mypy-config-file pyproject.toml; \
 	try cython-lint .venv/bin/cython-lint src/clipper_core; \
 	try tidy $(PY) -m pytest -q tests/test_tidy.py tests/test_docs.py; \
 	test -z "$$failed"
@@ -61,6 +61,9 @@ stress: .venv/.installed  ## the stress tests at twenty times their size
 
 soak: .venv/.installed  ## a mixed load with a fault every 5 s; memory, descriptors and answers are checked (ARGS="--minutes 120")
 	@$(PY) -m tests.soak $(ARGS)
+
+faults: .venv/.installed  ## many kills, store faults, shortages, starts and stops by seed (ARGS="--kills 500 --store-faults 60 --shortages 100 --starts 50")
+	@$(PY) -m tests.fault_run $(ARGS)
 
 asan: .venv/.installed  ## core, stress and simulation tests under the sanitizers of addresses and undefined behaviour
 	@$(call sanitize,$@,tests.run,tests/core tests/stress $(SIMULATED_CORE) -k "not memory_comes_back and not need_no_memory and not needs_no_memory and not similar_rows and not keeps_no_output")
@@ -97,6 +100,12 @@ screenshots: .venv/.installed .venv/.browser  ## the pictures of docs/dashboard.
 
 docs: .venv/.installed  ## every key, error, verb and frame has its place in docs/, and every link leads somewhere
 	@$(PY) -m pytest -q tests/test_docs.py
+
+pins: .venv/.installed  ## tools/constraints.txt again: the newest versions of what the tests install
+	@TORCH="$(TORCH)" $(PY) tools/pin.py
+
+pins-oldest: .venv/.installed  ## tools/constraints-oldest.txt again: the oldest versions that pyproject.toml allows
+	@$(PY) tools/pin.py --oldest
 
 clean:  ## what was built, but not .venv
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks

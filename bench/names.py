@@ -5,6 +5,7 @@ from pathlib import Path
 from bench.results import ROOT
 
 BENCHMARKS = {
+    "application": "bench.system.application.calls",
     "attacks": "bench.system.frontends.attacks",
     "batch_cost": "bench.system.containers.batch_cost",
     "container_start": "bench.system.containers.start",

@@ -49,6 +49,7 @@ class Planned:
 
 PLAN = (
     Planned("engine", 330),
+    Planned("application", 120),
     Planned("rest_peers", 900),
     Planned("rest", 300),
     Planned("grpc", 200),

@@ -35,9 +35,8 @@ def in_parallel(
     """
     if len(jobs) <= processes:
         return [run(*job) for job in jobs]
-    os.environ.setdefault(
-        "OMP_NUM_THREADS", "1"
-    )  # of the processes to come: they are as many as the cores already
+    # of the processes to come: they are as many as the cores already
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     found: list[Any] = [None] * len(jobs)
     begun = told = time.monotonic()
     context = multiprocessing.get_context("spawn")

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 import clipper
+from clipper.processes.state import table_rows
 
 ROOT = Path(__file__).resolve().parent.parent
 CORE = ROOT / "src" / "clipper_core"
@@ -32,6 +33,7 @@ def blocks() -> dict[str, str]:
         "core picture": fenced(core_picture(levels())),
         "packages": fenced(listing(packages())),
         "layers": fenced(layers()),
+        "states of children": "\n".join(table_rows()),
         "sdk": fenced(listing([("", first_sentence(SDK / "__init__.py"), modules(SDK))])),
     }
 

@@ -1,6 +1,7 @@
 """Fixtures of all tests, and a check that no test leaves a thread or a child process."""
 
 import os
+import random
 import sys
 import threading
 import time
@@ -8,25 +9,41 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from clipper_core.runtime.status import Status, StatusError, bind_errors, error_for
 
 if TYPE_CHECKING:
     from tests.store.etcd_server import EtcdServer
 
-settings.register_profile("unhurried", deadline=None)  # a test asserts no time
-settings.load_profile("unhurried")
+# A test asserts no time, and has the same examples each time; `--hypothesis-profile=default` draws
+# others.
+settings.register_profile(
+    "repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("repeatable")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Seed the generators that all share, before the fixtures: a test draws the same numbers,
+    whichever ran before it."""
+    random.seed(0)
+    # scikit-learn draws from it
+    np.random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
+
 
 # Programs that tools/fetch.py has put into the environment, also when its Python was called without
 # activating it.
 if f"{sys.prefix}/bin" not in os.environ["PATH"].split(os.pathsep):
     os.environ["PATH"] = os.pathsep.join((f"{sys.prefix}/bin", os.environ["PATH"]))
 
-PATIENCE_S = (
-    5.0  # how long a thread or a process may take to end once the test has closed what it opened
-)
+# how long a thread or a process may take to end once the test has closed what it opened
+PATIENCE_S = 30.0
 BYSTANDERS = (
     "multiprocessing.resource_tracker",
     "multiprocessing.forkserver",
@@ -95,6 +112,15 @@ def nothing_left_behind() -> Iterator[None]:
             f"{i} {command}" for i, command in children.items() if i not in children_before
         )
         pytest.fail(f"child processes left: {new}")
+
+
+@pytest.fixture
+def bare_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return an empty folder, which is the current one, without the settings of the environment."""
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("CLIPPER_")]:
+        monkeypatch.delenv(name)
+    return tmp_path
 
 
 @pytest.fixture(autouse=True, scope="module")

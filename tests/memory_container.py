@@ -12,13 +12,15 @@ import numpy as np
 from clipper_container.wire import frames as wire
 from clipper_container.wire.transport import connect
 from clipper_container.worker.outputs import to_rows
+from tests.threads import join
 
 PATIENCE_S = 20.0
+_HOLDS_WITHIN_S = 60.0
 _BEAT_S = 0.02
 
 
 def wait_until(
-    condition: Callable[[], object], what: str = "", patience_s: float = PATIENCE_S
+    condition: Callable[[], object], what: str = "", patience_s: float = _HOLDS_WITHIN_S
 ) -> Any:
     """Wait until `condition()` is true and return what it gave. AssertionError after `patience_s`:
     no test waits for ever."""
@@ -159,7 +161,7 @@ class MemoryContainer:
         except OSError:
             self.socket.close()
         if self._thread is not None:
-            self._thread.join()
+            join(self._thread)
         self.socket.close()
 
     def __enter__(self) -> Self:

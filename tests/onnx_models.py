@@ -8,8 +8,11 @@ import pytest
 Named = dict[str, Any]
 
 
-def graph(nodes: list[Any], inputs: Named, outputs: Named, constants: Named) -> bytes:
-    """Return the bytes of an ONNX model. inputs, outputs: (type, shape) by name."""
+def graph(
+    nodes: list[Any], inputs: Named, outputs: Named, constants: Named, ml: bool = False
+) -> bytes:
+    """Return the bytes of an ONNX model. inputs, outputs: (type, shape) by name. ml: it has
+    operators of ai.onnx.ml."""
     onnx = pytest.importorskip("onnx", reason="pip install onnx")
     helper, numpy_helper = onnx.helper, onnx.numpy_helper
     infos = [
@@ -22,7 +25,8 @@ def graph(nodes: list[Any], inputs: Named, outputs: Named, constants: Named) -> 
         *infos,
         [numpy_helper.from_array(value, name) for name, value in constants.items()],
     )
-    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    opsets = [helper.make_opsetid("", 17)] + [helper.make_opsetid("ai.onnx.ml", 2)] * ml
+    model = helper.make_model(made, opset_imports=opsets, ir_version=8)
     return bytes(model.SerializeToString())
 
 

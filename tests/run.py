@@ -14,10 +14,7 @@ skipped". The exit status is 0 if every room ran all that it collected and nothi
 that crashes, hangs or collects nothing is a failure. A process in which no test starts or ends for
 `--test-limit` seconds is killed; its stacks are printed.
 
-With --rerun, as in CPython's own test runner, up to RERUN_MAX tests that failed are run once more
-when all others have ended, one process and nothing beside it. One that passes then is listed under
-"failed, then passed alone" with its first failure, and does not fail the run; crashes, hangs and
-failures of more tests do.
+A test that failed is not run again: one that passes alone is a fault of the test or of the product.
 
 Durations of files are kept in build/test-times.json; tests/times.json has those of a fresh clone.
 """
@@ -47,7 +44,6 @@ SHARES = 4  # a room is split if it takes more than 1/SHARES of what one job has
 SPLIT_MIN_S = 60.0  # shorter rooms are never split: each process imports everything again
 PROCESS_S = 2.0  # start of a process, imports, collection
 UNKNOWN_FILE_S = 3.0  # expected of a file that has no recorded duration
-RERUN_MAX = 4  # more failures than this are no accident
 
 # Rooms that load the whole machine: one process each, and no two of them at the same time.
 HEAVY = frozenset({"images", "stress"})
@@ -210,10 +206,8 @@ class Process:
     folder: Path  # for its files
     child: subprocess.Popen[bytes]
     begun: float = field(default_factory=time.monotonic)
-    progress: tuple[int, float] = (
-        0,
-        0.0,
-    )  # size of the results when they last grew, and when that was
+    # size of the results when they last grew, and when that was
+    progress: tuple[int, float] = (0, 0.0)
 
     @classmethod
     def start(cls, room: Room, options: list[str], root: Path, scratch: Path) -> "Process":
@@ -255,9 +249,8 @@ class Process:
 
     def kill(self) -> str:
         """Kill the process with all its descendants; return the stacks that its threads had."""
-        if (
-            self.child.poll() is None and (self.folder / "results").exists()
-        ):  # else SIGUSR2 has no handler yet
+        # else SIGUSR2 has no handler yet
+        if self.child.poll() is None and (self.folder / "results").exists():
             self.child.send_signal(signal.SIGUSR2)
             time.sleep(1)
         kill_all([self.child.pid, *descendants(self.child.pid)])
@@ -473,45 +466,6 @@ def report(results: list[Result], slowest: int) -> None:
         print("\nfailed:", *failed, sep="\n  ")
 
 
-def run_again(
-    results: list[Result], options: list[str], settings: argparse.Namespace, scratch: Path
-) -> list[Result]:
-    """Run the tests that failed once more, alone; return the results of that run (none if there are
-    too many)."""
-    failed = [
-        test["test"] for result in results for test in result.tests if test["outcome"] == "failed"
-    ]
-    if not 0 < len(failed) <= RERUN_MAX or not all("::" in test for test in failed):
-        return []
-    room = Room("again", "again", failed, PROCESS_S)
-    runner = Runner([room], options, argparse.Namespace(**{**vars(settings), "jobs": 1}), scratch)
-    print(f"\nrunning {len(failed)} failed tests again, alone", flush=True)
-    runner.run()
-    return runner.results
-
-
-def forgive(results: list[Result], again: list[Result]) -> None:
-    """Count tests that passed when they were run again as passed, and print how they failed at
-    first."""
-    passed = {
-        test["test"]
-        for result in again
-        for test in result.tests
-        if test["outcome"] == "passed" and not result.problem
-    }
-    lines = []
-    for result in results:
-        for test in result.tests:
-            if test["outcome"] == "failed" and test["test"] in passed:
-                print(
-                    f"\n==== failed at first: {test['test']} ({result.room.name})\n{test['text']}"
-                )
-                test["outcome"] = "passed"
-                lines.append(f"  {test['test']}")
-    if lines:
-        print("\nfailed, then passed alone (not stable, to be mended):", *lines, sep="\n")
-
-
 def times_of(results: list[Result]) -> dict[str, float]:
     """Return the seconds of each file whose room ended by itself."""
     times: Counter[str] = Counter()
@@ -551,9 +505,6 @@ def read_settings(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[st
     parser.add_argument(
         "--slowest", type=int, default=10, help="how many of the slowest tests are listed"
     )
-    parser.add_argument(
-        "--rerun", action="store_true", help="run tests that failed once more, alone"
-    )
     parser.add_argument("--test-limit", type=float, default=TEST_LIMIT_S)
     parser.add_argument(
         "--results",
@@ -582,10 +533,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not rooms:
         print("no tests found\n0 passed, 0 failed, 0 skipped")
         return 1
-    for signum in (
-        signal.SIGINT,
-        signal.SIGTERM,
-    ):  # SIGINT is ignored in what a shell starts in the background
+    # SIGINT is ignored in what a shell starts in the background
+    for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, interrupt)
     interrupted, begun = False, time.monotonic()
     fetching = (
@@ -595,8 +544,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         runner = Runner(rooms, options, settings, Path(scratch), fetching)
         try:
             runner.run()
-            if settings.rerun:
-                forgive(runner.results, run_again(runner.results, options, settings, Path(scratch)))
         except FetchFailed as error:
             print(f"\n{error}", file=sys.stderr)
             return 1

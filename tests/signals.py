@@ -24,6 +24,15 @@ def freeze(process: int) -> None:
         time.sleep(0.001)
 
 
+def has_ended(process: int) -> bool:
+    """Return whether a process runs no more; its parent may not have waited for it."""
+    try:
+        stat = Path(f"/proc/{process}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return stat.rpartition(")")[2].split()[0] == "Z"
+
+
 def is_frozen(process: int) -> bool:
     stats = [stat.read_text() for stat in Path(f"/proc/{process}/task").glob("*/stat")]
     return {stat.rpartition(")")[2].split()[0] for stat in stats} == {"T"}

@@ -24,7 +24,6 @@ import random
 import signal
 import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -39,6 +38,7 @@ import numpy as np
 
 import clipper
 from tests.memory_container import wait_until
+from tests.processes import Program
 
 SLO_MS = 200.0
 # queries a second of the thread inside the server; each HTTP client sends one after another
@@ -175,27 +175,16 @@ class Watched:
     """Watches the server's process: its statistics, its memory and its descriptors."""
 
     def __init__(self, state: str, seed: int) -> None:
-        command = [sys.executable, "-m", "tests.soak", "--serve", state, "--seed", str(seed)]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self.hello: dict[str, Any] = self._read()
+        command = [sys.executable, "-m", "tests.soak", "--serve", state, "--seed", seed]
+        self.program = Program(*command, apart=True)
+        self.hello: dict[str, Any] = json.loads(self.program.line())
         host, _, port = self.hello["http"].removeprefix("http://").rpartition(":")
         self.http = host, int(port)
 
-    def _read(self) -> dict[str, Any]:
-        assert self.process.stdout
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit(f"the server ended with {self.process.wait()}")
-        found: dict[str, Any] = json.loads(line)
-        return found
-
     def ask(self, what: str = "report") -> dict[str, Any]:
-        assert self.process.stdin
-        self.process.stdin.write(f"{what}\n")
-        self.process.stdin.flush()
-        return self._read()
+        self.program.say(what)
+        found: dict[str, Any] = json.loads(self.program.line())
+        return found
 
     def memory(self) -> int:
         pages = Path(f"/proc/{self.hello['pid']}/statm").read_text().split()[1]
@@ -205,9 +194,8 @@ class Watched:
         return len(os.listdir(f"/proc/{self.hello['pid']}/fd"))
 
     def close(self) -> int:
-        assert self.process.stdin
-        self.process.stdin.close()
-        return self.process.wait(60)
+        self.program.end_input()
+        return self.program.wait()
 
 
 class Client:
@@ -356,9 +344,8 @@ class Faults:
 
     def reset_in_the_middle(self) -> None:
         connection = self._connect()
-        connection.setsockopt(
-            socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0"
-        )  # close() resets it
+        # close() resets it
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
         connection.sendall(
             b"POST /api/soak/predict HTTP/1.1\r\nHost: a\r\nContent-Length: 20\r\n\r\n"
             + b'{"input": [1, 2, 3]}'

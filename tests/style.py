@@ -1,4 +1,4 @@
-"""Measures how the code reads: docstrings, words, structure.
+"""Measures how the code reads: docstrings and structure.
 
     python -m tests.style [PATH...]                a table: one row per folder, one column per rule
     python -m tests.style [PATH...] --list RULE    each place that breaks the rule
@@ -16,10 +16,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PRODUCT = (
-    ROOT / "python/clipper",
-    ROOT / "container_sdk/src/clipper_container",
-)
+PRODUCT = (ROOT / "python/clipper", ROOT / "container_sdk/src/clipper_container")
 SKIPPED = ("build", "__pycache__", "node_modules", "_pb2", ".egg-info")
 
 # A first line that begins with one of these words does not say what the thing is or does.
@@ -27,72 +24,6 @@ WEAK_BEGINNINGS = re.compile(
     r"(?:Of|As|By|What|Who|Whom|Whose|Whether|Where|When|Why|How|If|It|They|That|This|To|For|From|In|On|Those|Told)\b"
 )
 
-# Words that this project coined, as a part of a name: old -> the word of the field.
-COINED = {
-    "hearing": "ensemble_call",
-    "hears": "observer",
-    "taking": "input_schema",
-    "asking": "deferred_calls, or a query",
-    "asked": "queried, requested, count",
-    "told": "callback, notified, reported",
-    "lesson": "feedback_update",
-    "taught": "online_learning",
-    "teaching": "online_learning",
-    "teach": "send_feedback",
-    "crew": "replica_set; in the SDK worker_pool",
-    "tending": "periodic_tasks",
-    "ear": "watcher",
-    "lineup": "application_stats",
-    "baton": "loop ownership",
-    "meet": "connect, link",
-    "obey": "apply",
-    "chores": "housekeeping",
-    "question": "resolved application",
-    "residents": "model_cache",
-    "departed": "retired",
-    "entering": "deferred_join",
-    "supply": "copy_locator",
-    "pulse": "health",
-    "door": "server, connection",
-    "cast": "role assignment",
-    "whom": "",
-    "beginning": "start, initial",
-    "begin": "start (not for begin of a transaction)",
-    "begun": "started",
-    "spells": "spin policy",
-    "ground": "node host",
-    "run_away": "run_blocking",
-    "kept": "cached, stored",
-    "meshed": "mesh model",
-    "tell": "notify, report, send",
-    "tells": "notify, report, send",
-    "telling": "progress, notification",
-    "say": "print, send, log",
-    "says": "summary, text",
-    "said": "reply, message, text",
-    "ask": "submit, request, query, call",
-    "asks": "requests, queries, calls",
-    "hear": "receive, read, handle",
-    "heard": "arrived, received",
-    "lessons": "feedback updates",
-    "untaught": "pending feedback",
-    "look": "check, read, scan",
-    "looks": "checks, readings",
-    "looked": "checked, read",
-    "looking": "checking",
-    "doors": "servers, connections",
-}
-# Words that names of tests may have: they name nothing of the product there.
-PLAIN_IN_TESTS = {"kept", "cast", "meet"}
-# Words of COINED that texts for users may not have either: messages, and the dashboard.
-SPOKEN = re.compile(
-    r"\b(?:told|tells?|telling|asked|asks?|asking|hears?|heard|says?|said|looks?|looked|looking"
-    r"|taught|teach(?:es|ing)?|lessons?|whom|doors?|crew|chores)\b",
-    re.IGNORECASE,
-)
-# Names that stay: a parser of a test calls the first, users call the second, the third is the
-# field's own.
-EXEMPT = {"on_message_begin", "begin_anew", "ground_truth"}
 ALLOWED_BASES = re.compile(
     r"(?:Store|Deployer|Policy|Decider|Runtime|Protocol|Struct|Enum|IntEnum|StrEnum|IntFlag|Flag|NamedTuple|TypedDict"
     r"|Exception|Error|Generic|ABC|object|Model|Adapter)$"
@@ -135,21 +66,6 @@ def is_stub(node: ast.AST) -> bool:
     return bool(names & {"overload", "setter", "override"})
 
 
-def words(name: str) -> set[str]:
-    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
-    return {spaced, *spaced.split("_")}
-
-
-def named(node: ast.AST) -> str:
-    """Return the name of the argument, variable or attribute that a node introduces; empty if there
-    is none."""
-    if isinstance(node, ast.arg):
-        return node.arg
-    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-        return node.id
-    return node.attr if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) else ""
-
-
 def statements(tree: ast.Module) -> int:
     """Return the number of statements of a file, without docstrings."""
     return sum(
@@ -179,10 +95,6 @@ def _findings(path: Path, tree: ast.Module) -> Iterator[tuple[str, int, str]]:
     for node, name, public in definitions(tree):
         line = getattr(node, "lineno", 1)
         last = name.rpartition(".")[2]
-        own = path.stem if name == "module" else last
-        known = COINED.keys() if own.lstrip("_") not in EXEMPT else set()
-        for word in words(own) & known:
-            yield "coined word", line, f"{name}: {word} -> {COINED[word]}"
         if public and not is_stub(node) and not (last.startswith("__") and last.endswith("__")):
             yield "public#", line, name
             doc = ast.get_docstring(node)  # type: ignore[arg-type]
@@ -204,34 +116,6 @@ def _findings(path: Path, tree: ast.Module) -> Iterator[tuple[str, int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and node.id == "Any":
             yield "Any", node.lineno, ""
-        for word in words(named(node)) & COINED.keys():
-            yield "coined name", node.lineno, f"{named(node)}: {word} -> {COINED[word]}"  # type: ignore[attr-defined]
-
-
-def spoken_texts(path: Path) -> Iterator[str]:
-    """Yield texts of a file with a word that texts for users may not have.
-
-    Of Python: strings with a space that are no docstrings. Of others, each line.
-    """
-    if path.suffix != ".py":
-        lines = enumerate(path.read_text().splitlines(), 1)
-        yield from (f"{path.name}:{n}: {line.strip()}" for n, line in lines if SPOKEN.search(line))
-        return
-    tree = parsed(path)
-    bodies = [getattr(node, "body", None) for node, _, _ in definitions(tree)]
-    docstrings = {id(body[0].value) for body in bodies if body and isinstance(body[0], ast.Expr)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            is_text = " " in node.value and id(node) not in docstrings
-            if is_text and SPOKEN.search(node.value):
-                yield f"{path.name}:{node.lineno}: {node.value}"
-
-
-def coined_test_names(path: Path) -> Iterator[str]:
-    """Yield the names of tests of a file that have a coined word."""
-    for name in re.findall(r"^ *(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE):
-        if words(name) & (COINED.keys() - PLAIN_IN_TESTS):
-            yield f"{path.name}: {name}"
 
 
 @cache
@@ -263,7 +147,8 @@ def inheritance() -> Iterator[str]:
     ours = classes()
     for place, base in places:
         is_interface = ALLOWED_BASES.search(base) or bases[base] & {"Protocol", "ABC"}
-        if base in ours and not is_interface and not is_a(base, {"Exception", "ClipperError"}):
+        is_error = is_a(base, {"BaseException", "Exception", "ClipperError"})
+        if base in ours and not is_interface and not is_error:
             yield place
 
 
@@ -295,8 +180,6 @@ def main() -> int:
         "public#",
         "no docstring",
         "weak beginning",
-        "coined word",
-        "coined name",
         "Any",
         "long line",
         "large class",

@@ -20,6 +20,7 @@ ADDER = """cdef extern from "answer.hpp" nogil:
 def total(int a):
     return a + answer()
 """
+KEYWORDS = "runtime/keywords.hpp"  # of every build
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not shutil.which("g++"), reason="there is no g++"),
@@ -45,6 +46,8 @@ class Checkout:
         (self.sources / "base.pyx").write_text("def double(int a):\n    return 2 * a\n")
         (self.sources / "inner").mkdir()
         (self.sources / "inner" / "__init__.py").touch()
+        (self.sources / "runtime").mkdir()
+        shutil.copy(TOOLS.parent / "src" / "clipper_core" / KEYWORDS, self.sources / "runtime")
         self.plain.write_text("def name():\n    return 'plain'\n")
 
     def change(self) -> None:
@@ -181,3 +184,21 @@ def test_the_share_of_a_set_up_that_is_done_never_goes_back(
     shares = [int(line[1:5]) for line in capsys.readouterr().out.replace("%", " ").splitlines()]
     assert shares == sorted(shares)
     assert len(set(shares)) > 2
+
+
+def test_a_set_up_that_fails_ends_a_command_that_ignores_sigterm(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(TOOLS))
+    environment = importlib.import_module("environment")
+    monkeypatch.setattr(environment, "END_S", 0.1, raising=False)
+    begun, ended = tmp_path / "begun", tmp_path / "ended"
+    stubborn = f"trap '' TERM; touch {begun}; sleep 15; touch {ended}"
+    fails = f"until [ -e {begun} ]; do sleep 0.05; done; echo no compiler; exit 3"
+    steps = [
+        environment.Step(name, ["sh", "-c", script], 1.0)
+        for name, script in (("stubborn", stubborn), ("failing", fails))
+    ]
+    with pytest.raises(environment.Failure, match="no compiler"):
+        environment.run(steps, environment.Progress(steps))
+    assert not ended.exists()

@@ -2,9 +2,8 @@
 status and public name has its place.
 
 `python tests/test_docs.py` rewrites the generated tables: settings in docs/configuration.md, from
-`clipper.config.describe()`; metrics in docs/monitoring.md, from `clipper.metrics.FAMILIES`; words
-that are not used in docs/glossary.md, from `tests.style.COINED`; and the generated parts of
-docs/architecture.md, from `tests.architecture`.
+`clipper.config.describe()`; metrics in docs/monitoring.md, from `clipper.metrics.FAMILIES`; and the
+generated parts of docs/architecture.md, from `tests.architecture`.
 """
 
 import ast
@@ -25,10 +24,8 @@ PAGES = sorted(
 OPERATING = DOCS / "operating.md"
 CONFIGURATION = DOCS / "configuration.md"
 MONITORING = DOCS / "monitoring.md"
-GLOSSARY = DOCS / "glossary.md"
 BEGIN, END = "<!-- settings: begin -->", "<!-- settings: end -->"
 METRICS_BEGIN, METRICS_END = "<!-- metrics: begin -->", "<!-- metrics: end -->"
-WORDS_BEGIN, WORDS_END = "<!-- not used: begin -->", "<!-- not used: end -->"
 
 
 def everything() -> str:
@@ -64,14 +61,6 @@ def metrics_table() -> str:
             f"| `{family.name}` | {family.kind} |{f' {labels}' if labels else ''} | {family.help} |"
         )
     return "\n".join([METRICS_BEGIN, "", *lines, "", METRICS_END])
-
-
-def words_table() -> str:
-    coined = importlib.import_module("tests.style").COINED
-    lines = ["| not used | use instead |", "|---|---|"]
-    for word, instead in sorted(coined.items()):
-        lines.append(f"| {word} | {instead} |" if instead else f"| {word} | |")
-    return "\n".join([WORDS_BEGIN, "", *lines, "", WORDS_END])
 
 
 def test_the_generated_parts_of_the_architecture_are_true() -> None:
@@ -123,12 +112,6 @@ def test_the_table_of_metrics_is_true() -> None:
     page = MONITORING.read_text()
     found = page[page.index(METRICS_BEGIN) : page.index(METRICS_END) + len(METRICS_END)]
     assert found == metrics_table(), "run: python tests/test_docs.py"
-
-
-def test_the_table_of_unused_words_is_true() -> None:
-    page = GLOSSARY.read_text()
-    found = page[page.index(WORDS_BEGIN) : page.index(WORDS_END) + len(WORDS_END)]
-    assert found == words_table(), "run: python tests/test_docs.py"
 
 
 def test_every_error_has_its_row() -> None:
@@ -272,7 +255,6 @@ if __name__ == "__main__":
     for path, begin, end, table in (
         (CONFIGURATION, BEGIN, END, settings_table()),
         (MONITORING, METRICS_BEGIN, METRICS_END, metrics_table()),
-        (GLOSSARY, WORDS_BEGIN, WORDS_END, words_table()),
     ):
         text = path.read_text()
         path.write_text(text[: text.index(begin)] + table + text[text.index(end) + len(end) :])

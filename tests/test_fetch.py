@@ -43,7 +43,7 @@ class Checkout:
         self.root, self.commands = root / "checkout", root / "commands"
         for folder in (self.root / "tools", self.root / ".venv" / "bin", self.commands):
             folder.mkdir(parents=True)
-        for file in SCRIPT.parent.glob("*.py"):
+        for file in (*SCRIPT.parent.glob("*.py"), *SCRIPT.parent.glob("*.txt")):
             shutil.copy(file, self.root / "tools")
         shutil.copy(SCRIPT.parents[1] / "pyproject.toml", self.root)
         (self.root / ".venv" / "bin" / "python").symlink_to(sys.executable)

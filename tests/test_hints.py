@@ -240,11 +240,8 @@ def settings() -> Any:
     return importlib.import_module("clipper.config").describe()
 
 
-EXAMPLES = {
-    "taste",
-    "rate",
-    "key",
-}  # a table of parameters, a setting of an optimizer, a field of a registered model
+# a table of parameters, a setting of an optimizer, a field of a registered model
+EXAMPLES = {"taste", "rate", "key"}
 PROPOSED = re.compile(r"(?<![\w.\-/{?&(`])([a-z_]{3,})=(?:True|False|None|\[|\"|'|\.\.\.|[0-9])")
 
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from bench.system.frontends.http_load import NUMBER, closed, paced
+from tests.threads import join
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
@@ -52,7 +53,7 @@ def serving() -> Iterator[tuple[str, list[bytes]]]:
         yield "{}:{}".format(*server.sockets[0].getsockname()), bodies
     finally:
         loop.call_soon_threadsafe(loop.stop)
-        thread.join()
+        join(thread)
         server.close()
         loop.run_until_complete(asyncio.sleep(0.01))
         loop.close()

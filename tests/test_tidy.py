@@ -28,11 +28,13 @@ SDK = ROOT / "container_sdk" / "src" / "clipper_container"
 
 PYTHON_LAYERS: tuple[tuple[str, ...], ...] = (
     ("version", "host_port"),
-    ("errors", "clock", "keys", "json_log", "foreign_text"),
+    ("errors", "clock", "keys", "json_log", "foreign_text", "child_environment"),
+    ("component",),
+    ("processes",),
     ("schema",),
     ("types",),
-    ("settings", "options"),
-    ("config", "selection", "store", "metrics", "state_dir", "tls", "credential_file"),
+    ("settings", "options", "credential_file", "state_dir"),
+    ("config", "selection", "store", "metrics", "tls"),
     ("catalog", "config_schema"),
     ("serving",),
     ("mesh", "params", "deploy"),
@@ -54,11 +56,20 @@ CORE_USERS = {
     "store",
     "metrics",
     "server",
+    "types",
     "__init__",
 }
 SDK_USERS = {
+    "component",
+    "catalog",
     "deploy",
     "frontend",
+    "manage",
+    "mesh",
+    "metrics",
+    "processes",
+    "serving",
+    "store",
     "server",
     "cli",
     "demo",
@@ -94,6 +105,12 @@ UNPACKING = (  # they run in the model's own process
     "container_sdk/src/clipper_container/loading/",
 )
 
+SUPERVISED = "clipper.processes: a Supervisor, or run_once"
+ASKING = (  # a command of the terminal that asks a program once, with a limit, and has no server
+    "python/clipper/cli/servers/doctor.py",
+    "python/clipper/load/machine.py",
+)
+
 # call -> (where it is banned, except there, what to do instead)
 BANNED_CALLS: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
     "pickle.loads": (
@@ -111,7 +128,26 @@ BANNED_CALLS: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
     "marshal.loads": (LIBRARY, (), "msgspec or msgpack"),
     "eval": (LIBRARY, (), "ast.literal_eval, or a table of functions"),
     "exec": (LIBRARY, (), "importlib.import_module"),
-    "os.system": (LIBRARY, (), "subprocess.run with a list"),
+    "os.system": (LIBRARY, (), SUPERVISED),
+    "os.fork": (
+        LIBRARY,
+        ("container_sdk/src/clipper_container/forking/fork_server.py",),
+        SUPERVISED,
+    ),
+    "os.posix_spawn": (LIBRARY, (), SUPERVISED),
+    "multiprocessing.Process": (LIBRARY, (), SUPERVISED),
+    "asyncio.create_subprocess_exec": (LIBRARY, (), SUPERVISED),
+    "asyncio.create_subprocess_shell": (LIBRARY, (), SUPERVISED),
+    "subprocess.Popen": (LIBRARY, ("python/clipper/processes/spawned.py",), SUPERVISED),
+    "subprocess.run": (LIBRARY, ASKING, SUPERVISED),
+    "subprocess.call": (LIBRARY, (), SUPERVISED),
+    "subprocess.check_call": (LIBRARY, (), SUPERVISED),
+    "subprocess.check_output": (LIBRARY, (), SUPERVISED),
+    "?.prctl": (  # of ctypes.CDLL(None)
+        LIBRARY,
+        ("container_sdk/src/clipper_container/parent_death.py",),
+        "clipper_container.parent_death",
+    ),
     "yaml.load": (LIBRARY, (), "tomllib.load"),
     "time.time": (
         LIBRARY,
@@ -397,8 +433,8 @@ def dotted(node: ast.expr) -> str:
     return f"{dotted(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else "?"
 
 
-def banned_calls(path: Path, tree: ast.Module) -> Iterator[str]:
-    place = path.relative_to(ROOT).as_posix()
+def calls_in(tree: ast.Module) -> Iterator[tuple[ast.Call, str]]:
+    """Yield each call, with the full name of what is called."""
     renamed = {  # import x as y, from x import y
         alias.asname or alias.name: (
             f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name
@@ -408,10 +444,14 @@ def banned_calls(path: Path, tree: ast.Module) -> Iterator[str]:
         for alias in node.names
     }
     for node in ast.walk(tree):
-        if not isinstance(node, ast.Call):
-            continue
-        head, dot, rest = dotted(node.func).partition(".")
-        name = renamed.get(head, head) + dot + rest
+        if isinstance(node, ast.Call):
+            head, dot, rest = dotted(node.func).partition(".")
+            yield node, renamed.get(head, head) + dot + rest
+
+
+def banned_calls(path: Path, tree: ast.Module) -> Iterator[str]:
+    place = path.relative_to(ROOT).as_posix()
+    for node, name in calls_in(tree):
         where, but, instead = BANNED_CALLS.get(name, ((), (), ""))
         if place.startswith(where) and not place.startswith(but or ("\0",)) and where:
             yield f"{at(path, node.lineno)}: {name}: {instead}"
@@ -575,6 +615,35 @@ def test_what_tests_replace_exists() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+DRAWS = {"numpy.random.default_rng", "random.Random"}
+WEIGHTS = re.compile(
+    r"(torch\.)?nn\.(Linear|Bilinear|Conv\dd|Embedding|GRU|LSTM|RNN|Transformer\w*"
+    r"|MultiheadAttention)"
+)
+
+
+def unseeded(path: Path, tree: ast.Module) -> Iterator[str]:
+    """Yield the generators of numbers without a seed, and the layers with random weights in a
+    module that sets no seed."""
+    calls = [*calls_in(tree)]
+    is_seeded = any(name.endswith("manual_seed") for _, name in calls)
+    for node, name in calls:
+        if (name in DRAWS and not node.args) or (WEIGHTS.fullmatch(name) and not is_seeded):
+            yield f"{at(path, node.lineno)}: {name}: give a seed, a test is the same each time"
+
+
+def test_random_numbers_have_a_seed() -> None:
+    rooms = [ROOT / "tests", ROOT / "bench", ROOT / "container_sdk" / "tests"]
+    wrong = [
+        line
+        for path in CODE
+        if path.suffix == ".py" and any(map(path.is_relative_to, rooms))
+        if re.search(r"default_rng\(\)|Random\(\)|\bnn\.", path.read_text())
+        for line in unseeded(path, parsed(path))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 # -- the rules notice what they are for
 
 
@@ -587,7 +656,7 @@ def test_what_tests_replace_exists() -> None:
         ("store", "clipper.catalog.catalog", False),
         ("errors", "clipper.types", False),
         ("frontend", "clipper.manage", False),
-        ("serving", "clipper_container", False),
+        ("load", "clipper_container", False),
         ("serving", "numpy", True),
     ],
 )
@@ -647,3 +716,16 @@ def test_a_name_that_is_replaced_and_does_not_exist_is_seen() -> None:
         "clipper.mesh.registry.NONE",
         "clipper.mesh.registry.Registry.no_method",
     ]
+
+
+def test_what_has_no_seed_is_seen() -> None:
+    source = (
+        "import numpy as np\nimport random\nfrom torch import nn\nnp.random.default_rng()\n"
+        "np.random.default_rng(1)\nrandom.Random()\nrandom.Random(7)\nnn.Linear(3, 2)\n"
+        "nn.Embedding.from_pretrained(rows)\nnn.Dropout(0.5)\n"
+    )
+    path = ROOT / "tests" / "test_it.py"
+    seen = [line.split(": ")[1] for line in unseeded(path, ast.parse(source))]
+    assert seen == ["numpy.random.default_rng", "random.Random", "torch.nn.Linear"]
+    seeded = f"{source}torch.manual_seed(0)\n"
+    assert len([*unseeded(path, ast.parse(seeded))]) == 2

@@ -118,7 +118,7 @@ class BuildError(Exception):
 
 @dataclass
 class Settings:
-    """Where one variant is built and with which commands. Sent to the worker processes."""
+    """The folder of one variant and the commands that build it. Sent to the worker processes."""
 
     variant: str
     work: Path  # build/VARIANT: generated sources, objects, linked modules, records
@@ -240,9 +240,10 @@ def _translate(settings: Settings, name: str, cpp: Path) -> dict[str, str]:
         "use_listing_file": False,
     }
     if name == SHARED:
-        command = [sys.executable, "-m", "cython", f"--generate-shared={partial}"]
+        command = [sys.executable, "-m", "cython", "--cplus", f"--generate-shared={partial}"]
         _run(command, f"{name}: Cython cannot generate it", messages)
-        partial.replace(cpp)
+        cpp.write_text(_refusing_keywords(partial.read_text()))
+        partial.unlink()
         return Hashes().record([Path(__file__)])
     options |= {"depfile": True, "shared_utility_qualified_name": f"{PACKAGE}.{SHARED}"}
     source = source_of(name)
@@ -271,6 +272,21 @@ def _translate(settings: Settings, name: str, cpp: Path) -> dict[str, str]:
     depfile.unlink()
     partial.replace(cpp)
     return made_from
+
+
+def _refusing_keywords(code: str) -> str:
+    """Let the code for the arguments of functions call runtime/keywords.hpp for a keyword that a
+    function does not have, where it knows the names of the others. This costs other calls nothing.
+    """
+    refusal = re.compile(
+        r"PyErr_Format\(PyExc_TypeError,\s*"
+        r"\"%s\(\) got an unexpected keyword argument '%U'\",\s*function_name, key\);"
+    )
+    call = "clipper::refuse_keyword(function_name, key, argnames);"
+    parts = re.split(r"(?m)^(?=/\* \w+ \*/$)", code)  # each function of it
+    code = "".join(refusal.sub(call, part) if "argnames" in part else part for part in parts)
+    included = '#include "Python.h"\n'
+    return code.replace(included, f'{included}#include "runtime/keywords.hpp"\n', 1)
 
 
 def _compile(settings: Settings, name: str, cpp: Path, module: Path) -> tuple[str, list[Path]]:

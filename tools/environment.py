@@ -37,9 +37,12 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STATE = VENV / ".environment.json"
 PIP = [str(PYTHON), "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-input"]
+# The versions that `make pins` wrote. Another file, or none where it is empty: CLIPPER_PINS.
+PINS = os.environ.get("CLIPPER_PINS", str(ROOT / "tools" / "constraints.txt"))
 EXTRAS = {"run": ("demo", "plot"), "develop": ("demo", "plot", "test", "check", "bench")}
 SAY_EVERY_S = 10.0  # where the output is not a terminal
 LAST_LINES = 10  # of a command that failed
+END_S = 10.0  # for a command to end once another has failed
 
 
 class Failure(Exception):
@@ -148,8 +151,17 @@ def run(steps: list[Step], progress: Progress) -> None:
                 progress.end(step)
     finally:
         for process in running.values():
-            os.killpg(process.pid, signal.SIGTERM)
-            process.wait()
+            _end(process)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End a command with all its processes; what ignores SIGTERM is killed."""
+    os.killpg(process.pid, signal.SIGTERM)
+    try:
+        process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _read_lines(
@@ -157,8 +169,9 @@ def _read_lines(
 ) -> None:
     """Put a command's lines into the queue, and None at their end. Runs in a thread of its own."""
     assert process.stdout
-    for line in process.stdout:
-        lines.put((step, line.rstrip()))
+    with process.stdout:
+        for line in process.stdout:
+            lines.put((step, line.rstrip()))
     lines.put((step, None))
 
 
@@ -191,6 +204,16 @@ def digest(*parts: object) -> str:
     return hashlib.blake2b(repr(parts).encode(), digest_size=12).hexdigest()
 
 
+def pins() -> list[str]:
+    """Return the options of pip that keep packages at the versions of the pins."""
+    return ["-c", PINS] if PINS else []
+
+
+def pinned() -> str:
+    """Return the text of the pins; empty without any."""
+    return Path(PINS).read_text() if PINS else ""
+
+
 def metadata() -> str:
     """Hash what an editable install writes down: names, versions, dependencies and commands of both
     projects."""
@@ -214,8 +237,8 @@ def make(kind: str, core: str) -> None:
         state = {}
     want = {
         "python": interpreter,
-        "tools": digest(tools),
-        f"packages-{kind}": digest(packages),
+        "tools": digest(tools, pinned()),
+        f"packages-{kind}": digest(packages, pinned()),
         "editable": metadata(),
     }
     missing = [name for name in want if state.get(name) != want[name]]
@@ -230,10 +253,10 @@ def make(kind: str, core: str) -> None:
         [sys.executable, "-m", "venv", *clear, str(VENV)],
         4,
     )
-    install_tools = Step("Cython and numpy", [*PIP, *tools], 8)
+    install_tools = Step("Cython and numpy", [*PIP, *pins(), *tools], 8)
     compile_core = Step("compiling the core", build_core, 80)
     install_packages = Step(
-        f"{len(packages)} packages", [*PIP, *packages], 20 if kind == "run" else 35
+        f"{len(packages)} packages", [*PIP, *pins(), *packages], 20 if kind == "run" else 35
     )
     editable = Step(
         "clipper itself",

@@ -44,6 +44,7 @@ from groups import (
     GROUPS,
     NOT_KEPT,
     NOT_NEEDED,
+    PINS,
     PIP_INSTALL,
     ROOT,
     SETS,
@@ -327,7 +328,8 @@ def fetch_packages(group: Packages, lock: int) -> int:
         ).strip()
     )
     before = size_of(site)
-    run([str(PYTHON), *PIP_INSTALL, *group.lines()], lock)
+    pins = ["-c", PINS] if PINS else []
+    run([str(PYTHON), *PIP_INSTALL, *pins, *group.lines()], lock)
     drop(site, group.dropped)
     return max(size_of(site) - before, 0)
 

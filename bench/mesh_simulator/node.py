@@ -8,6 +8,8 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Final
 
+from msgspec import structs
+
 from bench.mesh_simulator.world import Change, Mirror, Query
 from clipper.mesh.decisions import claims, maintenance, placement
 from clipper.mesh.decisions.claims import ClaimRefused
@@ -364,7 +366,7 @@ class Node:
                 case maintenance.UnloadCopy(model, _, spare):
                     self._unload(model, spare)
                 case maintenance.PublishUse(model, used_ms):
-                    self._change(model, partial(claims.changed, used_ms=used_ms))
+                    self._change(model, partial(structs.replace, used_ms=used_ms))
                 case _:
                     self.world.check(False, f"{self.id}: {action}")
 

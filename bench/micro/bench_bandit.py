@@ -159,6 +159,19 @@ def test_whole_select_and_combine(benchmark: Any, name: str, k: int) -> None:
     measure(benchmark, both, f"whole: select and combine, {k} models")
 
 
+@pytest.mark.parametrize("name", ["ensemble", "ridge"])
+def test_whole_combine_numbers(benchmark: Any, name: str) -> None:
+    policy, state, models, _ = learned(name, 3)
+    said = {model: Prediction(float(i)) for i, model in enumerate(models)}
+    measure(benchmark, lambda: policy.combine(state, said, ()), "whole: combine 3 numbers")
+
+
+@pytest.mark.parametrize("name", WHOLE[1:])
+def test_whole_first_state_of_users(benchmark: Any, name: str) -> None:
+    policy, state, _, _ = learned(name, 5)
+    measure(benchmark, lambda: policy.init(state.models, state), "whole: first state, 5 models")
+
+
 @pytest.mark.parametrize("name", WHOLE[1:])
 def test_whole_observe(benchmark: Any, name: str) -> None:
     policy, state, models, arrived = learned(name, 5)

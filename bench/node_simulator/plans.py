@@ -22,14 +22,7 @@ SETTINGS: Final = MeshSettings(
     host_silence_s=3,
 )
 PLAN: Final = Plan(
-    seconds=60,
-    models=24,
-    nodes=4,
-    rate_per_s=12,
-    vmodels=2,
-    pinned=2,
-    doubled=2,
-    settings=SETTINGS,
+    seconds=60, models=24, nodes=4, rate_per_s=12, vmodels=2, pinned=2, doubled=2, settings=SETTINGS
 )
 
 

@@ -12,18 +12,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from bench.node_simulator.virtual_time import Life
 from clipper.errors import Overloaded
-from clipper.mesh.loading.model_host import (
-    HostDied,
-    HostStatus,
-    LoadResult,
-    OnHost,
-    OnLeft,
-    Pulled,
-)
+from clipper.mesh.loading.model_host import HostDied, HostStatus, LoadResult, OnHost, OnLeft, Pulled
 from clipper.mesh.records import MeshModel
 from clipper.mesh.routing.router import MESH_VERSION
 from clipper.mesh.transport.channel import ConnectionLost, RequestFailed
 from clipper.serving.models.containers import Hello, Replica
+from clipper.serving.models.model_source import ResolvedModel
 from clipper.serving.query.processor import ResolvedApplication
 from clipper.types import Batching, Model, VersionedModel
 
@@ -56,13 +50,18 @@ class VirtualCore:
 
     index = 0
 
-    def __init__(self, server: "VirtualServer", id: str, why: Callable[[], str]) -> None:
-        self.server, self.id, self.why = server, id, why
+    def __init__(self, server: "VirtualServer", id: str) -> None:
+        self.server, self.id = server, id
+        self.model: ResolvedModel | None = None
         self.queue: deque[Query] = deque()
         self.copies: list[ConnectedCopy] = []
         self.earliest_s = 0.0
         self.submitted = self.evaluated = 0
         self.engine = self
+
+    def why(self) -> str:
+        """Return why no copy serves the model; empty if one does."""
+        return "" if self.model is None else self.model.reason()
 
     @property
     def waiting(self) -> int:
@@ -160,14 +159,16 @@ class VirtualServer:
         """Call a function as this process would."""
         return self._context.copy().run(function, *args)
 
-    def resolve(
-        self, record: Model, why: Callable[[], str], admit: Callable[[int], None]
-    ) -> tuple[ResolvedApplication, ResolvedApplication]:
-        core = VirtualCore(self, record.name, why)
+    def new_core(self, record: Model) -> Any:
+        return VirtualCore(self, record.name)
+
+    def applications(self, model: ResolvedModel) -> tuple[ResolvedApplication, ResolvedApplication]:
+        core, id = cast(VirtualCore, model.core), model.record.id
+        core.model = model
         settings = self.world.plan.settings
         slo_us = int(settings.deadline_ms * 1000)
         found = [
-            cast(ResolvedApplication, _Resolved({record.id: core}, (record.id,), slo, admit))
+            cast(ResolvedApplication, _Resolved({id: core}, (id,), slo, model.admit))
             for slo in (slo_us, slo_us + int(settings.load_s * 1e6))
         ]
         return found[0], found[1]
@@ -203,7 +204,7 @@ class VirtualServer:
     def ask(self, query: Query) -> None:
         """Answer a query, or have its model loaded."""
         assert self.node is not None
-        found: Any = self.node.resolve(query.name)
+        found: Any = self.node.application(query.name)
         if found is None:
             self.world.end(query, "no such model")
             return
@@ -378,10 +379,7 @@ class VirtualHost:
         return Pulled(f"/cache/{model.id}", model.id)
 
     async def load(
-        self,
-        model: MeshModel,
-        timeout_s: float,
-        evict: Sequence[str] = (),
+        self, model: MeshModel, timeout_s: float, evict: Sequence[str] = ()
     ) -> LoadResult:
         world = self.world
         await asyncio.gather(*(self.unload(id, timeout_s) for id in evict))

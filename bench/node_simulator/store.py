@@ -2,7 +2,7 @@
 
 import contextvars
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from random import Random
 from types import MappingProxyType
 from typing import NamedTuple
@@ -198,12 +198,7 @@ class _ClientWatch:
     """A watch whose events come late, and not at all while the store cannot be reached."""
 
     def __init__(
-        self,
-        server: StoreServer,
-        prefix: str,
-        watch: Watch,
-        threads: VirtualThreads,
-        rng: Random,
+        self, server: StoreServer, prefix: str, watch: Watch, threads: VirtualThreads, rng: Random
     ) -> None:
         self.prefix, self._is_new = prefix, True
         self._condition = threads.condition()
@@ -263,7 +258,3 @@ class _ClientWatch:
         self._watch.close()
         self._server.watches.pop(self, None)
         self._condition.notify_all()
-
-    def __iter__(self) -> Iterator[Event]:
-        while (event := self.next()) is not None:
-            yield event

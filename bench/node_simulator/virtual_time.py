@@ -10,13 +10,14 @@ import contextvars
 import heapq
 from collections import deque
 from collections.abc import Callable, Coroutine
+from random import Random
 from types import TracebackType
 from typing import Any, Final, ParamSpec, TypeVar
 
 from greenlet import getcurrent, greenlet
 
+from clipper.component import Health, Tasks
 from clipper.errors import ShuttingDown
-from clipper.mesh.background_tasks import BackgroundTasks
 from clipper.mesh.node_loop import STORE_THREADS
 
 P = ParamSpec("P")
@@ -237,16 +238,17 @@ class VirtualThread:
 
 
 class VirtualThreads:
-    """Virtual threads on a loop: `clipper.store.threads.Threads`."""
+    """Virtual threads on a loop: `clipper.component.threads.Threads`."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         self.loop, self.greenlet = loop, getcurrent()
         self.now_s = loop.time
+        self.random = Random(0)
         self._parked: set[VirtualThread] = set()
         self.running: VirtualThread | None = None
         self.closed = False
 
-    # -- clipper.store.threads.Threads
+    # -- clipper.component.threads.Threads
 
     def event(self) -> "VirtualEvent":
         return VirtualEvent(self)
@@ -387,7 +389,7 @@ class VirtualNodeLoop:
         self._loop, self._threads, self._life = loop, threads, life
         self._places = asyncio.Semaphore(STORE_THREADS)
         self._stopping = False
-        self.tasks = BackgroundTasks()
+        self.tasks = Tasks("the mesh")
 
     @property
     def stopping(self) -> bool:
@@ -402,6 +404,9 @@ class VirtualNodeLoop:
 
     def close(self) -> None:
         pass
+
+    def health(self) -> list[Health]:
+        return []
 
     async def _end(self, last: Coroutine[Any, Any, None]) -> None:
         await last

@@ -273,10 +273,10 @@ class World:
         )
 
         def new_host(
+            node: str,
             host: str,
             folder: Path,
             settings: MeshSettings,
-            environment: Any,
             ready: Any,
             lost: Any,
             left: Any,
@@ -287,15 +287,15 @@ class World:
 
         def run() -> None:
             platform = NodePlatform(
+                new_host,
                 lambda: VirtualNodeLoop(self.loop, self.threads, life),
                 VirtualNetwork(self.wires),
-                new_host,
                 _Inline(),
                 Random(rng.random()),
             )
             client = StoreClient(self.store, self.threads, rng, life)
             while True:
-                node = MeshNode(settings, client, server, Path("/virtual"), platform=platform)
+                node = MeshNode(settings, client, server, Path("/virtual"), platform)
                 try:
                     server.node = node
                     node.start()

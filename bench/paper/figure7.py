@@ -117,9 +117,8 @@ def once(seed: int) -> dict[str, dict[str, float]]:
     order = np.random.default_rng(seed).permutation(len(x))
     train, rest = order[:TRAINED], order[TRAINED:]
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", ConvergenceWarning
-        )  # a weak model among five is what the figure is about
+        # a weak model among five is what the figure is about
+        warnings.simplefilter("ignore", ConvergenceWarning)
         said = np.stack(
             [model.fit(x[train], y[train]).predict(x[rest]) for model in classifiers(seed)], axis=1
         )

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HOME = Path(__file__).resolve().parents[2] / ".venv" / "peers"
+TOOLS = Path(__file__).resolve().parents[2] / "tools"
 _STARTS_WITHIN_S = 90.0
 V2 = '{"inputs": [{"name": "x", "shape": [1, {width}], "datatype": "FP64", "data": %s}]}'
 
@@ -56,6 +57,8 @@ class Peer:
         subprocess.run([sys.executable, "-m", "venv", str(HOME / self.name)], check=True)
         pip = [str(self.python), "-m", "pip", "install", "-q"]
         pip += ["--disable-pip-version-check", "--no-compile"]
+        pins = TOOLS / f"constraints-{self.name}.txt"
+        pip += ["-c", str(pins)] if pins.exists() else []
         subprocess.run([*pip, *self.requirements, "scikit-learn>=1.4", self.numpy], check=True)
         (HOME / self.name / ".installed").touch()
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from container_sdk.tests import fake_server as fake
+
 DTYPES = {"FP32": "<f4", "FP64": "<f8", "INT64": "<i8"}
 
 
@@ -81,7 +83,7 @@ class FakeServer:
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join()
+        fake.join(self._thread)
         for connection in self._connections:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
@@ -144,7 +146,7 @@ class FakeServer:
     ) -> tuple[int, bytes, dict[str, str]]:
         if name not in self.models:
             if self.gathering is not None:
-                self.gathering.wait(10)
+                self.gathering.wait(60)
             return 404, json.dumps({"error": f"Model {name} not found"}).encode(), {}
         model = self.models[name]
         if what == "/ready":

@@ -10,6 +10,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,13 @@ NUMBERS = {
 }
 TYPES = {number: np.dtype(name) for name, number in NUMBERS.items()}
 STR, BYTES = 13, 14
+PATIENCE_S = 60.0  # until a test has failed; a busy machine starts a process in 10 s and more
+
+
+def join(thread: threading.Thread) -> None:
+    """Wait for the end of a thread. AssertionError if it hangs."""
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive(), thread.name
 
 
 @dataclass
@@ -142,7 +150,7 @@ class Peer:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        sock.settimeout(10)
+        sock.settimeout(PATIENCE_S)
         self.heartbeats = 0
 
     def read(self, size: int) -> bytes:
@@ -216,7 +224,7 @@ class Server:
         self.sock.bind(("127.0.0.1", 0) if tcp else self.path)
         self.address = f"tcp:127.0.0.1:{self.sock.getsockname()[1]}" if tcp else f"unix:{self.path}"
         self.sock.listen()
-        self.sock.settimeout(10)
+        self.sock.settimeout(PATIENCE_S)
 
     def accept(self) -> Peer:
         return Peer(self.sock.accept()[0])

@@ -152,7 +152,7 @@ def test_a_runtime_of_ones_own_goes_before_those_built_in(node, listener) -> Non
     ("type", "fault", "why", "unloaded"),
     [
         ("bad", "artifact", "cracked", False),
-        ("exit", "host", "SystemExit: not here", False),
+        ("exit", "load", "SystemExit: not here", False),
         ("huge", "host", "occupies 1125899906842624 bytes; the capacity of this host", True),
         ("large", "host", "needs about 1125899906842624 bytes; the capacity of this host", False),
     ],
@@ -193,9 +193,8 @@ def test_unload_ends_a_load_that_runs_and_one_that_waits(node) -> None:
     while node.request("status")["loading"] < 1:
         pass
     unloads = [node.begin("unload", model=name) for name in ("a", "b", "c")]
-    again = node.begin(
-        "load", model="a", type="echo", path=str(node.folder), timeout_ms=60_000
-    )  # once it is gone
+    # once it is gone
+    again = node.begin("load", model="a", type="echo", path=str(node.folder), timeout_ms=60_000)
     node.request("status")  # requests are taken in turn: those before this one have been
     (node.folder / "go").touch()
     for n in loads:
@@ -282,7 +281,7 @@ def test_a_model_that_was_unloaded_is_in_no_cycle() -> None:
     try:
         for i in range(20):
             unloads = [cache.unload(f"m{i - 1}")]
-            assert cache.load_after(unloads, Artifact(f"m{i}", "plain"), 5.0).result(5)
+            assert cache.load_after(unloads, Artifact(f"m{i}", "plain"), 5.0).result(60)
         del unloads
         kinds = [type(one) for one in gc.get_objects()]  # isinstance asks objects that answer oddly
     finally:
@@ -305,22 +304,22 @@ def test_of_two_loads_of_one_name_after_an_unload_the_other_file_is_refused() ->
 
         def unload(self, artifact: Artifact, loaded: Loaded) -> None:
             started.set()
-            may_end.wait(10)
+            may_end.wait(60)
 
     timers = Timers()
     connections = ServerConnections(timers, lambda *_: None)
     cache = ModelCache([Slow()], connections, timers, 1 << 30, 1, WorkRecord())
     try:
-        assert cache.load(Artifact("m", "slow", "old"), 5.0).result(5)
+        assert cache.load(Artifact("m", "slow", "old"), 5.0).result(60)
         unloading = threading.Thread(target=cache.unload, args=("m",))
         unloading.start()
-        assert started.wait(5)
+        assert started.wait(60)
         first, second = (cache.load(Artifact("m", "slow", path), 5.0) for path in ("new", "other"))
         may_end.set()
-        unloading.join(5)
-        assert first.result(5)
+        unloading.join(60)
+        assert first.result(60)
         with pytest.raises(RequestFailed, match="already loaded from 'new'"):
-            second.result(5)
+            second.result(60)
     finally:
         cache.close()
         connections.close()
@@ -334,7 +333,7 @@ def test_a_server_whose_name_is_invalid_is_given_up(name: str) -> None:
     try:
         evaluator, options = Evaluator(as_model(len), "m"), ContainerOptions("m")
         serving = connections.serve(evaluator, Gate(1), f"tcp:{name}:80", options, 0.05)
-        assert isinstance(serving.exception(10), Disconnected)
+        assert isinstance(serving.exception(60), Disconnected)
         assert connections.count() == 0
     finally:
         connections.close()

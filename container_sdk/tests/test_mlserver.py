@@ -1,7 +1,9 @@
 """Models of a real MLServer as models of a host: checks what the fake of test_oip assumes."""
 
+import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -109,9 +111,12 @@ class MlServer:
 
 
 def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    """Return a port that is free, below those that the system gives to connections: none of these
+    takes it while the server starts."""
+    while True:
+        port = random.SystemRandom().randrange(10_000, 32_768)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 @pytest.fixture(scope="module")

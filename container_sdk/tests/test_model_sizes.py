@@ -1,9 +1,11 @@
 """Sizes of models: learned from loads that ran alone, guessed for the others."""
 
+import builtins
 import gc
 import subprocess
 import sys
 import threading
+import types
 
 import pytest
 
@@ -12,11 +14,12 @@ from clipper_container.host.model_sizes import (
     COLLECT_BYTES,
     COLLECT_S,
     GROWN_SHARE,
-    PAGE,
     CollectionSchedule,
     ModelSizes,
     UnloadedModel,
 )
+from clipper_container.machine import PAGE
+from container_sdk.tests import fake_server as fake
 
 
 @pytest.fixture
@@ -55,15 +58,15 @@ assert allocated_bytes() - before[1] >= 60 << 20
 
 
 def test_what_numpy_takes_is_seen():
-    subprocess.run(
-        [sys.executable, "-c", ARRAY], check=True
-    )  # here an allocator may have as much left of other tests
+    # here an allocator may have as much left of other tests
+    subprocess.run([sys.executable, "-c", ARRAY], check=True)
 
 
-def test_the_first_load_of_a_type_brings_more_than_the_model(tmp_path, memory):
+def test_the_first_model_of_a_type_is_as_large_as_what_it_holds(tmp_path, memory):
     learner, path = ModelSizes(), file_of(tmp_path, 1000)
     assert learner.default_bytes() == sizes.DEFAULT_BYTES
-    assert load(learner, memory, path, 50 << 20) == learner.predict("t", path) == (64 << 10) + 2000
+    assert load(learner, memory, path, 50 << 20) == 50 << 20
+    assert learner.predict("t", path) == (64 << 10) + 2000, "others may share a part of it"
     assert load(learner, memory, path, 70_000) == 70_000
     assert learner.predict("t", path) == 70_000
     assert learner.predict("t", "/nowhere") == learner.default_bytes() == 70_000
@@ -79,6 +82,37 @@ def test_small_files_predict_nothing_of_large_ones_until_one_was_seen(tmp_path, 
     load(learner, memory, large, 100_000 + 5 * (4 << 20))
     assert learner.predict("t", larger) == pytest.approx(5 * (8 << 20), rel=0.05)
     assert learner.predict("t", small) == pytest.approx(100_000, rel=0.2)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_the_first_load_imports_is_not_the_models(tmp_path, memory, monkeypatch, fails):
+    (tmp_path / "inner_part.py").write_text("import frameworks_memory\nframeworks_memory.grow(3)\n")
+    (tmp_path / "imported_by_model.py").write_text(
+        "import frameworks_memory\nframeworks_memory.grow(40)\nimport inner_part\n"
+        + ("1 / 0\n" if fails else "")
+    )
+    grown = types.ModuleType("frameworks_memory")
+    vars(grown)["grow"] = lambda mib: memory.update(bytes=memory["bytes"] + (mib << 20))
+    monkeypatch.setitem(sys.modules, "frameworks_memory", grown)
+    monkeypatch.syspath_prepend(tmp_path)
+    before, learner = builtins.__import__, ModelSizes()
+    measure = learner.start("t", "/nowhere")
+    other = threading.Thread(target=lambda: exec("import imported_elsewhere"))  # as a server does
+    (tmp_path / "imported_elsewhere.py").write_text("import frameworks_memory\n")
+    other.start()
+    fake.join(other)
+    try:
+        exec("import imported_by_model")
+    except ZeroDivisionError:
+        assert fails
+    memory["bytes"] += 5 << 20
+    assert measure.take() == 5 << 20
+    measure.end()
+    measure.end()
+    assert builtins.__import__ is before
+    assert load(learner, memory, "/nowhere", 7 << 20) == 7 << 20
+    for name in ("imported_by_model", "inner_part", "imported_elsewhere"):
+        sys.modules.pop(name, None)
 
 
 def test_sizes_of_simultaneous_loads_are_estimated_and_not_learned_from(tmp_path, memory):
@@ -111,16 +145,16 @@ def test_a_load_alone_waits_for_those_that_run_and_holds_up_the_next_until_it_en
     threads[0].start()
     assert not started[0].wait(0.05)
     running.end()
-    assert started[0].wait(5)
+    assert started[0].wait(60)
     threads.append(threading.Thread(target=begin, args=(1, "t")))
     threads[1].start()
     assert not started[1].wait(0.05)
     alone[0].end()
     alone[0].end()
-    assert started[1].wait(5)
+    assert started[1].wait(60)
     alone[1].end()
     for thread in threads:
-        thread.join()
+        fake.join(thread)
 
 
 def test_the_bytes_of_a_folder(tmp_path):

@@ -23,6 +23,7 @@ from clipper_container.adapters.oip.tensors import (
 )
 from clipper_container.runtime import Artifact, ArtifactError
 from container_sdk.tests.fake_oip import FakeServer
+from container_sdk.tests.fake_server import join
 
 PATIENT: dict[str, Any] = {"start_s": 30, "load_s": 30, "answer_s": 30}
 ROWS = np.arange(6.0).reshape(2, 3)
@@ -74,9 +75,8 @@ def test_a_model_is_loaded_queried_and_unloaded(fake: FakeServer, tmp_path: Path
         assert fake.models == {}
     assert not (fake.folder / "m1").exists()
     runtime.load_s = 0.2
-    with pytest.raises(
-        (ArtifactError, TimeoutError, ServerFailed, Unreachable)
-    ):  # it tries to have it loaded again
+    # it tries to have it loaded again
+    with pytest.raises((ArtifactError, TimeoutError, ServerFailed, Unreachable)):
         loaded.model.predict_batch(ROWS)
     runtime.server.close()
 
@@ -132,7 +132,7 @@ def test_a_server_that_lost_its_models_gets_them_again_once(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        join(thread)
     assert not with_trouble
     assert sum(path.endswith("/load") for _, path in triton.requests) == 1
     runtime.server.close()
@@ -305,7 +305,7 @@ def test_half_an_answer_is_none(answer: bytes) -> None:
             HttpServer(f"http://127.0.0.1:{listening.getsockname()[1]}").request(
                 "GET", "/", within_s=2
             )
-        thread.join()
+        join(thread)
 
 
 def test_settings_come_from_the_environment(

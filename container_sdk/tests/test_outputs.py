@@ -20,7 +20,7 @@ from clipper_container.wire.frames import (
     unpack_map,
 )
 from clipper_container.worker.evaluation import Evaluator, PredictionFailed, user_traceback
-from clipper_container.worker.outputs import InvalidOutput, WrongCount, to_rows
+from clipper_container.worker.outputs import InvalidOutput, WrongCount, to_parts, to_rows
 
 
 def back(rows):
@@ -62,7 +62,8 @@ def test_arrays_keep_type_and_shape(kind, shape):
         ([b"a", bytearray(b"bc")], DType.BYTES, [b"a", b"bc"]),
         (np.array([b"a", b"bc"]), DType.BYTES, [b"a", b"bc"]),
         ([[1, 2], [3, 4]], DType.I64, [[1, 2], [3, 4]]),
-        ([[1, 2], [3.5]], DType.F64, [[1, 2], [3.5]]),
+        ([[1.0, 2.0], [3.5]], DType.F64, [[1, 2], [3.5]]),
+        ([1, 2.5], DType.F64, [1, 2.5]),
         ([[], [1]], DType.I64, [[], [1]]),
         ([np.ones(2, np.float32), np.ones(1, np.float32)], DType.F32, [[1, 1], [1]]),
         (np.empty((2, 0), np.float32), DType.F32, [[], []]),
@@ -91,19 +92,24 @@ def test_lists(returned, dtype, expected):
         (np.ones((3, 2)), "returned 3 values"),
         ({"a": 1}, "returned a dict"),
         (object(), "returned a object"),
-        (["a", 1], "returned a str for row 0 and a int for row 1"),
-        ([1, "a"], "returned a number for row 0 and a str for row 1"),
-        ([b"a", None], "returned bytes for row 0 and None for row 1"),
+        (["a", 1], "outputs of several kinds"),
+        ([1, "a"], "outputs of several kinds"),
+        ([b"a", None], "returned for row 1 None"),
         ([None, None], "returned for row 0 None"),
-        ([1, None], "None for row 1"),
+        ([1, None], "returned for row 1 None"),
         ([2**64, 1], "do not fit in 64 bits"),
-        ([2**63, -1], "do not fit in 64 bits"),
+        (["a\ud800", "b"], "not valid Unicode"),
+        (np.ma.masked_array([1, 2], [0, 1]), "a masked array that hides values"),
+        ((np.ones(2), np.zeros(2)), "returned 2 arrays, such as labels and scores"),
+        (([1, 2], [0.5, 0.5]), "returned 2 arrays"),
+        ([np.ones(2, int), np.zeros(2)], "returned 2 arrays"),
+        ([np.ones(2), np.zeros(2), np.ones(2)], "returned 3 arrays"),
         (np.ones(2, complex), "returned dtype complex128"),
         (np.array(["2020-01-01"] * 2, "M8[D]"), "returned dtype datetime64[D]"),
         (np.ones((2, 1, 1, 1, 1, 1)), "at most 4 dimensions"),
         (np.empty((2, 3, 0)), "without elements"),
         (np.array([["a"], ["b"]]), "returned strings of shape (2, 1)"),
-        ([np.ones((2, 2)), np.ones(3)], "outputs of different shapes"),
+        ([np.ones((2, 2)), np.ones(3)], "outputs of several kinds"),
         ([[[1], [2, 3]], [[1]]], "ragged nested list"),
         ([{"a": 1}, {}], "returned for row 0 a dict"),
         (Scored([1, 2], [0.5]), "confidence of shape (1,)"),
@@ -144,6 +150,65 @@ def test_things_that_know_how_to_become_an_array():
     assert back(to_rows(Series(), 2, "m")).tolist() == [1.0, 2.0]
     assert back(to_rows(Tensor(), 2, "m")).tolist() == [[1], [2]]
     assert back(to_rows(collections.deque([1, 2]), 2, "m")).tolist() == [1, 2]
+
+
+def test_bools_of_other_bytes_and_masked_floats_become_plain():
+    odd = np.array([0, 2, 255], np.uint8).view(bool)
+    assert back(to_rows(odd, 3, "m")).view(np.uint8).tolist() == [0, 1, 1]
+    assert back(to_rows([odd, odd[:1]], 2, "m"))[0].view(np.uint8).tolist() == [0, 1, 1]
+    masked = np.ma.masked_array([1.0, 2.0], [False, True])
+    np.testing.assert_array_equal(back(to_rows(masked, 2, "m")), [1.0, np.nan])
+    np.testing.assert_array_equal(back(to_rows([masked, masked], 2, "m"))[1], [1.0, np.nan])
+
+
+def test_bfloat16_of_a_plain_function_becomes_f32():
+    torch = pytest.importorskip("torch")
+    rows = to_rows(torch.tensor([1.0, 2.5], dtype=torch.bfloat16), 2, "m")
+    assert rows.dtype == DType.F32
+    assert rows.data.tolist() == [1.0, 2.5]
+
+
+OUTPUTS = st.one_of(
+    st.booleans(),
+    st.integers(-(2**63), 2**64 - 1),
+    st.floats(),
+    st.text(max_size=3),
+    st.binary(max_size=3),
+    st.sampled_from([np.float32(0.1), np.int8(-3), np.uint64(2**63), np.bool_(True)]),
+    st.lists(st.integers(-5, 5), max_size=3),
+    st.lists(st.floats(), max_size=3),
+    st.sampled_from([np.ones((2, 2)), np.ones((1, 2), np.int32), np.zeros(2, np.float16)]),
+)
+
+
+def answers(parts):
+    """Return what each row of the parts of a reply is read as."""
+    return [row for part in parts for row in back(part)]
+
+
+@given(st.lists(OUTPUTS, min_size=1, max_size=7))
+def test_an_output_does_not_depend_on_the_others_of_its_batch(outputs):
+    if len(outputs) > 1 and all(isinstance(each, np.ndarray) for each in outputs):
+        return  # they could be columns
+    together = answers(to_parts(outputs, len(outputs), "m"))
+    alone = [answers(to_parts([each], 1, "m"))[0] for each in outputs]
+    for one, other in zip(together, alone, strict=True):
+        if isinstance(one, (str, memoryview)):
+            assert one == other
+        else:
+            np.testing.assert_array_equal(one, other)
+            assert (
+                np.asarray(one).dtype.kind in "iu"
+                or np.asarray(one).size == 0
+                or (np.asarray(one).dtype == np.asarray(other).dtype)
+            )
+
+
+def test_whole_numbers_become_the_declared_type():
+    evaluator = Evaluator(FunctionModel(lambda rows: [1, 0.5]), "m", output=np.dtype(np.float64))
+    parts, _ = evaluator.run(np.ones(2), 2)
+    assert {part.dtype for part in parts} == {DType.F64}
+    assert answers(parts) == [1.0, 0.5]
 
 
 @given(st.lists(st.lists(st.floats(width=32), max_size=4), min_size=1, max_size=8))
@@ -189,7 +254,7 @@ def test_only_bad_rows_are_marked(bad, row_by_row, kind, scored):
         with pytest.raises(PredictionFailed, match="row 0 is bad"):
             evaluator.run(inputs, n)
         return
-    rows, _ = evaluator.run(inputs, n)
+    (rows,), _ = evaluator.run(inputs, n)
     assert (rows.status is None and not any(bad)) or rows.status.tolist() == bad
     good = [x for x in range(n) if not bad[x]]
     got = [value.item() if kind == "number" else read(value) for value in back(rows)]
@@ -214,7 +279,7 @@ def test_padding_repeats_the_last_row_and_its_outputs_are_dropped(n, pad):
         seen.append(list(inputs))
         return [f"{x}" for x in inputs]
 
-    rows, _ = Evaluator(FunctionModel(predict), "m", pad=pad).run(np.arange(n), n)
+    (rows,), _ = Evaluator(FunctionModel(predict), "m", pad=pad).run(np.arange(n), n)
     assert back(rows) == [f"{x}" for x in range(n)]
     assert len(seen[0]) % pad == 0
     assert seen[0] == [min(i, n - 1) for i in range(len(seen[0]))]
@@ -238,6 +303,45 @@ def test_tracebacks_end_with_the_error_and_are_bounded():
         text = user_traceback(error)
     assert "evaluate.py" not in text
     assert "test_outputs.py" in text
+
+
+def with_note():
+    error = ValueError("first")
+    error.add_note("a note")
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("first\nsecond\nthird"), "ValueError: first"),
+        (ValueError("\n  first\nsecond\n"), "ValueError: first"),
+        (ValueError("first:\nsecond"), "ValueError: first: second"),
+        (ValueError("x" * 5000 + "\nsecond"), f"ValueError: {'x' * 1988}"),
+        (ExceptionGroup("first", [ValueError("inner")]), "ExceptionGroup: first (1 sub-exception)"),
+        (SyntaxError("first", ("f.py", 1, 1, "a b\n")), "SyntaxError: first"),
+        (with_note(), "ValueError: first"),
+        (ValueError(""), "ValueError"),
+        (KeyError("first"), "KeyError: 'first'"),
+    ],
+)
+def test_the_last_line_of_a_traceback_is_the_first_of_the_message(error, line):
+    def predict(inputs):
+        raise error
+
+    with pytest.raises(PredictionFailed) as caught:
+        Evaluator(FunctionModel(predict), "m").run(np.ones(1), 1)
+    lines = str(caught.value).split("\n")
+    assert lines[-1] == line
+
+
+def test_the_line_of_a_short_message_is_not_repeated():
+    def predict(inputs):
+        raise ValueError("first")
+
+    with pytest.raises(PredictionFailed) as caught:
+        Evaluator(FunctionModel(predict), "m").run(np.ones(1), 1)
+    assert str(caught.value).split("\n").count("ValueError: first") == 1
 
 
 def test_what_can_be_served():
@@ -285,7 +389,7 @@ def test_estimators_send_labels_and_confidence():
             rows.confidence, estimator.predict_proba(x).max(axis=1), rtol=1e-6
         )
         assert not isinstance(as_model(estimator, confidence=False).predict_batch(x), Scored)
-    plain = as_model(LinearSVC().fit(x, y)).predict_batch(x)
+    plain = as_model(LinearSVC(dual="auto").fit(x, y)).predict_batch(x)
     assert to_rows(plain, len(x), "m").dtype == DType.I64
 
 
@@ -354,15 +458,15 @@ def test_qualifiers_stay_with_their_rows_whatever_way_a_batch_takes():
         return Scored(inputs, qualifiers=[{"x": float(x)} if x else None for x in inputs])
 
     inputs = np.array([1.0, -1.0, 0.0, 2.0])
-    rows, _ = Evaluator(FunctionModel(picky), "m", retry_singly=True).run(inputs, 4)
+    (rows,), _ = Evaluator(FunctionModel(picky), "m", retry_singly=True).run(inputs, 4)
     assert rows.status.tolist() == [0, 1, 0, 0]
     assert qualifiers_of(rows) == [{"x": 1.0}, {}, {}, {"x": 2.0}]
-    rows, _ = Evaluator(FunctionModel(picky), "m", pad=4).run(inputs[2:], 2)
+    (rows,), _ = Evaluator(FunctionModel(picky), "m", pad=4).run(inputs[2:], 2)
     assert qualifiers_of(rows) == [{}, {"x": 2.0}]
 
     def single(row):
         return Scored(row, 0.5, {"x": float(row)}) if row else float(row)
 
-    rows, _ = Evaluator(FunctionModel(single), "m", row_by_row=True).run(inputs[2:], 2)
+    (rows,), _ = Evaluator(FunctionModel(single), "m", row_by_row=True).run(inputs[2:], 2)
     assert qualifiers_of(rows) == [{}, {"x": 2.0}]
     assert rows.confidence.tolist() == [0.0, 0.5]

@@ -10,6 +10,7 @@ import socket
 import struct
 import textwrap
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -274,9 +275,8 @@ def test_descriptors_come_with_their_frames(pair, memory):
 def test_too_many_descriptors_are_refused_and_closed(pair, memory):
     connection, theirs = pair
     before = len(os.listdir("/proc/self/fd"))
-    socket.send_fds(
-        theirs, [fake.frame(fake.HEARTBEAT)], [memory.fd] * 20
-    )  # more than there is room for: truncated
+    # more than there is room for: truncated
+    socket.send_fds(theirs, [fake.frame(fake.HEARTBEAT)], [memory.fd] * 20)
     with pytest.raises(BadFrame):
         connection.next_message()
     connection.close()
@@ -297,9 +297,8 @@ def test_other_ancillary_data_is_nothing(pair):
     connection, theirs = pair
     connection._sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
     theirs.sendall(fake.frame(fake.HEARTBEAT))
-    with contextlib.suppress(
-        BadFrame
-    ):  # credentials fill the room for descriptors: refused, or passed over
+    # credentials fill the room for descriptors: refused, or passed over
+    with contextlib.suppress(BadFrame):
         assert take_frame(connection)[0].kind == Kind.HEARTBEAT
     assert connection.descriptor() is None
 
@@ -315,10 +314,11 @@ def test_polling_for_a_moment_receives_what_comes_and_ends(pair):
         waiter = threading.Thread(target=take_frame, args=(connection,))
         score = connection._spin_score
         waiter.start()
+        give_up = time.monotonic() + fake.PATIENCE_S
         while connection._spin_score == score and score >= 0:
-            pass
+            assert time.monotonic() < give_up
         theirs.sendall(fake.frame(fake.HEARTBEAT))
-        waiter.join()
+        fake.join(waiter)
     assert connection._spin_score == -1
 
 

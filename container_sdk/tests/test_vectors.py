@@ -11,7 +11,7 @@ import pytest
 from clipper_container.wire import frames as wire
 from clipper_container.wire import version1
 from clipper_container.wire.frames import BadFrame, DType, Flag, Kind, Rows
-from clipper_container.worker.feedback_queue import open_accuracy, open_feedback, pack_accuracy
+from clipper_container.worker.feedback_queue import open_feedback, pack_accuracy
 
 VECTORS = Path(__file__).parents[2] / "tests" / "vectors"
 LIMIT = 64 << 20
@@ -38,6 +38,15 @@ def read(data):
     wire.check_payload(header, payload)
     opened = {Kind.REGION: wire.open_region, Kind.ACCURACY: open_accuracy, Kind.FEEDBACK: both}
     return header, opened.get(header.kind, lambda payload: payload.tobytes())(payload)
+
+
+def open_accuracy(payload):
+    """Return (rows learned, rows failed, accuracy or None)."""
+    learned, failed = np.frombuffer(payload[:16], "<u8").tolist()
+    accuracy = np.frombuffer(payload[16:], "<f8").tolist()
+    if not all(0 <= one <= 1 for one in accuracy):
+        raise BadFrame("an accuracy")
+    return learned, failed, accuracy[0] if accuracy else None
 
 
 def both(payload):
@@ -114,6 +123,7 @@ def test_a_frame_means_what_its_description_states(vector):
         again, pieces = wire.encode_rows(
             Kind(header.kind), content, header.id, header.time_us, checked
         )
+        again.flags |= header.flags & Flag.PARTIAL  # rows do not say whether others follow
         assert wire.encode_header(again) + b"".join(pieces) == data
 
 

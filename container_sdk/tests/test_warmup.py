@@ -8,9 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clipper_container.model import FunctionModel, Model, Scored
+from clipper_container.model import FunctionModel, Model, Scored, SeveralOutputs
 from clipper_container.worker.evaluation import Evaluator
-from clipper_container.worker.warmup import OFF, ROWS_MAX, TIMINGS_MAX, WarmUp, warm_up
+from clipper_container.worker.warmup import (
+    ERROR_CHARS_MAX,
+    OFF,
+    ROWS_MAX,
+    TIMINGS_MAX,
+    WarmUp,
+    warm_up,
+)
 
 
 def run(function: Any, input: str, output: str = "", batch_max: int = 0, **options: Any) -> WarmUp:
@@ -133,13 +140,71 @@ def test_made_up_rows_are_not_given_to_a_model_with_tables() -> None:
         (lambda rows: rows.sum(axis=1), "{"),
     ],
 )
-def test_a_warm_up_that_fails_is_a_warning(
+def test_a_warm_up_that_fails_is_reported(
     function: Any, output: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(function, "f64[1]", output).output == ""
+    found = run(function, "f64[1]", output)
+    assert found.output == ""
     text = capsys.readouterr().err
-    assert "model 'm'" in text
-    assert "warm" in text
+    assert text == f"model 'm': {found.error}\n"
+
+
+@pytest.mark.parametrize(
+    ("function", "error"),
+    [
+        (lambda rows: [1.0], "got a batch of 2 and returned 1 value"),
+        (lambda rows: eval("absent"), "NameError: name 'absent' is not defined"),
+        (lambda rows: __import__("absent_module"), "No module named 'absent_module'"),
+    ],
+)
+@pytest.mark.parametrize("row_by_row", [False, True])
+def test_a_model_that_fails_on_every_batch_is_broken(
+    function: Any, error: str, row_by_row: bool
+) -> None:
+    if row_by_row and "batch" in error:
+        return
+    found = run(function, "f64[1]", row_by_row=row_by_row)
+    assert found.broken
+    assert error in found.error
+
+
+@pytest.mark.parametrize("row_by_row", [False, True])
+@pytest.mark.parametrize("retry_singly", [False, True])
+def test_a_model_of_several_outputs_without_names_is_broken(
+    row_by_row: bool, retry_singly: bool
+) -> None:
+    def several(rows: Any) -> Any:
+        raise SeveralOutputs("forward() returned 2 outputs (a, b)")
+
+    found = run(several, "f64[1]", row_by_row=row_by_row, retry_singly=retry_singly)
+    assert found.broken
+    assert found.error == "it fails on every batch: forward() returned 2 outputs (a, b)"
+
+
+def test_what_one_row_does_is_not_said_of_every_batch() -> None:
+    def late(rows: Any) -> Any:
+        if len(rows) > 1:
+            value = 1
+        return [value] * len(rows)
+
+    for function in (late, lambda rows: {}[0], lambda rows: 1 / 0):
+        found = run(function, "f64[1]")
+        assert (found.broken, bool(found.error)) == (False, True)
+
+
+def test_what_a_failed_warm_up_says_can_be_sent() -> None:
+    def fails(rows: Any) -> Any:
+        raise ValueError("\ud800 and more" + "x" * 5000)
+
+    error = run(fails, "f64[1]").error
+    assert len(error) <= ERROR_CHARS_MAX
+    assert error.encode().decode() == error
+
+
+def test_rows_of_a_free_length_are_said_to_be_a_list() -> None:
+    found = run(lambda rows: rows.sum(axis=1), "f64[*]")
+    assert "come as a list" in found.error
+    assert "come as a list" not in run(lambda rows: rows.nothing, "f64[2]").error
 
 
 def test_a_model_that_takes_sessions_gets_session_0_in_the_warm_up() -> None:
@@ -161,6 +226,7 @@ def test_a_call_that_does_not_return_is_interrupted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("clipper_container.worker.warmup.LIMIT_S", 0.05)
-    assert run(lambda rows: threading.Event().wait(60), "f64[1]") == WarmUp()
+    found = run(lambda rows: threading.Event().wait(60), "f64[1]")
+    assert found == WarmUp(error="the warm-up took longer than 0.05 s and was interrupted")
     assert "interrupted" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL

@@ -189,9 +189,8 @@ def test_rows_are_read_as_they_were_written(n, dtype, variable, parts, seed):
             assert (mine.dtype, mine.shape) == (theirs.dtype, theirs.shape)
             np.testing.assert_array_equal(mine, theirs)
     assert got.text == rows.text
-    for cut in range(
-        min(len(payload), 40)
-    ):  # a payload that is shorter, whose header says so, does not fit its rows
+    # a payload that is shorter, whose header says so, does not fit its rows
+    for cut in range(min(len(payload), 40)):
         if not checked and not status:
             got_header.payload_bytes = len(payload) - cut - 1
             with pytest.raises(BadFrame):
@@ -316,9 +315,8 @@ def test_a_message_is_sent_whole_however_little_the_socket_takes(pair):
 
         def sendmsg(self, buffers):
             self.calls += 1
-            if (
-                self.calls > 50
-            ):  # each send costs the socket's queue some hundred bytes, and nobody reads yet
+            # each send costs the socket's queue some hundred bytes, and nobody reads yet
+            if self.calls > 50:
                 return super().sendmsg(buffers)
             return (
                 super().sendmsg(buffers[:2])

@@ -39,9 +39,8 @@ def started_pool(jobs: JobQueue) -> Iterator[WorkerPool[Job]]:
         yield pool
     finally:
         pool.stop()
-        for _ in range(
-            THREADS_MAX + 2
-        ):  # one for each waiting thread, one for each leader after it
+        # one for each waiting thread, one for each leader after it
+        for _ in range(THREADS_MAX + 2):
             jobs.put()
         pool.join(PATIENCE_S)
         timers.close()

@@ -5,6 +5,7 @@ export const FINE_MAX = 310;
 export const COARSE_MAX = 365;
 const SILENT_MS = 15000; // the server sends something at least every five seconds
 const PAUSE_MS_MAX = 10000;
+const ANSWER_MS = 60000; // a request that is not answered by then has failed
 const KEY = "clipper-token";
 
 export const token = {
@@ -13,14 +14,23 @@ export const token = {
 };
 
 export function headers(more = {}) {
-  return { ...(token.get() ? { Authorization: `Bearer ${token.get()}` } : {}), "Clipper-Actor": "dashboard", ...more };
+  // A header's characters are bytes, and the server compares those of the token as UTF-8.
+  const bytes = String.fromCharCode(...new TextEncoder().encode(token.get()));
+  return { ...(bytes ? { Authorization: `Bearer ${bytes}` } : {}), "Clipper-Actor": "dashboard", ...more };
 }
 
 /** One request of management; throws an Error with the server's words, and `hint`, `status`. */
-export async function request(method, path, body) {
+export async function request(method, path, body, withinMs = ANSWER_MS) {
   const more = body === undefined ? {} : { "Content-Type": "application/json" };
-  const response = await fetch(path, { method, headers: headers(more), body: body === undefined ? undefined : JSON.stringify(body) });
-  const text = await response.text();
+  const signal = AbortSignal.timeout(withinMs);
+  const options = { method, headers: headers(more), body: body === undefined ? undefined : JSON.stringify(body), signal };
+  let response, text;
+  try {
+    response = await fetch(path, options);
+    text = await response.text();
+  } catch (error) {
+    throw Object.assign(new Error(troubleOf(error, withinMs)), { hint: "", status: 0 });
+  }
   let found = {};
   try {
     found = text ? JSON.parse(text) : {};
@@ -30,6 +40,12 @@ export async function request(method, path, body) {
   if (response.ok) return found;
   const error = new Error(found.detail || found.error || `HTTP ${response.status}`);
   throw Object.assign(error, { hint: found.hint || "", status: response.status });
+}
+
+/** Why a fetch failed, in words: those of the browser say "Failed to fetch". */
+function troubleOf(error, withinMs) {
+  if (error.name === "TimeoutError") return `The server has not answered within ${withinMs / 1000} s.`;
+  return error.name === "TypeError" ? "The server cannot be reached." : error.message;
 }
 
 /** Events of `text/event-stream`, from pieces of its text. */
@@ -51,8 +67,9 @@ export function parser(onEvent) {
   };
 }
 
+/** What comes replaces what was kept from its time on: again after a reconnection, or by a clock that was set back. */
 function keep(rows, row, most) {
-  if (rows.length && row.t <= rows[rows.length - 1].t) return;
+  while (rows.length && rows[rows.length - 1].t >= row.t) rows.pop();
   rows.push(row);
   if (rows.length > most) rows.splice(0, rows.length - most);
 }
@@ -64,6 +81,7 @@ export class Feed {
     this.coarse = [];
     this.about = null;
     this.now = null;
+    this.readMs = 0; // when `now` came, by performance.now()
     this.state = "connecting"; // connecting, live, waiting, login, closed
     this.trouble = "";
     this.lastId = "";
@@ -79,7 +97,9 @@ export class Feed {
   stop() {
     clearTimeout(this.again);
     clearTimeout(this.watch);
-    if (this.control) this.control.abort();
+    const control = this.control;
+    this.control = null;
+    if (control) control.abort();
   }
 
   become(state, trouble = "") {
@@ -89,7 +109,7 @@ export class Feed {
   }
 
   async run(control) {
-    const gone = () => control.signal.aborted && control !== this.control;
+    const gone = () => control !== this.control;
     try {
       this.listen(control);
       const more = this.lastId ? { "Last-Event-ID": this.lastId } : {};
@@ -114,7 +134,7 @@ export class Feed {
       }
       if (!gone()) this.retry("The server closed the connection.");
     } catch (error) {
-      if (!gone()) this.retry(error.name === "AbortError" ? "The server has sent nothing for a while." : error.message);
+      if (!gone()) this.retry(error.name === "AbortError" ? "The server has sent nothing for a while." : troubleOf(error, SILENT_MS));
     }
   }
 
@@ -140,6 +160,7 @@ export class Feed {
     else if (name === "coarse") for (const row of data) keep(this.coarse, row, COARSE_MAX);
     else if (name === "now") {
       this.now = data;
+      this.readMs = performance.now();
       this.tries = 0;
       this.become("live");
     }

@@ -186,7 +186,8 @@ function App() {
     <>
       <a class="skip" href="#main">Skip to the panels</a>
       <Header feed={current} view={view} setView={setView} paused={frozen !== null} setPaused={pause} theme={theme} setTheme={setThemeTo} onLogout={logout} />
-      {current.state === "waiting" && <p class="banner" role="alert">Disconnected: {current.trouble} {current.now ? `The values are ${ago(current.now.t * 1e6, Date.now() / 1000)} old` : "No values yet"}; trying to reconnect.</p>}
+      {current.state === "waiting" && <p class="banner" role="alert">Disconnected: {current.trouble} {current.now ? `The values are ${ago(0, (performance.now() - current.readMs) / 1000)} old` : "No values yet"}; trying to reconnect.</p>}
+      {shot.now?.store && <p class="banner" role="alert">{shot.now.store}</p>}
       <main id="main" tabIndex={-1}>
         {shot.about && shot.now ? <Board shot={shot} view={view} act={act} /> : <p class="empty">Waiting for the first reading…</p>}
       </main>

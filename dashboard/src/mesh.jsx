@@ -7,6 +7,7 @@ import { path } from "./models.jsx";
 import { Empty, Mark, Panel, Scroll } from "./parts.jsx";
 
 const LOOK_MS = 2000;
+const ANSWER_MS = 10000;
 const ROWS = 50;
 const KINDS = { LOADED: "ok", LOADING: "warn", LOADING_FAILED: "bad", NOT_LOADED: "off" };
 const WORDS = { LOADED: "loaded", LOADING: "loading", LOADING_FAILED: "failed", NOT_LOADED: "not loaded" };
@@ -19,23 +20,24 @@ function usePolled(read, keys) {
   const [trouble, setTrouble] = useState("");
   useEffect(() => {
     let over = false;
+    let timer = 0;
     const once = async () => {
-      if (document.hidden) return;
       try {
-        const now = await read();
-        if (!over) {
+        const now = document.hidden ? undefined : await read();
+        if (!over && now) {
           setFound(now);
           setTrouble("");
         }
       } catch (error) {
         if (!over) setTrouble(error.message);
       }
+      // only now: a browser has six connections to a server, which unanswered requests would take
+      if (!over) timer = setTimeout(once, LOOK_MS);
     };
     once();
-    const timer = setInterval(once, LOOK_MS);
     return () => {
       over = true;
-      clearInterval(timer);
+      clearTimeout(timer);
     };
   }, keys);
   return [found, trouble];
@@ -44,8 +46,8 @@ function usePolled(read, keys) {
 export function Mesh({ about, nowS }) {
   const [word, setWord] = useState("");
   const [why, setWhy] = useState(null);
-  const [nodes, trouble] = usePolled(() => request("GET", "/v1/mesh/instances"), []);
-  const [models, missed] = usePolled(() => request("GET", `/v1/mesh/models?limit=${ROWS}&prefix=${encodeURIComponent(word)}`), [word]);
+  const [nodes, trouble] = usePolled(() => request("GET", "/v1/mesh/instances", undefined, ANSWER_MS), []);
+  const [models, missed] = usePolled(() => request("GET", `/v1/mesh/models?limit=${ROWS}&prefix=${encodeURIComponent(word)}`, undefined, ANSWER_MS), [word]);
   const explain = async (id) => {
     if (why?.id === id) return setWhy(null);
     try {

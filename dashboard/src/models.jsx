@@ -8,7 +8,7 @@ import { Action, Empty, Mark, Panel, Scroll } from "./parts.jsx";
 
 export const path = (name) => encodeURIComponent(name);
 
-const KINDS = { ready: "ok", failed: "bad", failing: "bad", "not responding": "bad", stopped: "off" };
+const KINDS = { ready: "ok", failed: "bad", held: "bad", failing: "bad", "not responding": "bad", stopped: "off" };
 
 /** [kind of mark, the state in the words of `clipper ps`]. */
 export function stateOf(now, id) {

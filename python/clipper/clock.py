@@ -1,5 +1,5 @@
-"""Time. Everything inside counts microseconds of the monotonic clock; the wall clock only stamps
-records for people. Durations as people write and read them."""
+"""The clocks, and durations as people write and read them. Everything inside counts microseconds
+of the monotonic clock; the wall clock only stamps records for people."""
 
 import contextlib
 import re

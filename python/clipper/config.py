@@ -7,12 +7,13 @@ ConfigError that names where the value came from.
 """
 
 import functools
+import operator
 import os
 import tomllib
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -23,7 +24,6 @@ from clipper.settings.docker import DockerSettings
 from clipper.settings.grpc import GrpcSettings
 from clipper.settings.http import (
     HttpSettings,
-    TlsFiles,
     is_loopback,
     listener_problems,
     query_tls,
@@ -32,6 +32,7 @@ from clipper.settings.http import (
 from clipper.settings.influx import InfluxSettings
 from clipper.settings.mesh import MeshSettings
 from clipper.settings.params import ParamsSettings
+from clipper.settings.redaction import shown
 from clipper.settings.server import (
     ApplicationSettings,
     FeedbackSettings,
@@ -291,7 +292,9 @@ def _from_env(env: Mapping[str, str]) -> _Leaves:
         if not name.startswith("CLIPPER_"):
             continue
         at = tuple(name.removeprefix("CLIPPER_").lower().split("__"))
-        if len(at) > 1:
+        if len(at) > 1 and (table := _table_in(at, value)) is not None:
+            leaves.update({below: (leaf, name) for below, leaf in _flat(table, at)})
+        elif len(at) > 1:
             at, text = _shorthand(at, _EnvText(value))
             leaves[at] = (text, name)
         else:  # other variables may begin like ours; one that only lacks an underscore is a slip
@@ -302,6 +305,22 @@ def _from_env(env: Mapping[str, str]) -> _Leaves:
                     f" 'CLIPPER_{section.upper()}__{key.upper()}'?"
                 )
     return leaves
+
+
+def _table_in(at: _Path, text: str) -> dict[str, object] | None:
+    """Return the table that a variable gives as JSON, where its key is a table; else None."""
+    if not text.lstrip().startswith("{"):
+        return None
+    kind = _SECTIONS.get(at[0]) if len(at) == 2 else _NAMED.get(at[0])
+    is_key = (len(at) == 2 and at[0] in _SECTIONS) or (len(at) == 3 and at[0] in _NAMED)
+    if is_key and kind is not None:
+        type_ = _typed(kind, at[-1])[0] if at[-1] in _keys(kind) else None
+        if type_ is not Batching and get_origin(type_) is not dict:
+            return None
+    try:
+        return msgspec.json.decode(text, type=dict[str, object])
+    except msgspec.MsgspecError:
+        return None
 
 
 class _EnvText(str):
@@ -361,10 +380,6 @@ def _shorthand(at: _Path, value: object) -> tuple[_Path, object]:
 # -- from leaves to values
 
 
-def _items(settings: msgspec.Struct) -> Iterator[tuple[str, object]]:
-    return iter(msgspec.structs.asdict(settings).items())
-
-
 def _keys(kind: type[msgspec.Struct]) -> tuple[str, ...]:
     return kind.__struct_fields__
 
@@ -374,10 +389,10 @@ def _typed(kind: type[msgspec.Struct], key: str) -> tuple[object, Meta]:
     """Return the plain type of a key, and its description."""
     hint = get_type_hints(kind, include_extras=True)[key]
     type_, meta = get_args(hint)
-    given = [
-        kind for kind in get_args(type_) if kind is not type(None)
-    ]  # None is for what is not given
-    return (given[0] if isinstance(type_, types.UnionType) else type_), meta
+    if isinstance(type_, types.UnionType):  # None is for what is not given
+        given = [kind for kind in get_args(type_) if kind is not type(None)]
+        type_ = functools.reduce(operator.or_, given)
+    return type_, meta
 
 
 def _names(leaves: _Leaves, section: str) -> list[str]:
@@ -390,7 +405,7 @@ def _names(leaves: _Leaves, section: str) -> list[str]:
             continue
         if len(at) == 1 or (len(at) == 2 and value != {}):
             raise ConfigError(
-                f"{origin}: {'.'.join(at)} = {_shown(value)}: expected a table, as in"
+                f"{origin}: {'.'.join(at)} = {_shown(value, at[-1])}: expected a table, as in"
                 f" [{section}.NAME]."
             )
         try:
@@ -418,23 +433,29 @@ def _build(
         key = at[depth] if len(at) > depth else ""
         if not key:
             wanted = "a mode or a table" if kind is Batching else "a table"
-            raise ConfigError(f"{origin}: {'.'.join(prefix)} = {_shown(value)}: expected {wanted}.")
+            raise ConfigError(
+                f"{origin}: {'.'.join(prefix)} = {_shown(value, prefix[-1])}: expected {wanted}."
+            )
         if key not in _keys(kind):
             guess = did_you_mean(key, _keys(kind)) or f". Keys: {', '.join(_keys(kind))}."
             raise ConfigError(f"{origin}: unknown key {key!r} in [{'.'.join(prefix)}]{guess}")
         if kind is ModelSettings and key == "batching" and (len(at) > depth + 1 or value == {}):
             continue
         if len(at) > depth + 1 and get_origin(_typed(kind, key)[0]) is dict:
-            entry = _columns_in(value) if len(at) == depth + 2 else {}
+            entry = _entry_in(value, key) if len(at) == depth + 2 else {}
             more = _convert(
                 kind, key, {at[depth + 1]: entry}, f"{origin}: {'.'.join(at[: depth + 1])}"
             )
             values[key] = values.get(key, {}) | more
             continue
         if len(at) > depth + 1:
+            named = f"{key}s" if key in ("input", "output") else ""
             raise ConfigError(
                 f"{origin}: {'.'.join(at[: depth + 1])} is a table: expected"
-                f" {_expected(kind, key)}."
+                f" {_expected(kind, key)}.",
+                hint=f"Named tensors are {named} = {{ NAME = TYPE }}."
+                if named in _keys(kind)
+                else "",
             )
         values[key] = _convert(kind, key, value, f"{origin}: {'.'.join(at)}")
     if kind is ModelSettings:
@@ -455,24 +476,50 @@ def _convert(kind: type[msgspec.Struct], key: str, value: object, where: str) ->
         )
         return plain if type_ is UserValue else msgspec.convert(plain, Annotated[type_, meta])
     except msgspec.ValidationError:
-        raise ConfigError(f"{where} = {_shown(value)}: expected {_expected(kind, key)}.") from None
+        raise ConfigError(
+            f"{where} = {_shown(value, where.rpartition('.')[2])}: expected {_expected(kind, key)}."
+        ) from None
 
 
 def _read_env(text: str, type_: object) -> object:
-    if type_ is UserValue:
-        try:
-            return msgspec.json.decode(str(text))
-        except msgspec.DecodeError:
-            return str(text)
-    if get_origin(type_) is tuple:
-        return [part.strip() for part in text.split(",") if part.strip()]
+    """Return what a variable says, in one of the forms that its type has: a list as JSON or
+    separated by commas, a table as JSON, anything else as a word."""
+    plain = get_origin(type_) or type_
+    if type_ is UserValue or plain is dict:
+        return _json_or(text, text)
+    if plain is tuple:
+        words = [part.strip() for part in text.split(",") if part.strip()]
+        if not text.strip().startswith("["):
+            return words
+        return _json_or(text, text if text.strip().endswith("]") else words)  # [::1]:80,[::1]:81
+    if type_ is bool or isinstance(type_, types.UnionType):
+        word = _WORDS.get(text.strip().lower())
+        return _json_or(text, text) if word is None else word
     return str(text)
 
 
-def _columns_in(value: object) -> object:
-    """Return the value of an entry of a table within a model's or an application's own."""
+_WORDS: Final = {
+    **dict.fromkeys(("true", "yes", "on", "1"), True),
+    **dict.fromkeys(("false", "no", "off", "0"), False),
+}
+
+
+def _json_or(text: str, other: object) -> object:
+    try:
+        return msgspec.json.decode(str(text))
+    except msgspec.DecodeError:
+        return str(other) if isinstance(other, str) else other
+
+
+def _entry_in(value: object, key: str) -> object:
+    """Return the value of an entry of a table within a model's or an application's own. Columns
+    (`reads`) may be separated by commas."""
     if not isinstance(value, _EnvText):
         return value
+    if key != "reads":
+        return str(value)
+    if value.lstrip().startswith("["):
+        return _json_or(value, value)
     return [int(part) if part.strip().isdecimal() else part for part in value.split(",")]
 
 
@@ -497,8 +544,17 @@ def _number(number: float) -> str:
 def _type_name(type_: object) -> str:
     if get_origin(type_) is Literal:
         return "one of " + ", ".join(map(repr, get_args(type_)))
+    if isinstance(type_, types.UnionType):
+        return " or ".join(map(_type_name, get_args(type_)))
     if get_origin(type_) is dict:
-        return "columns by table, as { taste = [0, 1] }"
+        is_text = get_args(type_)[1] is str
+        return (
+            'types by name, as { age = "f64" }'
+            if is_text
+            else "columns by table, as { taste = [0, 1] }"
+        )
+    if get_origin(type_) is list and get_args(type_) == (UserValue,):
+        return "a list"
     names: dict[object, str] = {
         str: "a string",
         int: "a whole number",
@@ -510,7 +566,8 @@ def _type_name(type_: object) -> str:
     return names.get(type_, "a list of strings")
 
 
-def _shown(value: object) -> str:
+def _shown(value: object, key: str) -> str:
+    value = shown(key, value)
     text = repr(str(value)) if isinstance(value, str) else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
@@ -540,27 +597,18 @@ def _with_token(server: ServerSettings, leaves: _Leaves) -> ServerSettings:
 def _check(config: Config, leaves: _Leaves) -> None:
     def refuse(at: _Path, why: str) -> ConfigError:
         """The error for the value at `at`, or for what set it when that was a default."""
-        value, origin = leaves.get(at, (None, "default"))
-        return ConfigError(
-            f"{origin}: {'.'.join(at)}{'' if at not in leaves else ' = ' + _shown(value)}: {why}"
-        )
+        below = next((leaf for place, leaf in leaves.items() if place[: len(at)] == at), None)
+        value, origin = leaves.get(at, (None, below[1] if below else "default"))
+        given = f" = {_shown(value, at[-1])}" if at in leaves else ""
+        return ConfigError(f"{origin}: {'.'.join(at)}{given}: {why}")
 
     _check_address(config.server, refuse)
-    grpc_files = TlsFiles(config.grpc.tls_cert, config.grpc.tls_key, config.grpc.tls_client_ca)
-    troubles = tls_problems("grpc", "tls", grpc_files, query_tls(config.http))
-    params_files = TlsFiles(
-        config.params.grpc_tls_cert, config.params.grpc_tls_key, config.params.grpc_tls_client_ca
-    )
-    of_params = tls_problems("params", "grpc_tls", params_files, None)
-    shard_files = TlsFiles(
-        config.params.tls_cert, config.params.tls_key, config.params.tls_client_ca
-    )
-    of_shards = tls_problems("params", "tls", shard_files, None)
+    _check_apart(config, refuse)
     for listener, why in (
         *listener_problems(config.http, config.grpc.address),
-        *troubles,
-        *of_params,
-        *of_shards,
+        *tls_problems("grpc", "tls", config.grpc, query_tls(config.http)),
+        *tls_problems("params", "grpc_tls", config.params),
+        *tls_problems("params", "tls", config.params),
     ):
         raise refuse(listener, why)
     if config.server.restart_ms_min > config.server.restart_ms_max:
@@ -575,7 +623,13 @@ def _check(config: Config, leaves: _Leaves) -> None:
             raise refuse(("models", name, "command"), "give a target or a command.")
         if why := cost_problem(model.batching):
             raise refuse(("models", name, "batching", "cost"), why)
-        for side, type_ in (("input", model.input), ("output", model.output)):
+        sides: dict[str, str | Mapping[str, str]] = {
+            "input": model.input,
+            "output": model.output,
+            "inputs": model.inputs,
+            "outputs": model.outputs,
+        }
+        for side, type_ in sides.items():
             try:
                 InputType.parse(type_ or "any")
             except ValueError as error:
@@ -631,6 +685,21 @@ def roles_in(lines: Sequence[str]) -> dict[str, str]:
             raise ValueError(f"{line[:100]!r}: write 'MODEL = ROLE', as 'svm:2 = shadow'.")
         found[model.strip()] = role.strip()
     return found
+
+
+def _check_apart(config: Config, refuse: Callable[[_Path, str], ConfigError]) -> None:
+    """Refuse one address for two listeners."""
+    listeners = {
+        ("http", "address"): config.http.address,
+        ("http", "admin"): config.http.admin,
+        ("grpc", "address"): config.grpc.address,
+        ("server", "address"): config.server.address.removeprefix("tcp://"),
+    }
+    seen: dict[str, _Path] = {}
+    for at, address in listeners.items():
+        port = address.rpartition(":")[2]
+        if port.isdecimal() and int(port) and (first := seen.setdefault(address, at)) != at:
+            raise refuse(at, f"{'.'.join(first)} is the same address: give one of them another.")
 
 
 def _check_address(server: ServerSettings, refuse: Callable[[_Path, str], ConfigError]) -> None:

@@ -7,7 +7,7 @@ from typing import get_args, get_type_hints
 import msgspec
 
 from clipper.config import Config, default_of, describe, tables
-from clipper.store.redis.store import redacted_url
+from clipper.settings.redaction import shown
 from clipper.types import Batching
 
 
@@ -73,12 +73,9 @@ def settings_of(config: Config) -> list[dict[str, object]]:
             origins = [
                 o for at, o in config.origins.items() if f"{at}.".startswith(f"{prefix}.{key}.")
             ]
-            given = (
-                redacted_url(value) if key in ("state", "url") else value
-            )  # a URL may have a password
             row = {
                 "key": f"{prefix}.{key}",
-                "value": "***" if key == "token" and value else msgspec.to_builtins(given),
+                "value": msgspec.to_builtins(shown(key, value)),
             }
             row |= {
                 "unit": info.unit,

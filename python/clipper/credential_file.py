@@ -40,7 +40,7 @@ class CredentialFile:
 
     def __init__(self, path: str, setting: str, roles: Sequence[str] = (), role: str = "") -> None:
         self._path, self._setting, self._roles, self._role = path, setting, roles, role
-        self._seen = self._stamp()
+        self._seen = stamp_of(path)
         self._credentials = self._read()
 
     def find(self, key: bytes) -> Credential | None:
@@ -58,7 +58,7 @@ class CredentialFile:
         Those that were read before stay in use while the file has an error. Reads the file: do not
         call it on an event loop.
         """
-        stamp = self._stamp()
+        stamp = stamp_of(self._path)
         if stamp == self._seen:
             return False
         self._seen = stamp
@@ -69,13 +69,6 @@ class CredentialFile:
             return False
         _log.info("%s: %d keys from now on", self._setting, len(self._credentials))
         return True
-
-    def _stamp(self) -> tuple[int, ...]:
-        try:
-            stat = os.stat(self._path)
-        except OSError:
-            return ()
-        return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
     def _read(self) -> dict[bytes, Credential]:
         try:
@@ -108,6 +101,15 @@ class CredentialFile:
                 f"{' --role ROLE' if self._roles else ''} --file FILE",
             ) from None
         return Credential(digest, name, "".join(role))
+
+
+def stamp_of(path: str | Path) -> tuple[int, ...]:
+    """Return what changes when a file is written or replaced; nothing if there is no file."""
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return ()
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
 def new_key() -> str:

@@ -21,12 +21,17 @@ from clipper_container.errors import (
     TooLarge,
     TypeConflict,
     Unknown,
+    UnknownKeyword,
     UnknownTable,
     UnknownVariable,
     did_you_mean,
+    fails_call_only,
+    refuse_unknown,
 )
+from clipper_container.redaction import without_secrets
 
-__all__ = (  # those of the SDK, which are errors of the server too
+# those of the SDK, which are errors of the server too
+__all__ = (
     "AlreadyExists",
     "ClipperError",
     "DoesNotFit",
@@ -43,9 +48,13 @@ __all__ = (  # those of the SDK, which are errors of the server too
     "TooLarge",
     "TypeConflict",
     "Unknown",
+    "UnknownKeyword",
     "UnknownTable",
     "UnknownVariable",
     "did_you_mean",
+    "fails_call_only",
+    "refuse_unknown",
+    "without_secrets",
 )
 
 # -- what the caller got wrong
@@ -144,6 +153,13 @@ class ReplicaLost(ClipperError, ConnectionError):
     slug = "replica-lost"
 
 
+class ContainerDied(ReplicaLost):
+    """The row ended the process of two containers in which it was the only one, or is refused
+    because it did so before. It is sent to no container for `server.row_failure_s`."""
+
+    slug = "container-died"
+
+
 class ModelFailed(ClipperError):
     """The model raised. `traceback` is the user's own, as the container sent it (empty when it sent
     none)."""
@@ -228,6 +244,10 @@ class DeployFailed(ClipperError):
     slug = "deploy-failed"
 
 
+class ModelWarning(UserWarning):
+    """A model was deployed, and it failed in its warm-up."""
+
+
 class NoServer(ClipperError, ConnectionError):
     """No server answers at the address; the hint has the command that starts one, or the option
     that names another."""
@@ -235,6 +255,14 @@ class NoServer(ClipperError, ConnectionError):
     slug = "no-server"
     grpc_code = "UNAVAILABLE"
     rest_status = 503
+
+
+class NotStarted(ClipperError):
+    """A thread, an event loop or another component of the server could not start."""
+
+    rest_status = 503
+    grpc_code = "UNAVAILABLE"
+    slug = "not-started"
 
 
 class AddressInUse(ClipperError, OSError):

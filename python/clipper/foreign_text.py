@@ -8,9 +8,8 @@ from typing import Final
 
 LINE_CHARS_MAX: Final = 500
 _PATH = re.compile(r"""(?<![\w.:/])(?:/[^\s/'":,()]+)+/([^\s/'":,()]+)""")
-_ADDRESS = re.compile(
-    r"(?<= at )0x[0-9a-fA-F]{6,16}\b"
-)  # of an object's repr(): where the memory of a process lies
+# of an object's repr(): where the memory of a process lies
+_ADDRESS = re.compile(r"(?<= at )0x[0-9a-fA-F]{6,16}\b")
 
 
 def last_line(text: str) -> str:
@@ -24,9 +23,17 @@ def last_line(text: str) -> str:
     start = text.rfind("\n") + 1
     line = _PATH.sub(r"\1", text[start : start + 4 * LINE_CHARS_MAX])
     line = _ADDRESS.sub("0x...", line) or "no reason given"
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)[
-        :LINE_CHARS_MAX
-    ]
+    return printable(line.replace("\t", "\\t"))[:LINE_CHARS_MAX]
+
+
+def printable(text: str) -> str:
+    """Return the text with all characters escaped that a terminal would obey or hide, except ends
+    of lines and tabs."""
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text
+    )
 
 
 class Sampler:

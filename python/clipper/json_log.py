@@ -14,7 +14,7 @@ _PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "ta
 
 
 class JsonLines(logging.Formatter):
-    """Threads: any."""
+    """Formats each log record as one line of JSON. Threads: any."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return a log record as one line of JSON."""

@@ -1,18 +1,24 @@
-"""Keyword arguments of ClipperServer's methods: groups of options, and types for editors."""
+"""Keyword arguments of ClipperServer's methods: groups of options, types for editors, and the
+refusal of unknown ones, here and in other public classes."""
 
+import functools
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, TypedDict, TypeVar
+from types import FunctionType
+from typing import Literal, TypedDict, TypeVar, cast
 
 import msgspec
 
-from clipper.errors import InvalidInput
+from clipper.errors import InvalidInput, refuse_unknown
 from clipper.schema import Schema, Tensors
 from clipper.types import InputType, UserValue, VersionedModel
 
 ReadColumns = Mapping[str, int | Sequence[int]]
 Reads = ReadColumns | str | Callable[..., UserValue]
 _G = TypeVar("_G", bound=msgspec.Struct)
+_C = TypeVar("_C", bound=type)
+_F = TypeVar("_F", bound=Callable[..., object])
 
 
 class Resources(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,3 +156,45 @@ def grouped(group: type[_G], given: _G | None, keywords: dict[str, object]) -> _
             f"{', '.join(single)} is given beside {group.__name__}(...): give one of the two."
         )
     return given
+
+
+# -- keywords that a public function does not have
+
+
+class NoKeywords(TypedDict):
+    """The type of further keywords of a function that has none: `**unknown: Unpack[NoKeywords]`.
+    For functions that are called too often for `only_known`."""
+
+
+def keywords_of(function: Callable[..., object]) -> tuple[str, ...]:
+    """Return the names of the arguments that may be given by keyword."""
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    given = inspect.signature(function).parameters.values()
+    return tuple(one.name for one in given if one.kind in kinds and one.name != "self")
+
+
+def only_known(function: _F) -> _F:
+    """Let a function refuse unknown keywords before it is called. One with `**` keywords of its own
+    stays as it is, since it refuses them itself."""
+    parameters = inspect.signature(function).parameters.values()
+    takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
+    if takes_any or inspect.iscoroutinefunction(function):
+        return function
+    names = keywords_of(function)
+    known = frozenset(names)
+
+    @functools.wraps(function)
+    def call(*given: object, **keywords: object) -> object:
+        if not known.issuperset(keywords):
+            refuse_unknown(function.__qualname__, keywords.keys() - known, names)
+        return function(*given, **keywords)
+
+    return cast(_F, call)
+
+
+def refusing_unknown_keywords(kind: _C) -> _C:
+    """Let the public methods of a class refuse unknown keywords."""
+    for name, method in list(vars(kind).items()):
+        if isinstance(method, FunctionType) and not name.startswith("_"):
+            setattr(kind, name, only_known(method))
+    return kind

@@ -16,6 +16,7 @@ from clipper_container.schema import (
     Schema,
     Tensors,
     TensorSpec,
+    by_column,
     is_named,
     type_text,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "TensorSpec",
     "Tensors",
     "UserValue",
+    "by_column",
     "is_named",
     "type_text",
 ]

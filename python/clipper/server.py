@@ -3,20 +3,26 @@
 import atexit
 import contextlib
 import functools
+import logging
 import os
+import resource
 import secrets
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Self, Unpack, cast
 
+import msgspec
+
 from clipper.catalog.catalog import Catalog
+from clipper.component import Components, Health, require_descriptors
 from clipper.config import Config, merge_batching
 from clipper.deploy.deployers import placing
 from clipper.deploy.packages.environments import lines_of
 from clipper.deploy.packages.pulling import url_of
 from clipper.deploy.processes.command import Command, check_combination, chosen, warmup_variable
 from clipper.deploy.warmup import warmup_of
-from clipper.errors import AlreadyExists, ShuttingDown
+from clipper.errors import AlreadyExists, ModelWarning, ShuttingDown, refuse_unknown
 from clipper.json_log import JsonLog
 from clipper.manage.applications import Applications
 from clipper.manage.building import Stage
@@ -26,7 +32,7 @@ from clipper.manage.declared import (
     declared_model,
     model_settings,
 )
-from clipper.manage.deployment import Deployment, type_of
+from clipper.manage.deployment import Deployment
 from clipper.manage.following import CatalogFollower
 from clipper.manage.http.endpoints import Endpoints
 from clipper.manage.moving import Place
@@ -38,7 +44,7 @@ from clipper.mesh.node.node import MeshNode
 from clipper.mesh.records import Policy
 from clipper.mesh.reports import ModelStatus
 from clipper.mesh.routing.router import MeshModelHandle
-from clipper.metrics.stats import ServerStats
+from clipper.metrics.stats import ServerStats, StoreStats
 from clipper.options import (
     ApplicationOptions,
     DeployOptions,
@@ -49,8 +55,11 @@ from clipper.options import (
     StreamOptions,
     TableAccess,
     grouped,
+    keywords_of,
+    refusing_unknown_keywords,
     types_of,
 )
+from clipper.processes import Supervisor
 from clipper.schema import Schema, type_text
 from clipper.serving.feedback.learning import Learning
 from clipper.serving.feedback.observe import observe_for_others
@@ -69,9 +78,10 @@ from clipper.serving.query.dispatch import Dispatch
 from clipper.serving.query.prediction import Prediction
 from clipper.serving.query.resolver import ApplicationResolver
 from clipper.serving.rollout.decoys import Recorded, Recorder
+from clipper.settings.connection_budget import within_files
 from clipper.settings.streams import ModelStreamSettings, StreamSettings
 from clipper.state_dir import StateDir
-from clipper.store import CachedStore, open_server_store
+from clipper.store import CachedStore, MemoryStore, open_server_store
 from clipper.store.history import audit_context, default_actor
 from clipper.types import (
     Answer,
@@ -94,9 +104,12 @@ if TYPE_CHECKING:
     from clipper.params.client.client import Client
 
 _DRAIN_POLL_S = 0.002
+_CLOSE_S = 60.0  # for the parts to end, after the queries
+_log = logging.getLogger(__name__)
 _DEFAULT_POLICY = Policy()
 
 
+@refusing_unknown_keywords
 class ClipperServer:
     """One serving node: predictions from models in processes of their own, each by its deadline.
 
@@ -108,9 +121,15 @@ class ClipperServer:
     """
 
     def __init__(self, config: Config, *, ends_by_signal: bool = False) -> None:
+        require_descriptors(_descriptors(config), "this server")
+        raise_files_max()
+        files_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        http, grpc, limits = within_files(config.http, config.grpc, config.limits, files_max)
+        config = msgspec.structs.replace(config, http=http, grpc=grpc, limits=limits)
         self.config = config
         self._pid = os.getpid()
         self._closed = False
+        self._drain_s = self._drain_until_s = 0.0
         self._log: JsonLog | None = None
         self._listener: Listener | None = None
         self._streams: StreamSet | None = None
@@ -118,28 +137,52 @@ class ClipperServer:
         self._engines = Engines(config)
         self._engine_memory = EngineMemory()
         self._dir = StateDir(config.server.state, config.server.folder)
+        # closed from its end; what is closed last comes first
+        self._parts = parts = Components("this server")
+        parts.callback("the log", self._close_log)
+        parts.callback("the state folder", self._dir.close)
+        parts.callback("the address for containers", self._remove_listener)
+        self._processes = Supervisor()
         try:
-            self._store = open_server_store(
+            parts.enter(self._processes)
+            self._store, copy = open_server_store(
                 config.server.state,
                 config.limits.state_bytes_max,
                 self._dir.folder,
                 required=config.server.require_store,
             )
-            self._mesh = MeshMembership(config, self._store, self._dir.run, self._dir.folder)
-            self.catalog = Catalog(self._store, external=self._mesh.record)
+            parts.callback("the store", self._store.close)
+            self._mesh = MeshMembership(
+                config, self._store, self._dir.run, self._dir.folder, self._processes
+            )
+            self.catalog = Catalog(self._store, external=self._mesh.record, copy=copy)
             self._learning = Learning(
                 self._store,
                 self._dir.folder,
                 config.feedback,
                 self._is_shared,
                 config.limits.state_bytes_max,
+                self.catalog,
             )
             if self._store_is_away:
                 self._learning.start_without_store()
+            self._compose(ends_by_signal=ends_by_signal)
         except BaseException:
-            self._dir.close()
+            self._close_after_an_error()
             del self._engines  # their descriptors close now, also if the error is kept
             raise
+
+    def _compose(self, *, ends_by_signal: bool) -> None:
+        """Make the parts above the store, and say in which order they are closed."""
+        with contextlib.ExitStack() as made:  # of threads that constructors start
+            made.callback(self._learning.close)
+            made.callback(self.catalog.close)
+            self._make_parts(made, ends_by_signal=ends_by_signal)
+            made.pop_all()
+        self._stack()
+
+    def _make_parts(self, made: contextlib.ExitStack, *, ends_by_signal: bool) -> None:
+        config = self.config
         self._dispatch = Dispatch(*self._engines)
         self._parameters = ParameterSet(config)
         self._running_models = RunningModels(
@@ -158,7 +201,10 @@ class ClipperServer:
             lambda: self.address,
             self._parameters,
             self._mesh,
+            self._processes,
         )
+        made.callback(self._deployment.containers.stop)
+        made.callback(self._deployment.stop)
         self._recorder = Recorder((self._dir.folder or self._dir.run) / "decoys")
         self._decider_threads = DeciderThreads()
         self._resolver = ApplicationResolver(
@@ -196,6 +242,46 @@ class ClipperServer:
             ends_by_signal=ends_by_signal,
         )
 
+    def _stack(self) -> None:
+        """Put what closes the parts on the stack: what is closed last comes first."""
+        containers, each = self._deployment.containers, self._parts.callback
+        each("the recorder of decoys", self._recorder.close)
+        each("the learned states", self._learning.close)
+        each("the catalog", self.catalog.close)
+        each("the parameter tables", self._parameters.stop)
+        each("the containers' connections", containers.stop)
+        each("the deciders", self._decider_threads.close)
+        each("the frontends", self._endpoints.stop)
+        each("the loops of the engines", self._dispatch.stop)
+        each("the mesh", self._mesh.close)
+        each("the deployments", self._deployment.stop)
+        # refuse what is new, and wait for what is under way
+        each("queries under way", self._await_queries)
+        each("connections of HTTP", self._await_connections)
+        each("the memory of the engines", self._engine_memory.stop)
+        each("the streams", self._stop_streams)
+        each("following the catalog", self._follower.stop)
+        each("new deployments", self._deployment.refuse_new)
+        each("the rollouts", self._rolling.stop)
+        each("the queries of the mesh", self._drain_mesh)
+        each("new connections", self._endpoints.drain)
+        each("new queries", self._prediction.close)
+        for source in (
+            self._dispatch,
+            containers,
+            self._deployment,
+            self._recorder,
+            self._parameters,
+            self._learning,
+            self.catalog,
+            self._rolling,
+            self._follower,
+            self._mesh,
+            self._endpoints,
+        ):
+            self._parts.watch(source.health)
+        self._parts.watch(self._health_of_streams)
+
     # -- start and stop
 
     def start(self) -> Self:
@@ -208,7 +294,6 @@ class ClipperServer:
         try:
             if not self._store_is_away:
                 self._share_feedback()
-            raise_files_max()
             self._listener = listen(config.server.address, self._dir.run)
             self._dispatch.loop.listen(self._listener.fd)
             self._dispatch.start()
@@ -221,7 +306,10 @@ class ClipperServer:
             self._resolver.resolve(self.catalog.view)
             self._rolling.start()
             if not self._store_is_away:
-                self._declare()
+                self._warn_of_lost_catalog()
+                if not self.catalog.continuity.trouble:  # nothing can be changed
+                    self._deployment.sweep_files()
+                    self._declare()
                 self._learning.replay()
             self._endpoints.start()
             if config.streams or config.model_streams:
@@ -230,11 +318,36 @@ class ClipperServer:
                 self._store.start(self._store_has_returned)
             if self._is_shared:
                 self._follower.start()
+            atexit.register(self.close)
         except BaseException:
-            self.close(drain_s=0)
+            self._close_after_an_error()
             raise
-        atexit.register(self.close)
         return self
+
+    def _close_after_an_error(self) -> None:
+        """Close what has been started; what goes wrong now is logged, for the first error is the
+        one that tells the cause."""
+        try:
+            self.close(drain_s=0)
+        except BaseException:
+            _log.exception("closing a server that did not start")
+
+    def _warn_of_lost_catalog(self) -> None:
+        """Log it if the folder has models or feedback of a catalog that the store does not have."""
+        view, packed = self.catalog.view, self._dir.packed_models
+        journal = self._learning.stats()["journal_records"]
+        if view.versions or view.applications or isinstance(self._store, MemoryStore):
+            return
+        if packed or journal:
+            _log.warning(
+                "the store %s has no models and no applications, but the folder %s has %d packed"
+                " models and %d records of feedback: was the store emptied, or is it another one?"
+                " Restore it, or deploy again: clipper deploy --help",
+                self._store.name,
+                self._dir.folder,
+                packed,
+                journal,
+            )
 
     def _host(self) -> ServerHost:
         return ServerHost(
@@ -306,43 +419,50 @@ class ClipperServer:
         """Refuse new queries, wait for those in flight, then stop all parts. Idempotent.
 
         drain_s: seconds to wait; None: server.drain_s. Queries that are not answered by then fail.
+        An error of one part does not keep the others; errors are raised at the end, as one group.
         """
-        if self._closed or os.getpid() != self._pid:
+        if os.getpid() != self._pid:
             return
-        self._closed = True
+        if not self._closed:
+            self._closed = True
+            self._drain_s = self.config.server.drain_s if drain_s is None else drain_s
+            self._drain_until_s = time.monotonic() + self._drain_s
         atexit.unregister(self.close)
-        self._prediction.close()
-        self._endpoints.drain()
-        if drain_s != 0:
+        self._parts.close(max(self._drain_until_s, time.monotonic()) + _CLOSE_S)
+
+    def _drain_mesh(self) -> None:
+        if self._drain_s != 0:
             self._mesh.drain()
-        until = time.monotonic() + (self.config.server.drain_s if drain_s is None else drain_s)
-        self._rolling.stop()
-        self._deployment.refuse_new()
-        self._follower.stop()
+        # the time for queries begins once the others no longer send any
+        self._drain_until_s = time.monotonic() + self._drain_s
+
+    def _stop_streams(self) -> None:
         if self._streams is not None:
-            self._streams.stop(until - time.monotonic())
-        self._engine_memory.stop()
-        while self._endpoints.is_busy and time.monotonic() < until:
+            self._streams.stop(self._drain_until_s - time.monotonic())
+
+    def _health_of_streams(self) -> list[Health]:
+        return [] if self._streams is None else self._streams.health()
+
+    def _await_connections(self) -> None:
+        while self._endpoints.is_busy and time.monotonic() < self._drain_until_s:
             time.sleep(_DRAIN_POLL_S)  # their queries are still answered
+
+    def _await_queries(self) -> None:
         self._engines.refuse_new()
-        while self._engines.in_flight() and time.monotonic() < until:
+        while self._engines.in_flight() and time.monotonic() < self._drain_until_s:
             time.sleep(_DRAIN_POLL_S)
-        self._deployment.stop()
-        self._mesh.close()
-        self._dispatch.stop()
-        self._endpoints.stop()
-        self._decider_threads.close()
-        self._deployment.containers.stop()
-        self._parameters.stop()
-        self.catalog.close()
-        self._learning.close()
-        self._recorder.close()
-        self._store.close()
+
+    def _remove_listener(self) -> None:
         if self._listener is not None:
             self._listener.remove()
-        self._dir.close()
+
+    def _close_log(self) -> None:
         if self._log is not None:
             self._log.close()
+
+    def health(self) -> list[Health]:
+        """Return the threads, event loops and pools of this server with their states."""
+        return self._parts.health()
 
     def __enter__(self) -> Self:
         return self
@@ -444,17 +564,20 @@ class ClipperServer:
         promote: make the version the latest; otherwise `manage.promote` does so later.
         options: the options of the groups as single keywords, such as `replicas=2`.
 
+        Warns (ModelWarning) if the model fails on the rows of its warm-up.
+
         Raises PackagingError (PullFailed for a URL), InvalidInput, AlreadyExists, DeployFailed
-        (with the container's last lines); for tables DoesNotFit (this server has none),
-        TypeConflict (a table exists with other settings), ShardAway. Threads: any.
+        (with the container's last lines, or if the model fails on every batch); for tables
+        DoesNotFit (this server has none), TypeConflict (a table exists with other settings),
+        ShardAway. Threads: any.
         """
         self._check_open()
         keywords: dict[str, object] = dict(options)
         placement = grouped(Resources, resources, keywords)
         packages = grouped(Environment, environment, keywords)
         parameters = grouped(TableAccess, table_access, keywords)
-        if unknown := sorted(keywords):
-            raise TypeError(f"deploy() got an unexpected keyword argument {unknown[0]!r}")
+        options_of_groups = (*keywords_of(self.deploy), *DeployOptions.__annotations__)
+        refuse_unknown("ClipperServer.deploy", sorted(keywords), options_of_groups)
         input_type, output_type = types_of(input, output, inputs, outputs, schema)
         thing = chosen(name, model, command)
         thing = url_of(thing, sha256) or thing
@@ -473,10 +596,10 @@ class ClipperServer:
                 },
             )
             deployer = "process"
-            warmup_variable(warmup_text, str(type_of(input_type or "any")), name)
+            warmup_variable(warmup_text, str(InputType.parse(input_type or "any")), name)
         least, most = replica_bounds(name, placement.replicas, self.config.limits.replicas_max)
         settings = {
-            "output": str(type_of(output_type)),
+            "output": str(InputType.parse(output_type)),
             "replicas": least,
             "replicas_max": most,
             "batching": check_batching(
@@ -500,9 +623,13 @@ class ClipperServer:
                 placement.gpus,
             ),
         }
-        return self._deployment.deploy(
+        running = self._deployment.deploy(
             name, thing, version, packages.code, input_type, wait, promote, **settings
-        ).core
+        )
+        if trouble := self._deployment.warmup_error(running.model.id):
+            text = f"model '{running.model.id}' is deployed, but {trouble}"
+            warnings.warn(text, ModelWarning, stacklevel=2)
+        return running.core
 
     def model(self, name: str | VersionedModel) -> CoreModel | MeshModelHandle:
         """Return the handle of one model, which has predict(), predict_many() and put().
@@ -531,6 +658,18 @@ class ClipperServer:
         Raises StillLinked while an application needs it, unless `force` is set; UnknownModel.
         """
         self._deployment.retire(name, force=force)
+
+    def accept_store(self, *, restore: bool) -> int:
+        """Take a store that came back empty, older or as another for the one that is known here,
+        on all servers; return how many records were written.
+
+        restore: write back what is known here and missing there; otherwise what the store lacks is
+        gone. Covers the catalog and, of a node, the registry of its mesh. Does nothing to a store
+        that continues what is known. Raises StoreError.
+        """
+        self._check_open()
+        written = self.catalog.accept_store(restore=restore)
+        return written + self._mesh.take_store(restore=restore)
 
     def stages(self, name: str) -> dict[VersionedModel, Stage]:
         """Return the deployment stage of each version of a model that was started here.
@@ -715,7 +854,7 @@ class ClipperServer:
         if self._streams is None:
             from clipper.frontend.streams.stream_set import StreamSet
 
-            self._streams = StreamSet(self)
+            self._streams = StreamSet(self, self._processes)
         return self._streams
 
     # -- inspection
@@ -739,10 +878,27 @@ class ClipperServer:
         optional = {
             "mesh": self._mesh.stats(),
             "params": self._parameters.stats(),
-            "store": self._store.stats() if isinstance(self._store, CachedStore) else None,
+            "store": self._store_stats(),
         }
         present = {part: stats for part, stats in optional.items() if stats is not None}
         return cast(ServerStats, found | present)
+
+    def _store_stats(self) -> StoreStats | None:
+        """Return the connection to a remote store, and of any whether it is trusted; None for a
+        local one that is."""
+        store, refused = self._store, self.catalog.continuity.trouble or self._mesh.other_history
+        if isinstance(store, CachedStore):
+            return {**store.stats(), "refused": refused}
+        if not refused:
+            return None
+        return {
+            "name": store.name,
+            "connected": True,
+            "tries": 0,
+            "copy_age_s": None,
+            "away_s": 0.0,
+            "refused": refused,
+        }
 
     def recorded(self, application: str) -> Iterator[Recorded]:
         """Iterate over what the decoys of an application recorded, oldest first per decoy.
@@ -751,3 +907,12 @@ class ClipperServer:
         any.
         """
         return self._recorder.recorded(application)
+
+
+def _descriptors(config: Config) -> int:
+    """Return how many file descriptors a server opens while it starts, and some for containers and
+    clients. They are counted before anything is opened, since a part that lacks one fails in its
+    own words."""
+    listeners = (config.http.address, config.http.admin)
+    counts = ((12, config.server.state), (20, any(listeners)), (28, config.grpc.address))
+    return 24 + sum(count for count, wanted in counts if wanted)

@@ -7,12 +7,12 @@ connections; those that are open keep theirs. TLS 1.2 is the least.
 
 import hashlib
 import logging
-import os
 import ssl
 import threading
 from pathlib import Path
 from typing import NamedTuple
 
+from clipper.credential_file import stamp_of
 from clipper.errors import ConfigError
 from clipper.settings.http import TlsFiles
 
@@ -64,14 +64,7 @@ class Certificate:
             return True
 
     def _stamps(self) -> list[tuple[int, ...]]:
-        found: list[tuple[int, ...]] = []
-        for path in self.files:
-            try:
-                stat = os.stat(path)
-                found.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
-            except OSError:
-                found.append(())
-        return found
+        return [stamp_of(path) for path in self.files]
 
     def _made(self) -> tuple[ssl.SSLContext, Pem, int]:
         pem = Pem(

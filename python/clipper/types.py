@@ -1,7 +1,6 @@
 """Values that travel between modules: frozen, with no behaviour beyond their own notation.
 
-Invalid values raise ValueError; the module that takes a value from a person turns it into an
-error of its own.
+Invalid values raise InvalidInput, which is a ValueError.
 """
 
 import math
@@ -14,9 +13,11 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from clipper.errors import InvalidInput
 from clipper.schema import Tensors, TensorSpec, is_named
 from clipper.schema import UserValue as UserValue
 from clipper.version import VERSION as VERSION
+from clipper_core.results.answer import Answer as Answer
 
 # -- names
 
@@ -25,10 +26,10 @@ _NAME = re.compile(NAME_GRAMMAR)
 
 
 def check_name(name: str, noun: str = "name") -> str:
-    """Return `name` if it may name a model or an application; else raise ValueError. Names end up
+    """Return `name` if it may name a model or an application; else raise InvalidInput. Names end up
     in labels and URLs."""
     if not isinstance(name, str):
-        raise ValueError(f"{noun} name must be a str, not {type(name).__name__}.")
+        raise InvalidInput(f"{noun} name must be a str, not {type(name).__name__}.")
     if _NAME.fullmatch(name):
         return name
     shown = repr(name if len(name) <= 64 else name[:61] + "...")
@@ -41,23 +42,22 @@ def check_name(name: str, noun: str = "name") -> str:
     else:
         why = f"it starts with {name[0]!r}"
     rule = "Use lower-case letters, digits, '.', '_' and '-', starting with a letter or digit."
-    raise ValueError(f"bad {noun} name {shown}: {why}. {rule}")
+    raise InvalidInput(f"bad {noun} name {shown}: {why}. {rule}")
 
 
-OWN_CLASS = (  # `package.module:Class(...)`: the user's own
-    r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)(?:\((.*)\))?"
-)
+# `package.module:Class(...)`: the user's own
+OWN_CLASS = r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)(?:\((.*)\))?"
 
 
 def check_policy(text: str) -> str:
     """Return `text` if it has the form of a policy: a name, or `module:Class`, and perhaps settings
-    in parentheses; else raise ValueError."""
+    in parentheses; else raise InvalidInput."""
     if isinstance(text, str) and re.fullmatch(OWN_CLASS, text.strip(), re.S):
         return text
     name, open, rest = text.partition("(") if isinstance(text, str) else (text, "", "")
     check_name(name.strip() if isinstance(name, str) else name, "policy")
     if open and not rest.rstrip().endswith(")"):
-        raise ValueError(
+        raise InvalidInput(
             f"bad policy {text[:100]!r}: the parenthesis is not closed. Write exp3(eta=0.05)."
         )
     return text
@@ -74,11 +74,11 @@ class VersionedModel(msgspec.Struct, frozen=True, order=True, cache_hash=True):
 
     @classmethod
     def parse(cls, text: "str | VersionedModel") -> "VersionedModel":
-        """Return the model of a text such as 'svm' or 'svm:3'. Raises ValueError."""
+        """Return the model of a text such as 'svm' or 'svm:3'. Raises InvalidInput."""
         if isinstance(text, VersionedModel):
             return text
         if not isinstance(text, str):
-            raise ValueError(
+            raise InvalidInput(
                 "a model is named by a str such as 'svm' or 'svm:3', not by a"
                 f" {type(text).__name__}."
             )
@@ -87,7 +87,7 @@ class VersionedModel(msgspec.Struct, frozen=True, order=True, cache_hash=True):
         if not colon:
             return cls(name)
         if not re.fullmatch("[0-9]{1,10}", version) or not 1 <= int(version) <= VERSION_MAX:
-            raise ValueError(
+            raise InvalidInput(
                 f"bad version in {text[:200]!r}: a version is a whole number from 1, as in"
                 f" '{name}:3'."
             )
@@ -157,7 +157,7 @@ class InputType(msgspec.Struct, frozen=True):
     @classmethod
     def parse(cls, text: "str | Mapping[str, str] | InputType") -> "InputType":
         """Return the type that `text` denotes; numpy's names (`float64[64]`) are understood too. A
-        dict of types by name, or its JSON, denotes named tensors. Raises ValueError otherwise."""
+        dict of types by name, or its JSON, denotes named tensors. Raises InvalidInput otherwise."""
         if isinstance(text, InputType):
             return text
         if isinstance(text, Mapping) or (isinstance(text, str) and is_named(text)):
@@ -166,17 +166,17 @@ class InputType(msgspec.Struct, frozen=True):
                 return cls("bytes", (), True, named.specs)
             return cls("u8", (named.row_bytes,), False, named.specs)
         if not isinstance(text, str):
-            raise ValueError(
+            raise InvalidInput(
                 f"an input type is a str such as 'f64[64]', not a {type(text).__name__}."
             )
         compact = "".join(text.split()).lower()
         found = _TYPE.fullmatch(_OTHER_NAMES.get(compact, compact))
         dtype, dims = (_OTHER_NAMES.get(found[1], found[1]), found[2]) if found else ("", None)
         if dtype not in DTYPES:
-            raise ValueError(f"bad input type {text[:64]!r}. {_TYPE_HELP}")
+            raise InvalidInput(f"bad input type {text[:64]!r}. {_TYPE_HELP}")
         if dtype in ("str", "bytes", "any"):
             if dims is not None:
-                raise ValueError(f"bad input type {text[:64]!r}: {dtype!r} takes no shape.")
+                raise InvalidInput(f"bad input type {text[:64]!r}: {dtype!r} takes no shape.")
             return cls(dtype, (), dtype != "any")  # type: ignore[arg-type]  # one of DTYPES by the test above
         variable = dims == "*"
         shape = _parse_shape(text, dims) if dims is not None and not variable else ()
@@ -187,7 +187,7 @@ class InputType(msgspec.Struct, frozen=True):
         """Return the type of one input: a numpy array or scalar, a (nested) list of numbers, a
         number, str or bytes-like."""
         if isinstance(value, Mapping):
-            raise ValueError(
+            raise InvalidInput(
                 "an input of named tensors needs the model's schema, which is not known yet: deploy"
                 " or register the model with inputs=, or load it first."
             )
@@ -200,13 +200,13 @@ class InputType(msgspec.Struct, frozen=True):
             "bool" if array.dtype == np.bool_ else f"{array.dtype.kind}{array.dtype.itemsize * 8}"
         )
         if dtype not in DTYPES:
-            raise ValueError(f"no input type for numpy's {array.dtype}. {_TYPE_HELP}")
+            raise InvalidInput(f"no input type for numpy's {array.dtype}. {_TYPE_HELP}")
         if array.ndim > RANK_MAX:
-            raise ValueError(
+            raise InvalidInput(
                 f"an input of {array.ndim} dimensions: at most {RANK_MAX} are possible. Reshape it."
             )
         if 0 in array.shape:
-            raise ValueError(
+            raise InvalidInput(
                 f"no input type for an empty array of shape {array.shape}; name it, as in 'f64[*]'."
             )
         return cls(dtype, array.shape)  # type: ignore[arg-type]
@@ -239,11 +239,11 @@ _TYPE_HELP = (
 def _parse_shape(text: str, dims: str) -> tuple[int, ...]:
     parts = dims.split(",")
     if not all(re.fullmatch("[0-9]{1,10}", part) and 1 <= int(part) <= DIM_MAX for part in parts):
-        raise ValueError(
+        raise InvalidInput(
             f"bad input type {text[:64]!r}: dimensions are whole numbers from 1, or a single '*'."
         )
     if len(parts) > RANK_MAX:
-        raise ValueError(
+        raise InvalidInput(
             f"bad input type {text[:64]!r}: {len(parts)} dimensions, at most {RANK_MAX} are"
             " possible."
         )
@@ -254,7 +254,7 @@ def _as_array(value: object) -> "np.ndarray":
     try:
         return np.asarray(value)
     except (ValueError, TypeError, OverflowError) as error:
-        raise ValueError(f"no input type for this {type(value).__name__}: {error}") from None
+        raise InvalidInput(f"no input type for this {type(value).__name__}: {error}") from None
 
 
 ANY = InputType("any")
@@ -285,50 +285,6 @@ class PredictionRequest(msgspec.Struct, frozen=True, eq=False):
     context: UserValue = None
     id: str = ""
     outputs: tuple[str, ...] = ()
-
-
-class Answer(msgspec.Struct, frozen=True, eq=False):
-    """Answer to one query.
-
-    output: the combined output, or the application's default. confidence: 0 to 1; calibrated, if
-    the policy learns. agreement: how far the models agree, 0 to 1. is_default: no model answered
-    in time, or not with enough confidence; `reason` is the cause. models: those whose predictions
-    were used. missing: queried, without an answer in time; models that were no longer needed are
-    not missing. decided_by: the step of the decider that decided, such as `majority` or
-    `floor(fast)`; empty without any prediction. set: labels, the answer first, or (low, high),
-    that contain the truth with the share `coverage`. id: for feedback. request_id: the
-    caller's own `id`. qualifiers: values that models returned beside their outputs before the
-    decision.
-    """
-
-    output: UserValue
-    confidence: float = 1.0
-    is_default: bool = False
-    reason: str = ""
-    models: tuple[VersionedModel, ...] = ()
-    missing: tuple[VersionedModel, ...] = ()
-    latency_us: int = 0
-    id: str = ""
-    agreement: float = 1.0
-    decided_by: str = "all"
-    set: tuple[UserValue, ...] = ()
-    request_id: str = ""
-    qualifiers: dict[VersionedModel, Qualifiers] = {}
-
-    def __repr__(self) -> str:
-        output = repr(self.output)
-        parts = [
-            output if len(output) <= 60 else output[:57] + "...",
-            f"confidence={self.confidence:.3g}",
-        ]
-        if self.is_default:
-            parts.append(f"default: {self.reason}" if self.reason else "default")
-        if self.models:
-            parts.append("from " + ",".join(map(str, self.models)))
-        if self.missing:
-            parts.append("missing " + ",".join(map(str, self.missing)))
-        parts.append(f"{self.latency_us / 1000:.3g} ms")
-        return f"Answer({', '.join(parts)})"
 
 
 class Answers(msgspec.Struct, frozen=True, eq=False):
@@ -524,7 +480,8 @@ class Model(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.model/
     these may move, as a share of their norm, until a cached one is forgotten. warmup: what its
     containers run before they are ready: "" for made-up rows of its input's type, "off", or rows as
     JSON. command: the words of a command line that is a container, run in `folder`; target is their
-    text. source: of what is packed in target; None: it was not pulled. created_us, retired_us:
+    text. columns: names of the columns of an array, if the model was fitted on a DataFrame.
+    source: of what is packed in target; None: it was not pulled. created_us, retired_us:
     microseconds since 1970 by the wall clock; retired_us 0 while it serves.
     """
 
@@ -558,6 +515,7 @@ class Model(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.model/
     command: tuple[str, ...] = ()
     folder: str = ""
     source: PulledFrom | None = None
+    columns: tuple[str, ...] = ()
 
     @property
     def id(self) -> VersionedModel:

@@ -55,9 +55,8 @@ class Server:
             select.select([self.engine.events_fd], [], [], 0.05)
             for kind, conn, _, _, _ in self.engine.events():
                 if kind.name == "HELLO_RECEIVED":
-                    with contextlib.suppress(
-                        ANY_ERROR
-                    ):  # no memory: it is closed, because nobody lets it in
+                    # no memory: it is closed, because nobody lets it in
+                    with contextlib.suppress(ANY_ERROR):
                         self.engine.attach(conn, self.model.index, b"", size_max=16)
                 elif kind.name == "ATTACHED":
                     self.attached.add(conn)

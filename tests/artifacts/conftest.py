@@ -1,9 +1,8 @@
 """Real object stores: SeaweedFS, which implements S3, and an emulator of Google Cloud Storage."""
 
+import contextlib
 import json
 import shutil
-import subprocess
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from clipper_container.artifacts import ArtifactUrl, CachedArtifact, PullLimits, pull
-from tests.store.etcd_server import free_ports
+from tests.processes import Program, free_ports
 
 KEY, SECRET = "AKIACLIPPERTESTS", "a-secret-that-must-not-be-written-anywhere"
 FETCH = "python tools/fetch.py artifacts"
@@ -40,8 +39,7 @@ class S3Server:
         words += ["-master.volumeSizeLimitMB=64", "-s3", f"-s3.config={folder}/s3.json"]
         words += [f"-s3.port={port}", f"-s3.port.grpc={grpc}", "-s3.iam=false"]
         words += ["-s3.port.iceberg=0", "-s3.port.lance=0"]
-        with (folder / "log").open("wb") as log:
-            self.process = subprocess.Popen(words, stdout=log, stderr=log, cwd=folder)
+        self._words = words
         self.environment = {
             "AWS_ACCESS_KEY_ID": KEY,
             "AWS_SECRET_ACCESS_KEY": SECRET,
@@ -64,15 +62,14 @@ class S3Server:
     def put(self, key: str, content: bytes) -> None:
         self.store().put(key, content)
 
-    def wait(self) -> None:
-        until = time.monotonic() + 60
-        while time.monotonic() < until:
-            try:
-                self.put("ready", b"yes")
-                return
-            except Exception:
-                time.sleep(0.1)
-        pytest.fail((self._folder / "log").read_text()[-2000:])
+    def is_up(self) -> bool:
+        with contextlib.suppress(Exception):
+            self.put("ready", b"yes")
+            return True
+        return False
+
+    def running(self) -> Program:
+        return Program(*self._words, until=self.is_up, folder=self._folder)
 
 
 @pytest.fixture(scope="session")
@@ -81,12 +78,8 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     if shutil.which("weed") is None:
         pytest.skip(f"no weed: {FETCH}")
     server = S3Server(tmp_path_factory.mktemp("s3"))
-    try:
-        server.wait()
+    with server.running():
         yield server
-    finally:
-        server.process.kill()
-        server.process.wait()
 
 
 @pytest.fixture
@@ -107,27 +100,21 @@ def gcs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, bytes], None
     url, host = f"http://127.0.0.1:{port}", ["-host", "127.0.0.1", "-port", str(port)]
     words = [str(wrapper._get_binary_path()), "-scheme", "http", "-backend", "memory", *host]
     words += ["-public-host", f"127.0.0.1:{port}", "-external-url", url]
-    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
 
     def post(path: str, content: bytes, kind: str) -> None:
         request = urllib.request.Request(url + path, content, {"Content-Type": kind})
         urllib.request.urlopen(request, timeout=5).close()
 
-    try:
-        until = time.monotonic() + 30
-        while True:
-            try:
-                post("/storage/v1/b", b'{"name": "models"}', "application/json")
-                break
-            except OSError:
-                assert time.monotonic() < until
-                time.sleep(0.05)
-        upload = "/upload/storage/v1/b/models/o?uploadType=media&name="
+    def is_up() -> bool:
+        with contextlib.suppress(OSError):
+            post("/storage/v1/b", b'{"name": "models"}', "application/json")
+            return True
+        return False
+
+    upload = "/upload/storage/v1/b/models/o?uploadType=media&name="
+    with Program(*words, until=is_up):
         yield lambda key, content: post(upload + key, content, "application/octet-stream")
-    finally:
-        process.kill()
-        process.wait()
 
 
 Puller = Callable[..., CachedArtifact]

@@ -4,6 +4,8 @@ import contextlib
 import socket
 import threading
 
+from tests.threads import join
+
 
 class CuttingProxy:
     """Passes bytes on to a port of this host, and resets the first `cuts` connections on which more
@@ -28,7 +30,7 @@ class CuttingProxy:
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
             one.close()
-        self._thread.join()
+        join(self._thread)
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):

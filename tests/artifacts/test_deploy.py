@@ -38,7 +38,7 @@ def test_a_server_pulls_and_remembers(
     state = tmp_path / "state"
     with caplog.at_level(logging.DEBUG), clipper.start(state=str(state)) as server:
         model = server.deploy("svm", url, sha256=sha256)
-        assert model.predict(ROW).result() == pytest.approx(6.0)
+        assert model.predict(ROW, slo_ms=30_000).result() == pytest.approx(6.0)
         (record,) = server.catalog.view.versions["svm"]
         assert record.source is not None
         assert (record.source.url, record.source.sha256) == (url, sha256)
@@ -54,7 +54,7 @@ def test_a_server_pulls_and_remembers(
         history = json.dumps([repr(entry) for entry in server.manage.history()])
     with clipper.start(state=str(state)) as server:  # from the folder of the state
         server.wait_ready(20)
-        assert server.model("svm").predict(ROW).result() == pytest.approx(6.0)
+        assert server.model("svm").predict(ROW, slo_ms=30_000).result() == pytest.approx(6.0)
     written = (
         b"".join(path.read_bytes() for path in state.rglob("*") if path.is_file())
         + "".join([history, caplog.text]).encode()
@@ -76,7 +76,7 @@ def test_a_server_that_shares_the_store_pulls_too(s3: S3Server, tmp_path: Path) 
     shutil.rmtree(tmp_path / "a")  # as if it were another host
     with server("b") as two:
         two.wait_ready(20)
-        assert two.model("svm").predict(ROW).result() == pytest.approx(6.0)
+        assert two.model("svm").predict(ROW, slo_ms=30_000).result() == pytest.approx(6.0)
     shutil.rmtree(tmp_path / "b")
     s3.put("shared/model.onnx", linear(factor=3.0))
     with server("c") as three:
@@ -88,19 +88,19 @@ def test_a_server_that_shares_the_store_pulls_too(s3: S3Server, tmp_path: Path) 
 
 def test_the_mesh_pulls_where_it_loads(s3: S3Server, tmp_path: Path) -> None:
     s3.put("mesh/model.onnx", linear(factor=2.0))
-    state = tmp_path / "state"
-    with clipper.start(mesh=True, state=str(state)) as server:
+    state, passed = tmp_path / "state", {"env_pass": ["AWS_*"]}
+    with clipper.start(mesh=True, state=str(state), server=passed) as server:
         url = "s3://models/mesh/model.onnx"
         found = server.register_model("m1", url, load_now=True, sync=True)
         assert found.status == "LOADED", found.errors
-        assert server.model("m1").predict(ROW).result() == pytest.approx(6.0)
+        assert server.model("m1").predict(ROW, slo_ms=30_000).result() == pytest.approx(6.0)
         missing = server.register_model("m2", "s3://models/none.onnx", load_now=True, sync=True)
         assert missing.status == "LOADING_FAILED"
         assert "no such file or folder" in missing.errors[0]
     # a node that has not got it in its cache takes no other content than the first pull found
     shutil.rmtree(state / "artifacts")
     s3.put("mesh/model.onnx", linear(factor=3.0))
-    with clipper.start(mesh=True, state=str(state)) as server:
+    with clipper.start(mesh=True, state=str(state), server=passed) as server:
         changed = server.mesh.ensure_loaded("m1", sync=True)
         assert changed.status == "LOADING_FAILED"
         assert "has the SHA-256" in changed.errors[0]

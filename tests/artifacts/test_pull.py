@@ -4,7 +4,6 @@ the limit."""
 import dataclasses
 import hashlib
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -15,7 +14,10 @@ from pathlib import Path
 import pytest
 
 from clipper_container.artifacts import ArtifactUrl, PullError, PullLimits, examine, pull
+from clipper_container.artifacts.pull import _advice as advice
 from tests.artifacts.conftest import SECRET, Puller, S3Server
+from tests.processes import Program
+from tests.threads import join
 
 MIB = 1 << 20
 
@@ -91,13 +93,9 @@ def test_several_processes_transfer_it_once(
         "print(max(most, default=0))"
     )
     words = [sys.executable, "-c", script, "s3://models/shared.bin"]
-    environment = {**os.environ, **limits.environment()}
-    running = [
-        subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True)
-        for _ in range(3)
-    ]
-    seen = [int(process.communicate(timeout=60)[0]) for process in running]
-    assert sorted(seen) == [0, 0, 8 * MIB]
+    running = [Program(*words, environment=limits.environment(), apart=True) for _ in range(3)]
+    assert [program.wait() for program in running] == [0, 0, 0]
+    assert sorted(int(program.output) for program in running) == [0, 0, 8 * MIB]
 
 
 def test_a_killed_pull_is_resumed(s3: S3Server, pulls: Puller, limits: PullLimits) -> None:
@@ -110,11 +108,8 @@ def test_a_killed_pull_is_resumed(s3: S3Server, pulls: Puller, limits: PullLimit
         "pull(ArtifactUrl.parse(sys.argv[1]), PullLimits.from_environment(), progress)"
     )
     words = [sys.executable, "-c", script, "s3://models/killed.bin"]
-    environment = {**os.environ, **limits.environment()}
-    with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"there\n"
-        process.send_signal(signal.SIGKILL)
+    with Program(*words, environment=limits.environment()) as program:
+        program.until("there\n")
     assert not list((limits.folder / "objects").iterdir())  # nothing unfinished is served
     steps: list[int] = []
     found = pulls("s3://models/killed.bin", progress=lambda done, total: steps.append(done))
@@ -265,6 +260,16 @@ def test_two_threads_pull_one_url(s3: S3Server, limits: PullLimits) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        join(thread)
     assert len(found) == 4
     assert len(set(found)) == 1
+
+
+def test_missing_credentials_are_named_with_the_setting_that_passes_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url = ArtifactUrl.parse("s3://models/m.onnx")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    assert "env_pass" not in advice(url)
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    assert 'server.env_pass = ["AWS_*"]' in advice(url)

@@ -15,6 +15,7 @@ import pytest
 from clipper_container.artifacts import PullError
 from tests.artifacts.conftest import Puller
 from tests.frontend.certificates import Authority
+from tests.threads import join
 
 CONTENT = os.urandom(5 << 20)
 PASSWORD = "a-password-of-tests"
@@ -82,7 +83,7 @@ def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("SSL_CERT_FILE", authority.ca)
     yield f"https://localhost:{server.server_port}"
     server.shutdown()
-    thread.join()
+    join(thread)
     server.server_close()
 
 

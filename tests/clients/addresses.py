@@ -12,7 +12,7 @@ ROWS = np.arange(12.0).reshape(4, 3)
 SUMS = ROWS.sum(axis=1)
 FACTORS = np.arange(4.0)
 SCALED = ROWS * FACTORS[:, None]
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 
 
 class Addresses(NamedTuple):

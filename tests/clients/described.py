@@ -17,12 +17,13 @@ from tests.sizes import sized
 
 EXAMPLES, SEED = 3, 1
 PHASES = "examples,fuzzing,stateful"  # and "coverage", half of the time, in the full tier
+# the first two would start processes of what is made up; the last has no end
 LEFT_OUT = (
     "deploy",
     "importState",
     "stream",
     "createTable",  # which settings are possible depends on the optimizer
-)  # the first two would start processes of what is made up; the last has no end
+)
 _PATIENCE_S = 900
 
 

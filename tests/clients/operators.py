@@ -2,35 +2,23 @@
 
 import contextlib
 import json
-import os
 import shutil
-import signal
-import socket
 import subprocess
 import tempfile
-import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import clipper
+from bench.system.fixtures.store_servers import Redis
 from tests.clients.addresses import PATIENCE_S, Addresses, Done
+from tests.processes import Program, free_ports
 
 
 def found(name: str) -> str:
     return shutil.which(name) or ""
-
-
-def until(happens: Callable[[], Any]) -> Any:
-    """Call until it returns something true; return that. Errors: AssertionError after
-    PATIENCE_S."""
-    last = time.monotonic() + 3 * PATIENCE_S
-    while not (given := happens()):
-        assert time.monotonic() < last, "nothing happened"
-        time.sleep(0.05)
-    return given
 
 
 def promtool(at: Addresses) -> Done:
@@ -46,27 +34,25 @@ def promtool(at: Addresses) -> Done:
 
 
 def prometheus(at: Addresses) -> Done:
-    with tempfile.TemporaryDirectory(prefix="prometheus-") as folder, socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        own = f"127.0.0.1:{free.getsockname()[1]}"
+    with tempfile.TemporaryDirectory(prefix="prometheus-") as folder:
+        own = f"127.0.0.1:{free_ports(1)[0]}"
         job = {
             "job_name": "clipper",
             "scrape_interval": "1s",
             "static_configs": [{"targets": [at.admin]}],
         }
-        Path(folder, "prometheus.yml").write_text(
-            json.dumps({"scrape_configs": [job]})
-        )  # JSON is YAML
-        free.close()
+        # JSON is YAML
+        Path(folder, "prometheus.yml").write_text(json.dumps({"scrape_configs": [job]}))
         words = [
             f"--config.file={folder}/prometheus.yml",
             f"--storage.tsdb.path={folder}/data",
             f"--web.listen-address={own}",
         ]
-        with _running([found("prometheus"), *words, "--log.level=error"]):
-            until(lambda: _query(own, 'up{job="clipper"} == 1'))
+        words.append("--log.level=error")
+        with Program(found("prometheus"), *words, environment={"GOMAXPROCS": "1"}) as program:
+            program.until(lambda: _query(own, 'up{job="clipper"} == 1'))
             yield "scrape"
-            until(lambda: _query(own, 'clipper_queries_total{application="total"}'))
+            program.until(lambda: _query(own, 'clipper_queries_total{application="total"}'))
             yield "query"
 
 
@@ -79,48 +65,22 @@ def _query(address: str, query: str) -> Any:
 
 def redis_cli(_: Addresses) -> Done:
     with tempfile.TemporaryDirectory(prefix="redis-") as folder:
-        place = f"{folder}/redis.sock"
-        with _running(
-            [
-                found("redis-server"),
-                "--port",
-                "0",
-                "--unixsocket",
-                place,
-                "--save",
-                "",
-                "--dir",
-                folder,
-            ]
-        ):
+        redis = Redis(Path(folder))
+        with redis.program as program:
 
             def cli(*words: str) -> str:
-                command = [found("redis-cli"), "-s", place, *words]
+                command = [found("redis-cli"), "-s", redis.socket, *words]
                 return subprocess.run(command, capture_output=True, text=True, timeout=30).stdout
 
-            until(lambda: cli("PING") == "PONG\n")
             with clipper.start() as server:
                 server.deploy("sum", lambda rows: rows.sum(axis=1), input="f64[3]")
                 server.app("total", models=["sum"], slo_ms=10_000)
-                with server.stream("total", f"unix://{place}", source="records", answers="answers"):
+                with server.stream("total", redis.url, source="records", answers="answers"):
                     cli("XADD", "records", "*", "id", "r-17", "input", "[1, 2, 3]")
-                    answer = until(lambda: cli("XREAD", "STREAMS", "answers", "0").split())
+                    answer = program.until(lambda: cli("XREAD", "STREAMS", "answers", "0").split())
                     assert answer[answer.index("id") + 1] == "r-17"
                     assert float(answer[answer.index("output") + 1]) == 6.0
                     yield "XADD a record, XREAD its answer"
-
-
-@contextlib.contextmanager
-def _running(command: list[str]) -> Iterator[None]:
-    env = {**os.environ, "GOMAXPROCS": "1"}
-    process = subprocess.Popen(
-        command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        yield
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(30)
 
 
 OPERATORS: dict[str, Callable[[Addresses], Done]] = {

@@ -33,6 +33,7 @@ from tests.clients.addresses import (
 )
 
 README = Path(__file__).resolve().parents[2] / "README.md"
+NAMES = {"learns", "scale", "scaled", "total", "shout", "sum", "words"}
 BEGIN, END = "<!-- works with: begin -->", "<!-- works with: end -->"
 
 
@@ -77,15 +78,7 @@ def tritonclient_http(at: Addresses) -> Done:
         yield "named tensors"
         assert client.get_inference_statistics("total")["model_stats"][0]["inference_count"] >= 4
         yield "statistics"
-        assert {row["name"] for row in client.get_model_repository_index()} == {
-            "learns",
-            "scale",
-            "scaled",
-            "total",
-            "shout",
-            "sum",
-            "words",
-        }
+        assert {row["name"] for row in client.get_model_repository_index()} == NAMES
         client.load_model("sum")
         yield "repository"
         check_error(lambda: client.infer("totl", [given]), "did you mean 'total'?")
@@ -144,15 +137,7 @@ def tritonclient_grpc(at: Addresses) -> Done:
         yield "named tensors"
         assert client.get_inference_statistics("total").model_stats[0].inference_count >= 4
         yield "statistics"
-        assert {row.name for row in client.get_model_repository_index().models} == {
-            "learns",
-            "scale",
-            "scaled",
-            "total",
-            "shout",
-            "sum",
-            "words",
-        }
+        assert {row.name for row in client.get_model_repository_index().models} == NAMES
         client.load_model("sum")
         yield "repository"
         check_error(lambda: client.infer("totl", [given]), "did you mean 'total'?")

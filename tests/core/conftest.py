@@ -134,12 +134,10 @@ class World:
         completion = self.engine.completion
         assert completion.issued == completion.answered
         ended = self.counts()
-        hits = ended.pop(
-            "HIT", 0
-        )  # of a query of one task; a hit among several has a slot, and is issued
-        tasks = (
-            completion.issued - completion.ensemble_calls
-        )  # a verdict is issued and answered too
+        # of a query of one task; a hit among several has a slot, and is issued
+        hits = ended.pop("HIT", 0)
+        # a verdict is issued and answered too
+        tasks = completion.issued - completion.ensemble_calls
         assert sum(ended.values()) <= tasks <= sum(ended.values()) + hits, "a task is counted once"
         assert self.engine.snapshot()["queue_bytes"] == 0
 

@@ -40,6 +40,28 @@ def softmax(x):
     return e / e.sum()
 
 
+@pytest.mark.parametrize(("least", "columns"), [(0.0, [1, 2]), (1.0, [0, 1]), (0.0, [2])])
+def test_limited_counts_equal_numpy(least, columns):
+    rule, rng = RULES["squarecb"][0], np.random.default_rng(4)
+    for _ in range(200):
+        rows, counts = least + 100 * rng.random((5, 3)), float(rng.integers(1, 120))
+        evidence = (rows[:, columns] - least).max(axis=1)
+        share = np.minimum(1.0, counts / np.maximum(evidence, 1e-300))
+        expected = rows.copy()
+        expected[:, columns] = least + share[:, None] * (rows[:, columns] - least)
+        before, which = rows.copy(), np.array(columns, np.uint32)
+        assert np.array_equal(rule.limited(rows, which, least, counts), expected)
+        assert np.array_equal(rows, before), "nothing is changed in place"
+
+
+@pytest.mark.parametrize("columns", [np.array([3], np.uint32), np.zeros((1, 1), np.uint32)])
+def test_columns_that_a_row_has_not_are_refused(columns):
+    with pytest.raises(StatusError):
+        RULES["squarecb"][0].limited(np.zeros((5, 3)), columns, 0.0, 1.0)
+    with pytest.raises(StatusError):
+        RULES["squarecb"][0].limited(np.zeros((5, 3)), np.array([0]), 0.0, 1.0)
+
+
 def test_exp3_equals_numpy():
     """Compare with the paper's rule, section 5.1, in log space: s_i <- s_i exp(-eta L / p_i)."""
     rule, rng = Rule(RuleKind.EXP3, eta=0.1, floor=1e-6), np.random.default_rng(1)
@@ -81,6 +103,41 @@ def test_stacking_equals_numpy():
         step = np.array([p[v - 1] - (v == label) if v else 0.0 for v in votes])
         w = np.clip(w - 0.02 * step, 0, 20)
     assert np.abs(rows[:, 0] - w).max() <= 1e-9
+
+
+def test_stacking_of_a_label_that_is_right_in_part_equals_numpy():
+    """The loss is -s ln(p) - (1 - s) ln(1 - p): of votes, and of the same as evidence."""
+    rule, rng = Rule(RuleKind.STACKING, eta=0.02), np.random.default_rng(3)
+    rows, w = start((1.0,)), np.ones(5)
+    for _ in range(2000):
+        label, votes, s = int(rng.integers(1, 6)), rng.integers(0, 6, 5), rng.choice([0, 0.4, 1])
+        evidence = np.eye(6)[votes][:, 1:]
+        by_evidence = rule.stack_evidence(rows, evidence, label, 5.0, right=s)
+        rows = rule.stack(rows, votes, label, 5.0, right=s)
+        assert np.abs(by_evidence - rows).max() <= 1e-9
+        scores = np.array([w[votes == c].sum() for c in range(6)])
+        p = np.exp(scores[1:]) / np.exp(scores[1:]).sum()
+        step = np.array([p[v - 1] - (v == label) if v else 0.0 for v in votes])
+        w = np.clip(w - 0.02 * step * (s - p[label - 1]) / (1 - p[label - 1]), 0, 20)
+    assert np.abs(rows[:, 0] - w).max() <= 1e-9
+
+
+def test_a_label_that_is_certain_and_wrong_is_learned():
+    rule = Rule(RuleKind.STACKING, eta=0.02)
+    after = rule.stack(np.full((5, 1), 20.0), [1, 1, 1, 1, 1], 1, 2.0, right=0.0)
+    assert np.isfinite(after).all()
+    assert (after < 20.0).all()
+
+
+def test_log_odds_without_a_model_that_is_better_than_chance_are_odds():
+    rule = Rule(RuleKind.LOGODDS)
+    rows = np.array([(0.0, 0.0), (0.0, 8.0), (1.0, 8.0)])
+    accuracy = np.array([1 / 2, 1 / 10, 2 / 10])
+    for classes in (2.0, 3.0):
+        log_odds = np.log(accuracy * (classes - 1) / (1 - accuracy))
+        odds = accuracy / (1 - accuracy)
+        wanted = np.maximum(log_odds, 0) if (log_odds > 0).any() else odds
+        assert np.allclose(rule.weights(rows, classes), wanted / wanted.sum())
 
 
 def test_tsallis_probabilities_solve_their_equation():

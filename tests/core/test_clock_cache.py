@@ -476,9 +476,8 @@ def test_each_bit_of_a_row_flips_each_bit_of_the_key_half_the_time(
         rows[:, bit >> 3] ^= 1 << (bit & 7)
         flipped = (before ^ key_bits(keys_of(cache, rows))).mean(axis=0)
         rows[:, bit >> 3] ^= 1 << (bit & 7)
-        pairs = (
-            len(rows) if width > 2 else len(rows) // 2
-        )  # there, both rows of a pair are in the sample
+        # there, both rows of a pair are in the sample
+        pairs = len(rows) if width > 2 else len(rows) // 2
         assert abs(flipped - 0.5).max() < 6.5 * 0.5 / pairs**0.5
 
 

@@ -175,6 +175,7 @@ def test_golden_batches(vector: dict[str, Any]) -> None:
         compressed=bool(header.flags & Flag.COMPRESSED),
         sessions=meaning.get("sessions"),
         qualifiers=qualifiers,
+        partial=bool(header.flags & Flag.PARTIAL),
     )
     assert again == frame
 
@@ -583,9 +584,8 @@ def test_version_1_limits() -> None:
     for limits in ({"rows_max": 1}, {"bytes_max": 100}):
         with refused(Status.TOO_LARGE):
             decode_v1(message, **limits)
-    with refused(
-        Status.TOO_LARGE
-    ):  # a bomb: 4 KiB of block for 900 KiB of text, which the limit forbids
+    # a bomb: 4 KiB of block for 900 KiB of text, which the limit forbids
+    with refused(Status.TOO_LARGE):
         block = lz4.block.compress(bytes(900_000), store_size=False)
         content = struct.pack("<i", 900_000) + block
         decode_v1(struct.pack("<BII", 7, 1, len(content)) + content, bytes_max=100_000)

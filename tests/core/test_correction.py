@@ -249,11 +249,9 @@ def test_sessions_travel_with_their_rows(
     rows = open_rows(header, payload)
     assert kind == Kind.PREDICT
     assert rows.sessions is not None
-    assert rows.sessions.tolist() == [
-        7,
-        0,
-        2**64 - 1,
-    ], "the second row of session 7 joined the first"
+    assert rows.sessions.tolist() == [7, 0, 2**64 - 1], (
+        "the second row of session 7 joined the first"
+    )
     assert receiver.container.send(
         encode_rows(Kind.REPLY, np.array([70, 1, 2]), id=header.id, checked=checked)
     )

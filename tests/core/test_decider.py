@@ -463,11 +463,9 @@ def test_a_schedule_goes_from_step_to_step() -> None:
         2,
         0b100,
     )
-    assert decider.decide(votes, 20_000, 20_000)[:3] == (
-        "answer",
-        2,
-        0,
-    ), "the floor has not come: nothing"
+    assert decider.decide(votes, 20_000, 20_000)[:3] == ("answer", 2, 0), (
+        "the floor has not come: nothing"
+    )
 
 
 def test_when_nothing_is_on_its_way_the_remaining_steps_do_not_wait() -> None:

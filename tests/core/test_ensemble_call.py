@@ -310,7 +310,7 @@ def test_the_engine_closes(world: World, starts_us: tuple[int, int]) -> None:
     future = predict_ensemble(models, ALL, 1.0, 50_000, starts_us=starts_us)
     world.step()
     world.engine.finish()
-    assert future.wait(5)
+    assert future.wait(60)
     assert future.verdict == (0, 0, 0)
     assert set(statuses_of(future)) <= {"CLOSED", "UNNEEDED"}
     del future
@@ -324,7 +324,7 @@ def test_a_killed_engine_leaves_no_waiter_blocked(world: World) -> None:
     world.step()
     world.engine.kill(Status.FORKED)
     with pytest.raises(StatusError):
-        future.wait(5)
+        future.wait(60)
 
 
 def test_a_mailbox_is_notified_once_by_the_verdict(world: World) -> None:

@@ -8,9 +8,10 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import types
 from collections.abc import Callable
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -254,6 +255,55 @@ def test_an_ensembles_finisher_runs_once(world: World) -> None:
     assert again.result(0) == 9.0, "all three were in the cache"
 
 
+def test_finish_runs_once_whoever_reads_and_again_after_an_error(world: World) -> None:
+    """Readers on several threads get one outcome; those that come while it is made wait for it."""
+    model = world.model()
+    world.container(model)
+    readers, laps = 4, 200
+    for lap in range(laps):
+        runs: list[int] = []
+        begin = threading.Barrier(readers)
+
+        def finish(future: Future, runs: list[int] = runs) -> object:
+            runs.append(1)
+            time.sleep(0)  # lets another thread run, as a policy that waits does
+            return object()
+
+        future = predict_all((model,), float(lap), finish=finish)
+        world.serve()
+
+        def read(future: Future = future, begin: threading.Barrier = begin) -> object:
+            begin.wait()
+            return future.result(0)
+
+        with ThreadPoolExecutor(readers) as pool:
+            found = {*pool.map(lambda _, read=read: read(), range(readers))}
+        assert (len(found), len(runs)) == (1, 1)
+
+    attempts = []
+
+    def fail_once(future: Future) -> int:
+        attempts.append(1)
+        if len(attempts) == 1:
+            raise ValueError("the first time")
+        return 7
+
+    future = predict_all((model,), -1.0, finish=fail_once)
+    world.serve()
+    with pytest.raises(ValueError, match="the first time"):
+        future.result(0)
+    assert [future.result(0), future.result(0), len(attempts)] == [7, 7, 2]
+
+
+def test_a_finish_that_asks_for_its_own_result_is_refused(world: World) -> None:
+    model = world.model()
+    world.container(model)
+    future = predict_all((model,), 1.0, finish=lambda future: future.result(0))
+    world.serve()
+    with pytest.raises(RuntimeError, match="by the function that makes it"):
+        future.result(0)
+
+
 @pytest.mark.parametrize("timeout", [0, -1, 0.001])
 def test_waiting_is_bounded(world: World, timeout: float) -> None:
     future = world.model().predict(1.0)
@@ -333,7 +383,7 @@ def test_a_future_outlives_its_engine(end: str) -> None:
     gc.collect()
     for future in futures:
         with pytest.raises(StatusError, match=r"CLOSED|shutting down"):
-            future.result(5)
+            future.result(60)
     assert completion.issued == completion.answered == 404
     assert hit.result().tolist() == list(range(5))
 

@@ -16,22 +16,9 @@ from clipper_core.engine.engine import Engine
 from clipper_core.engine.model import Model, predict_all, predict_ensemble
 from clipper_core.results.decider import Decider, Rule, Step
 from clipper_core.runtime.status import Status, StatusError
+from tests.core.test_dtype import NUMPY
 
 World = Any  # tests/core/conftest.py
-NUMPY = {
-    "bool": "?",
-    "u8": "u1",
-    "i8": "i1",
-    "u16": "u2",
-    "i16": "i2",
-    "u32": "u4",
-    "i32": "i4",
-    "u64": "u8",
-    "i64": "i8",
-    "f16": "f2",
-    "f32": "f4",
-    "f64": "f8",
-}
 
 
 @pytest.mark.parametrize("name", NUMPY)
@@ -82,6 +69,13 @@ def accepted(x: Any, name: str, shape: tuple[int, ...]) -> Any:
     wherever their values fit, except those of signed arrays for an unsigned type; other types only
     by casts of the same kind."""
     array, wanted = np.asarray(x), np.dtype(NUMPY[name])
+    if isinstance(x, np.ma.MaskedArray) and np.any(x.mask):
+        if x.dtype.kind != "f":
+            return None
+        array = x.filled(np.nan)
+    if isinstance(x, list) and wanted.kind == "u" and all(type(each) is int for each in x):
+        fits = all(0 <= each < 2 ** (8 * wanted.itemsize) for each in x)
+        return np.array(x, wanted) if fits and len(x) == shape[0] else None
     whole = array.dtype.kind in "iu" and wanted.kind in "iu"
     if array.shape != shape:
         return None
@@ -95,7 +89,12 @@ def accepted(x: Any, name: str, shape: tuple[int, ...]) -> Any:
         return None
     if whole and not isinstance(x, np.ndarray):
         return array.astype(wanted)
-    return array.astype(wanted) if np.can_cast(array.dtype, wanted, "same_kind") else None
+    if not np.can_cast(array.dtype, wanted, "same_kind"):
+        return None
+    row = array.astype(wanted)
+    if wanted.kind == "f" and (np.isinf(row) & np.isfinite(array)).any():
+        return None
+    return row.view(np.uint8) != 0 if wanted.kind == "b" else row
 
 
 lists = st.one_of(
@@ -111,6 +110,15 @@ lists = st.one_of(
         hnp.array_shapes(max_dims=2, max_side=3),
         elements=st.integers(0, 1),
     ),
+    st.lists(st.floats(), min_size=3, max_size=3),
+    st.lists(st.sampled_from([0, 2**53 + 1, 2**63, 2**64 - 1, -1]), min_size=3, max_size=3),
+    hnp.arrays(st.sampled_from(["f8", "f4", ">f8"]), st.just((3,)), elements=st.floats(width=32)),
+    hnp.arrays("u1", st.just((3,)), elements=st.sampled_from([0, 1, 2, 255])).map(
+        lambda array: array.view(bool)
+    ),
+    st.just(np.ma.masked_array([1.0, 2.0, 3.0], [False, True, False])),
+    st.just(np.ma.masked_array([1, 2, 3], [False, True, False])),
+    st.just(np.ma.masked_array([1, 2, 3], [False, False, False])),
     st.just("abc"),
     st.just(None),
     st.just([[1], [2, 3]]),
@@ -255,10 +263,41 @@ def test_models_that_cannot_be_are_refused(
     assert world.engine.snapshot()["models"] == []
 
 
-@pytest.mark.parametrize("slo_ms", [0, -1, 0.0001, 2**43 / 1000, 1e30])
-def test_slos_have_bounds(world: World, slo_ms: float) -> None:
-    with pytest.raises(StatusError, match="an SLO must lie between"):
-        world.model().predict(1.0, slo_ms=slo_ms)
+@pytest.mark.parametrize(
+    "slo_ms",
+    [
+        0,
+        -1,
+        2**43 / 1000,
+        1e30,
+        10**400,
+        math.nan,
+        math.inf,
+        -math.inf,
+        1e308,
+        "100",
+        b"1",
+        [1],
+        {},
+        True,
+    ],
+)
+def test_slos_have_bounds(world: World, slo_ms: Any) -> None:
+    model = world.model()
+    for predict in (
+        lambda: model.predict(1.0, slo_ms=slo_ms),
+        lambda: model.predict_many([1.0], slo_ms=slo_ms),
+    ):
+        with pytest.raises(StatusError, match="it must lie above 0") as refused:
+            predict()
+        assert len(str(refused.value)) < 200
+
+
+@pytest.mark.parametrize("slo_ms", [None, 1e-9, np.int64(500), np.float32(500)])
+def test_an_slo_is_any_number(world: World, slo_ms: Any) -> None:
+    model = world.model()
+    assert model.predict(1.0, slo_ms=slo_ms).status() == Status.PENDING
+    assert model.predict_many([1.0], slo_ms=slo_ms).status() == Status.PENDING
 
 
 def test_every_class_of_slo_has_a_lane(world: World) -> None:
@@ -322,6 +361,27 @@ def test_the_first_input_settles_the_type(world: World) -> None:
     world.serve()
     assert future.result(0) == 3.0
     assert container.inbox == []
+
+
+def test_a_refusal_by_the_type_of_a_query_that_failed_says_so(world: World) -> None:
+    model = world.model("any")
+    model.on_untyped = settle
+    container = world.container(model)
+    failed = model.predict([1.0, 2.0])
+    world.step()
+    container.read()
+    container.fail("three, please")
+    world.step()
+    assert failed.status() == Status.MODEL_ERROR
+    with pytest.raises(StatusError, match="no query has been answered yet") as caught:
+        model.predict([1.0, 2.0, 3.0])
+    assert "f64[2] is what its first query had" in str(caught.value)
+    answered = model.predict([3.0, 4.0])
+    world.serve()
+    assert answered.result(0) == 7.0
+    with pytest.raises(StatusError) as caught:
+        model.predict([1.0, 2.0, 3.0])
+    assert "first query" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -405,9 +465,10 @@ def test_many_of_another_shape_are_refused_whole(world: World, rows: Any) -> Non
 
 
 @pytest.mark.parametrize("rows", [[], np.zeros((0, 2))], ids=["list", "array"])
-def test_no_rows_are_refused(world: World, rows: Any) -> None:
-    with pytest.raises(StatusError):
-        world.model("f64", (2,)).predict_many(rows)
+def test_no_rows_have_no_outputs(world: World, rows: Any) -> None:
+    future = world.model("f64", (2,)).predict_many(rows)
+    assert (future.done(), len(future), len(future.result(0))) == (True, 0, 0)
+    assert world.engine.completion.issued == 0
 
 
 def test_what_fails_half_way_leaves_nothing_open(world: World) -> None:

@@ -128,7 +128,7 @@ def test_the_end_of_both(world: World, first: int) -> None:
     assert not any(future.done() for future in futures)
     world.engines[1 - first].end_tasks()
     assert all([future.status(i) for i in range(2)] == [Status.CLOSED] * 2 for future in futures)
-    assert all(future.wait(5) for future in futures)
+    assert all(future.wait(60) for future in futures)
     world.check()
     for engine in world.engines:
         engine.finish()

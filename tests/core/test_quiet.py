@@ -166,9 +166,8 @@ def test_links_that_rest_keep_no_buffer(world: World) -> None:
     world.step()
     for conn in conns:
         world.engine.outgoing(conn, world.now_us)
-        assert world.engine.receive(
-            conn, encode_frame(Kind.HEARTBEAT), world.now_us
-        )  # needless, and no harm
+        # needless, and no harm
+        assert world.engine.receive(conn, encode_frame(Kind.HEARTBEAT), world.now_us)
     for _ in range(2):
         world.step(30_000)
     assert waiting < 2048

@@ -181,11 +181,9 @@ def test_rows_are_written_where_they_are_wanted(shard: Shard, dtype: int) -> Non
 def test_places_outside_are_refused_and_the_connection_goes_on(shard: Shard) -> None:
     worker, ids = Worker(shard), np.arange(10)
     head, about = pull(worker, ids, 0)
-    assert (head["kind"], head["rows"], about) == (
-        REFUSED,
-        NOT_SHARED,
-        bytes(8),
-    ), "it shares nothing yet"
+    assert (head["kind"], head["rows"], about) == (REFUSED, NOT_SHARED, bytes(8)), (
+        "it shares nothing yet"
+    )
     with opened(memory_file(4096)) as fd, mmap.mmap(fd, 4096) as seen:
         share(worker, fd)
         for offset in (4096 - 192, 4032, 4096, 1 << 40, (1 << 64) - 64, 1, 32):
@@ -240,10 +238,9 @@ def test_descriptors_that_were_not_requested_are_closed(shard: Shard) -> None:
         for _ in range(5):
             assert share(worker, *[fd] * 4)["kind"] == ANSWER
         for _ in range(5):
-            assert share(worker, *[fd] * 40)["kind"] in (
-                ANSWER,
-                REFUSED,
-            ), "more than it has room for"
+            assert share(worker, *[fd] * 40)["kind"] in (ANSWER, REFUSED), (
+                "more than it has room for"
+            )
         for _ in range(5):
             head = share(unadmitted, fd)
             assert (head["kind"], head["rows"]) == (REFUSED, NOT_ADMITTED)

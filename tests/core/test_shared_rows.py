@@ -141,7 +141,7 @@ def test_a_batch_is_a_run_of_a_region_that_is_announced_once(world: World, check
         _, runs = mapper.batches[0]
         assert [(run[1], run[2]) for run in runs] == [(5 * turn, 5)]
         mapper.reply()
-        assert [future.result(1) for future in futures] == [k * WIDE for k in keys]
+        assert [future.result(60) for future in futures] == [k * WIDE for k in keys]
         world.step()
     assert mapper.kinds.count(Kind.REGION) == 1
     assert set(mapper.flags) == {Flag.SHARED | (Flag.CHECKED if checked else 0)}
@@ -157,7 +157,7 @@ def test_a_batch_around_the_end_of_the_ring_is_two_runs(world: World) -> None:
         futures = ask(world, model, mapper, keys)
         runs = mapper.batches[0][1]
         mapper.reply()
-        assert [future.result(1) for future in futures] == [k * WIDE for k in keys]
+        assert [future.result(60) for future in futures] == [k * WIDE for k in keys]
         world.step()
     assert [run[1:] for run in runs] == [(13, 3), (0, 6)]
     mapper.close()
@@ -175,7 +175,7 @@ def test_a_batch_over_two_lanes_names_two_regions(world: World) -> None:
     assert len({number for number, _, _ in runs}) == 2
     assert mapper.kinds.count(Kind.REGION) == 2
     mapper.reply()
-    assert [future.result(1) for future in futures] == [k * WIDE for k in (1, 2, 3, 4)]
+    assert [future.result(60) for future in futures] == [k * WIDE for k in (1, 2, 3, 4)]
     mapper.close()
 
 
@@ -186,7 +186,7 @@ def test_regions_are_announced_again_to_a_container_that_reconnects(world: World
     world.engine.lost(first.conn, world.now_us)
     second = Mapper(world, model)
     second.reply()
-    assert future.result(1) == 7 * WIDE
+    assert future.result(60) == 7 * WIDE
     assert second.kinds.count(Kind.REGION) == 1
     first.close()
     second.close()
@@ -200,7 +200,7 @@ def test_one_that_shares_beside_one_that_does_not(world: World) -> None:
     for container in (mapper, plain):
         container.read()
         container.reply()
-    assert [future.result(1) for future in futures] == [k * WIDE for k in range(4)]
+    assert [future.result(60) for future in futures] == [k * WIDE for k in range(4)]
     assert (mapper.flags, plain.flags) == ([Flag.SHARED], [0])
     mapper.close()
 
@@ -228,7 +228,7 @@ def test_when_rows_go_over_the_socket(world: World, why: str) -> None:
     if why == "protocol":
         assert len(world.engine.outgoing(mapper.conn, world.now_us)) == 9 + 8 * WIDE
         assert mapper.send(np.array([5.0]).tobytes())
-        assert future.result(1) == 5.0
+        assert future.result(60) == 5.0
         return
     if why == "variable":
         assert world.engine.outgoing(mapper.conn, world.now_us)[8] == Flag.VARIABLE
@@ -238,7 +238,7 @@ def test_when_rows_go_over_the_socket(world: World, why: str) -> None:
         mapper.reply()
         world.step()
         mapper.read()
-    assert future.result(1) == x.sum()
+    assert future.result(60) == x.sum()
     assert set(mapper.flags) == {0}
     assert not mapper.regions
 
@@ -250,7 +250,7 @@ def test_a_late_answer_of_rows_that_lie_there_still_is_kept(world: World) -> Non
     world.step(60_000)
     assert early.status() == Status.DEADLINE
     mapper.reply()
-    assert model.predict(row(5)).result(1) == 5 * WIDE
+    assert model.predict(row(5)).result(60) == 5 * WIDE
     mapper.close()
 
 
@@ -338,10 +338,8 @@ def test_an_engine_takes_its_regions_with_it(new_world: Callable[..., World]) ->
     model = wide(world, cached=False)
     mapper = Mapper(world, model)
     ask(world, model, mapper, [1], 100)
-    assert mine() == (
-        before[0] + 2,
-        before[1] + 2,
-    )  # the ring's, and the mapper's (an mmap keeps a descriptor)
+    # the ring's, and the mapper's (an mmap keeps a descriptor)
+    assert mine() == (before[0] + 2, before[1] + 2)
     mapper.close()
     assert mine() == (before[0] + 1, before[1] + 1)
 
@@ -414,9 +412,8 @@ def test_a_descriptor_comes_with_its_frame_behind_a_full_socket(tmp_path: Path) 
     try:
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(10)
-            early = model.predict(
-                np.full(1 << 17, 1.0), 20_000
-            )  # its lane is private: nobody shares yet
+            # its lane is private: nobody shares yet
+            early = model.predict(np.full(1 << 17, 1.0), 20_000)
             sock.connect(str(tmp_path / "s"))
             sock.sendall(encode_frame(Kind.HELLO, b"hello"))
             engine.attach(await_hello(engine), 0, b"welcome", shared=True, mode=STATIC, size_max=1)
@@ -435,7 +432,7 @@ def test_a_descriptor_comes_with_its_frame_behind_a_full_socket(tmp_path: Path) 
             os.close(seen[1][2][0])
             for number in (1, 2):
                 sock.sendall(encode_rows(Kind.REPLY, np.array([float(number)]), id=number))
-            assert (early.result(10), late.result(10)) == (1.0, 2.0)
+            assert (early.result(60), late.result(60)) == (1.0, 2.0)
     finally:
         loop.stop()
         thread.join()

@@ -54,3 +54,30 @@ def test_bound_classes_are_what_results_raise() -> None:
     """Binding is for good, so the test runs in a process of its own."""
     run = subprocess.run([sys.executable, "-c", BIND], capture_output=True, text=True, check=False)
     assert (run.stdout, run.stderr) == ("bound\n", "")
+
+
+KEYWORDS = """
+from clipper_core.runtime.status import bind_keywords, refuse_keyword
+from clipper_core.runtime.timer_wheel import TimerWheel
+def text(**given):
+    try:
+        TimerWheel(**given)
+    except TypeError as error:
+        return f"{type(error).__name__}: {error}"
+print(text(capacty=3))
+class Meant(TypeError): pass
+def refuse(function, unknown, names):
+    raise Meant(f"{function} {unknown} {names}")
+bind_keywords(refuse)
+print(text(capacty=3))
+"""
+
+
+def test_a_compiled_function_refuses_a_keyword_as_was_bound() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", KEYWORDS], capture_output=True, text=True, check=True
+    )
+    plain, bound = done.stdout.splitlines()
+    assert "__cinit__() has no keyword 'capacty'; it has " in plain
+    assert plain.startswith("TypeError")
+    assert bound.startswith("Meant: __cinit__ ('capacty',) [")

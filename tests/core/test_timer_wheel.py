@@ -300,9 +300,8 @@ def test_a_crowd_seconds_ahead_is_moved_before_it_is_urgent() -> None:
     """Polled by `next_us`, a step at the deadline finds the tickets at the finest level: no call is
     spent on moving."""
     wheel = TimerWheel(0)
-    start_us = (
-        4 * 65536 * 64
-    )  # where a bucket of the third level begins: its entries are urgent as time enters it
+    # where a bucket of the third level begins: its entries are urgent as time enters it
+    start_us = 4 * 65536 * 64
     for ticket in range(100_000):
         wheel.insert(start_us + ticket, ticket)
     fired: list[int] = []

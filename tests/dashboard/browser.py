@@ -30,9 +30,10 @@ class Chromium:
         self._folder = tempfile.mkdtemp(prefix="dashboard-browser-")
         low_in, ours_out = os.pipe()
         ours_in, low_out = os.pipe()
+        # 3 and 4 are its own
         theirs_in, theirs_out = (
             fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (low_in, low_out)
-        )  # 3 and 4 are its own
+        )
         command = [
             found(),
             "--headless=new",

@@ -6,6 +6,7 @@ import http.client
 import json
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -240,9 +241,7 @@ def ticked(feed: Feed, clock: list[float], times: int, sources: Scripted) -> Non
         feed.tick()
 
 
-def test_a_viewer_gets_the_present_and_the_past_and_then_each_second(
-    clock: list[float],
-) -> None:
+def test_a_viewer_gets_the_present_and_the_past_and_then_each_second(clock: list[float]) -> None:
     sources = Scripted()
     feed = Feed(sources, 4)
     ticked(feed, clock, 25, sources)
@@ -322,6 +321,24 @@ def test_a_viewer_that_missed_something_is_disconnected_and_starts_again(
     assert feed.viewer_count == 0
 
 
+def test_a_store_with_another_content_is_told(clock: list[float]) -> None:
+    class Refusing(Scripted):
+        refused = "store redis://one has lost the catalog"
+
+        def stats(self) -> dict[str, Any]:
+            store = {"name": "redis://one", "connected": True, "refused": self.refused}
+            return {**super().stats(), "store": store}
+
+    sources = Refusing()
+    feed = Feed(sources, 1)
+    page = Page().watch(feed)
+    ticked(feed, clock, 1, sources)
+    assert "has lost the catalog" in page.events()[-1][1]["store"]
+    sources.refused = ""
+    ticked(feed, clock, 1, sources)
+    assert page.events()[-1][1]["store"] == ""
+
+
 def test_the_slowest_queries_of_the_last_minutes_are_listed(clock: list[float]) -> None:
     sources = Scripted()
     feed = Feed(sources, 4)
@@ -348,13 +365,13 @@ def test_a_reading_that_fails_is_tried_again() -> None:
             self.tries += 1
             if self.tries < 3:
                 raise clipper.ClipperError("not now.")
-            feed._ending.set()
+            feed._worker.request_stop()
             return super().stats()
 
     sources = Failing()
     feed = Feed(sources, 1, period_s=0.001)
     feed.start()
-    feed._thread.join(PATIENCE_S)
+    assert feed._worker.join(time.monotonic() + PATIENCE_S)
     assert sources.tries == 3
     feed.stop()
 
@@ -440,9 +457,8 @@ def test_a_server_reports_its_state(server: clipper.ClipperServer) -> None:
     line.close()
     assert [one["name"] for one in seen["about"]["applications"]] == ["total"]
     assert [one["id"] for one in seen["about"]["models"]] == ["sum:1"]
-    assert {"verb", "event"} <= {
-        key for one in seen["about"]["events"] for key in one
-    }  # changes, and containers
+    # changes, and containers
+    assert {"verb", "event"} <= {key for one in seen["about"]["events"] for key in one}
     assert seen["now"]["models"]["sum:1"]["replicas"][0]["rss"] > 1 << 20
     assert seen["now"]["troubles"] == {"sum:1": ["ready", "", ""]}
     slow = seen["now"]["slowest"][0]
@@ -507,7 +523,7 @@ def test_a_page_of_this_listener_may_manage_and_others_may_not(
 
 
 def test_with_a_token_the_files_are_for_all_and_the_figures_are_not() -> None:
-    with clipper.start(http={"admin": "127.0.0.1:0", "token": "secret"}, **QUICK) as server:
+    with clipper.start(http={"admin": "127.0.0.1:0", "token": "5f3a-token"}, **QUICK) as server:
         at = server.admin_address
         assert ask(at, "GET", "/dashboard").status == 200
         assert ask(at, "GET", "/", headers={"accept": "text/html"}).status == 303
@@ -515,9 +531,9 @@ def test_with_a_token_the_files_are_for_all_and_the_figures_are_not() -> None:
         for path in ("/admin/stream", "/admin/configuration"):
             assert ask(at, "GET", path).status == 401
         settings = ask(
-            at, "GET", "/admin/configuration", headers={"authorization": "Bearer secret"}
+            at, "GET", "/admin/configuration", headers={"authorization": "Bearer 5f3a-token"}
         )
-        assert b"secret" not in settings.body
+        assert b"5f3a-token" not in settings.body
 
 
 def test_without_a_dashboard_there_is_neither_page_nor_thread() -> None:

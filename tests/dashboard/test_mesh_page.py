@@ -7,7 +7,7 @@ import pytest
 import clipper
 from clipper.mesh.membership import MeshMembership
 from tests.dashboard.browser import Page, found
-from tests.dashboard.test_page import AXE, fill, opened, press
+from tests.dashboard.test_page import AXE, SILENCE, fill, opened, press
 from tests.frontend.conftest import QUICK, warm_workers
 from tests.frontend.fake_mesh import FakeMesh
 
@@ -73,3 +73,16 @@ def test_readers_of_screens_and_small_screens(
         page.run(AXE.read_text() + "; true")
         shown = "[v.id, v.help, v.nodes.slice(0, 3).map(n => n.html.slice(0, 160))]"
         assert page.run(f"axe.run('#mesh').then(r => r.violations.map(v => {shown}))") == []
+
+
+def test_the_mesh_is_not_asked_again_before_it_has_answered(
+    page: Page, server: clipper.ClipperServer
+) -> None:
+    """A browser has few connections to a server; the page's own stream needs one of them."""
+    opened(page, server)
+    page.until("document.querySelectorAll('#mesh .held tbody tr').length === 50")
+    page.run(SILENCE)
+    page.until("asked.filter((path) => path.includes('/mesh/')).length === 2")
+    page.run("window.last = clipperFeed.fine.at(-1).t")
+    page.until("clipperFeed.fine.filter((row) => row.t > last).length >= 4", 60)
+    assert page.run("asked.filter((path) => path.includes('/mesh/')).length") == 2

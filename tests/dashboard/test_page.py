@@ -15,6 +15,7 @@ import pytest
 import clipper
 from tests.dashboard.browser import PATIENCE_S, Page, found
 from tests.frontend.conftest import QUICK, warm_workers
+from tests.threads import join
 
 pytestmark = pytest.mark.skipif(not found(), reason="no chromium: python tools/fetch.py chromium")
 AXE = Path(__file__).parents[2] / "dashboard" / "node_modules" / "axe-core" / "axe.min.js"
@@ -65,7 +66,7 @@ def load(server: clipper.ClipperServer) -> Iterator[None]:
     asking.start()
     yield
     ending.set()
-    asking.join()
+    join(asking)
 
 
 def opened(page: Page, server: clipper.ClipperServer, path: str = "/") -> Page:
@@ -88,11 +89,12 @@ def fill(page: Page, selector: str, value: str) -> None:
     """Fill a field or choose an option; return when the page has taken it in."""
     field = f"document.querySelector({json.dumps(selector)})"
     page.until(field)
-    page.run(
-        f"(e => {{ e.value = {json.dumps(value)}; for (const kind of ['input', 'change'])"
-        f" e.dispatchEvent(new Event(kind, {{bubbles: true}})) }})({field})"
+    # Again if the page was drawn anew before it had taken it in.
+    page.until(
+        f"(e => e.value === {json.dumps(value)} || void (e.value = {json.dumps(value)},"
+        f" ['input', 'change'].forEach(kind => e.dispatchEvent(new Event(kind, {{bubbles: true}})))"
+        f"))({field})"
     )
-    page.until(f"{field}.value === {json.dumps(value)}")
 
 
 def press(page: Page, within: str, text: str) -> None:
@@ -180,7 +182,9 @@ def test_a_query_by_hand_is_answered_and_its_feedback_counts(
     page: Page, server: clipper.ClipperServer
 ) -> None:
     opened(page, server)
-    page.until("document.querySelectorAll('#try select option').length === 2")
+    page.until(
+        "[...document.querySelectorAll('#try select option')].some((one) => one.value === 'total')"
+    )
     fill(page, "#try select", "total")
     page.until("document.querySelectorAll('#try .fields input').length === 3")
     for i, value in enumerate((1.5, 2, 3)):
@@ -191,6 +195,8 @@ def test_a_query_by_hand_is_answered_and_its_feedback_counts(
     assert page.run("document.querySelector('#try .answer').getAttribute('aria-live')") == "polite"
     page.run("document.querySelector('#try .answer input').focus()")
     page.write("6.5")
+    # Enter does nothing before the page has seen the text
+    page.until("!document.querySelector('#try .answer button').disabled")
     page.press("Enter")
     page.until_text("Feedback recorded.")
     assert server.stats()["applications"]["total"]["answers"]["feedback"]["n"] >= 1
@@ -243,9 +249,8 @@ def test_names_and_errors_are_text(page: Page, server: clipper.ClipperServer) ->
     fill(page, "#try select", "broken")
     page.until("document.querySelector('#try select').value === 'broken'")
     page.click("#try button[type=submit]")
-    page.until(
-        f"document.querySelector('#try .output')?.innerText.includes({json.dumps(SCRIPT)})"
-    )  # the default
+    # the default
+    page.until(f"document.querySelector('#try .output')?.innerText.includes({json.dumps(SCRIPT)})")
     page.until_text("ValueError: " + SCRIPT[:40])  # the reason, here and among the slowest
     press(page, "#models", "logs")
     page.until("document.querySelector('.logs')")
@@ -387,6 +392,78 @@ def test_a_server_that_comes_back_is_found_again(page: Page) -> None:
         page.until("!document.body.innerText.includes('Disconnected')")
 
 
+SILENCE = """
+window.asked = [];
+window.fetch = (path, options) => new Promise((_, fail) => {
+  asked.push(path);
+  options.signal?.addEventListener("abort", () => fail(options.signal.reason));
+});
+"""
+
+
+def test_a_request_that_is_not_answered_fails_by_its_limit(
+    page: Page, server: clipper.ClipperServer
+) -> None:
+    opened(page, server)
+    page.run(
+        SILENCE + "const abort = AbortSignal.abort(new DOMException('', 'TimeoutError'));"
+        "AbortSignal.timeout = () => { const control = new AbortController();"
+        " setTimeout(() => control.abort(abort.reason)); return control.signal; };"
+    )
+    page.until("document.querySelectorAll('#try .fields input').length === 3")
+    page.click("#try button[type=submit]")
+    page.until_text("The server has not answered within 60 s.")
+    page.run("window.fetch = () => Promise.reject(new TypeError('Failed to fetch'))")
+    page.until("!document.querySelector('#try button[type=submit]').disabled")
+    page.click("#try button[type=submit]")
+    page.until_text("The server cannot be reached.")
+    assert "Failed to fetch" not in page.text()
+
+
+def test_figures_go_on_after_the_clock_of_the_server_was_set_back(
+    page: Page, server: clipper.ClipperServer
+) -> None:
+    opened(page, server)
+    page.until("clipperFeed.fine.length > 1")
+    times = page.run(
+        "(() => { const row = clipperFeed.fine.at(-1);"
+        " clipperFeed.take('row', JSON.stringify({ ...row, t: row.t - 3600 }), '1');"
+        " return [row.t, ...clipperFeed.fine.map((one) => one.t)]; })()"
+    )
+    assert times == [times[0], times[0] - 3600]
+
+
+def test_a_token_has_any_letters(page: Page) -> None:
+    token = "grüße 日本"
+    with clipper.start(http={"admin": "127.0.0.1:0", "token": token}, **QUICK) as server:
+        assert clipper.connect(f"http://{server.admin_address}", token).about()["version"]
+        page.open(f"http://{server.admin_address}/dashboard")
+        page.until("document.activeElement.id === 'token'")
+        page.write(token)
+        page.press("Enter")
+        page.until("document.querySelector('.tiles')")
+
+
+def test_who_logs_out_is_not_connected_again(page: Page) -> None:
+    with clipper.start(http={"admin": "127.0.0.1:0", "token": "open sesame"}, **QUICK) as server:
+        page.open(f"http://{server.admin_address}/dashboard")
+        page.until("document.activeElement.id === 'token'")
+        page.write("open sesame")
+        page.press("Enter")
+        page.until("document.querySelector('.tiles')")
+        page.run(
+            "window.states = []; const become = clipperFeed.become;"
+            "clipperFeed.become = function (state, ...more) {"
+            " states.push(state); return become.call(this, state, ...more); }"
+        )
+        press(page, "", "log out")
+        page.until("document.querySelector('#token') && states.includes('login')")
+        # what was stopped has ended
+        page.run("fetch('/dashboard').then((answer) => answer.status)")
+        after = page.run("states.slice(states.indexOf('login'))")
+        assert after == ["login"]
+
+
 def test_an_empty_server_shows_the_next_step(page: Page) -> None:
     with clipper.start(admin="127.0.0.1:0", **QUICK) as server:
         opened(page, server)
@@ -402,7 +479,7 @@ def test_an_hour_takes_no_more_memory_than_a_minute(
     opened(page, server)
     held = page.run(
         "import('/dashboard/app.js').then(() => window.clipperFeed).then(f => { const last ="
-        " f.fine.at(-1); let t = last.t; for (let i = 0; i < 20000; i++) { t += 1; f.take('row',"
+        " f.fine.at(-1); let t = last.t; for (let i = 0; i < 5000; i++) { t += 1; f.take('row',"
         " JSON.stringify({...last, t}), '');  if (i % 10 === 0) f.take('coarse',"
         " JSON.stringify([{...last, t, dt: 10}]), ''); } return [f.fine.length, f.coarse.length] })"
     )

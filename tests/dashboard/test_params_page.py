@@ -21,6 +21,7 @@ from tests.dashboard.test_page import AXE, opened, tab_to
 from tests.frontend.conftest import QUICK, ask, warm_workers
 from tests.params.conftest import TOKEN, Shards, ones
 from tests.params.conftest import shards as shards  # a fixture
+from tests.threads import join
 
 pytestmark = pytest.mark.skipif(not found(), reason="no chromium: python tools/fetch.py chromium")
 
@@ -60,7 +61,7 @@ def set_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shards]:
 def beside(shards: Shards) -> Iterator[clipper.ClipperServer]:
     with pytest.MonkeyPatch.context() as patch:
         here = Here(shards)
-        patch.setattr(ParameterSet, "start", lambda self: setattr(self, "_served", here))
+        patch.setattr(ParameterSet, "start", lambda self: setattr(self, "served", here))
         server = clipper.start(admin="127.0.0.1:0", **QUICK)
         warm_workers(server)
         with server:
@@ -90,7 +91,7 @@ def work(set_of: Shards, server: clipper.ClipperServer) -> Iterator[None]:
     thread.start()
     yield
     stop.set()
-    thread.join()
+    join(thread)
 
 
 ROWS = "[...document.querySelectorAll('#params .shards tbody tr')]"

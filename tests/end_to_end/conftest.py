@@ -12,15 +12,9 @@ import pytest
 
 import clipper
 from clipper_core.engine.model import Model
+from tests.frontend.conftest import QUICK, patient_queries
 
-QUICK = {
-    "heartbeat_ms": 100,
-    "warmup": False,
-    "restart_ms_min": 20,
-    "restart_ms_max": 200,
-    "drain_s": 1.0,
-    "stop_grace_s": 1.0,
-}
+__all__ = ["patient_queries"]
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +27,7 @@ def server() -> Iterator[clipper.ClipperServer]:
                 np.zeros(2)
             )  # may be done before the next line: then no thread is needed
             future.add_done_callback(lambda _: None)  # starts the callback thread, which stays
-            future.result(5)
+            future.result(60)
         yield started
 
 

@@ -1,7 +1,6 @@
 """One container that serves several servers: all that are listed, as they come and go."""
 
 import contextlib
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from clipper_container.worker import all_servers
 from clipper_container.worker.all_servers import AllServers
 from clipper_container.worker.handshake import ContainerOptions, ContainerRejected
 from tests.memory_container import wait_until
+from tests.processes import Program
 
 PATIENCE_S = 30.0
 TOKEN = "token-of-all-servers"
@@ -129,12 +129,11 @@ def test_one_process_serves_all_that_its_command_line_lists(tmp_path: Path) -> N
         words += ["--connect", f"{one.address},{other.address}", "--name", "m"]
         words += ["--input", "f64[2]"]
         env = {"CLIPPER_TOKEN": TOKEN, "PYTHONPATH": str(tmp_path)}
-        with subprocess.Popen(words, env=env) as process:
+        with Program(*words, environment=env) as process:
             wait_until(lambda: ready(one) and ready(other), "both are served", PATIENCE_S)
             answers(one)
             answers(other)
-            process.terminate()
-            assert process.wait(PATIENCE_S) == 0
+            assert process.stop() == 0
 
 
 def test_an_address_stands_for_all_that_its_name_resolves_to(

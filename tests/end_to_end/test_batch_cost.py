@@ -15,8 +15,7 @@ from clipper.metrics.collect import of_model
 from clipper.serving.models.batch_cost import cost_limit, row_cost, rows_limit, with_costs
 from clipper.types import Batching, InputType
 from clipper_core.engine.model import Model
-from tests.end_to_end.conftest import QUICK
-from tests.frontend.conftest import ask
+from tests.frontend.conftest import QUICK, ask
 
 Deploy = Callable[..., Model]
 
@@ -36,7 +35,7 @@ def test_padded_batches_are_measured(server: clipper.ClipperServer, deploy: Depl
     model = deploy(lengths, input="i64[*]", cache=False, batching=batching, warmup=True)
     rows = [np.zeros(n, np.int64) for n in (3, 100, 4, 101, 5, 99, 700)]
     futures = [model.predict(x, 5000) for x in rows]
-    assert [future.result(10) for future in futures] == [3, 100, 4, 101, 5, 99, 700]
+    assert [future.result(60) for future in futures] == [3, 100, 4, 101, 5, 99, 700]
     row = server.stats()["models"][model.name]
     assert row["cost"] == sum(map(len, rows)) <= row["cost_padded"]
     (replica,) = row["replicas"]
@@ -53,11 +52,11 @@ def test_padded_batches_are_measured(server: clipper.ClipperServer, deploy: Depl
 
 def test_a_function_given_at_deployment(server: clipper.ClipperServer, deploy: Deploy) -> None:
     model = deploy(lengths, input="i64[*]", batching={"cost": cost, "cost_max": 100})
-    assert model.predict(np.zeros(12, np.int64), 5000).result(10) == 12
+    assert model.predict(np.zeros(12, np.int64), 5000).result(60) == 12
     with pytest.raises(InvalidInput, match=r"cost function of .* raised ValueError: no thirteen"):
         model.predict(np.zeros(13, np.int64))
     local = deploy(lengths, input="i64[*]", batching=Batching(cost=lambda x: len(x)))  # type: ignore[arg-type]
-    assert local.predict(np.zeros(13, np.int64), 5000).result(10) == 13
+    assert local.predict(np.zeros(13, np.int64), 5000).result(60) == 13
 
 
 def test_the_length_of_a_named_tensor(server: clipper.ClipperServer, deploy: Deploy) -> None:
@@ -70,7 +69,7 @@ def test_the_length_of_a_named_tensor(server: clipper.ClipperServer, deploy: Dep
     )
     rows = [{"ids": np.zeros(n, np.int64), "at": np.zeros(2, np.float32)} for n in (3, 40, 5)]
     futures = [model.predict(x, 5000) for x in rows]
-    assert [int(future.result(10)["n"]) for future in futures] == [3, 40, 5]
+    assert [int(future.result(60)["n"]) for future in futures] == [3, 40, 5]
     assert server.stats()["models"][model.name]["cost"] == 48
 
 
@@ -83,7 +82,7 @@ def test_the_length_of_strings(
         lambda x: np.zeros(len(x["s"])), inputs={"s": dtype}, batching={"cost": "length:s"}
     )
     row = {"s": [*value] if "*" in dtype else value}
-    model.predict(row, 5000).result(10)
+    model.predict(row, 5000).result(60)
     assert server.stats()["models"][model.name]["cost"] == 3
 
 
@@ -173,7 +172,7 @@ def test_a_cost_function_gets_rows_of_the_type_of_the_model(deploy: Deploy) -> N
 
     costs.takes_rows = True  # type: ignore[attr-defined]
     model = deploy(lengths, input="f32[*]", batching=Batching(cost=costs))  # type: ignore[arg-type]
-    model.predict_many([[6, 7], np.ones(1), ()]).result(10)
+    model.predict_many([[6, 7], np.ones(1), ()]).result(60)
     assert [(type(row), row.dtype) for row in seen] == [(np.ndarray, np.float32)] * 3
 
 

@@ -27,10 +27,10 @@ def context(i):
 
 @pytest.mark.parametrize("policy", ["linucb", "lints"])
 def test_a_query_goes_to_the_model_that_its_context_selects(models, app, policy):
-    handle = app(*models, slo_ms=5000, default=-9, policy=policy)
+    handle = app(*models, slo_ms=30_000, default=-9, policy=policy)
     errors = []
     for i in range(300):
-        answer = handle.predict(np.array([float(i % 10)]), context=context(i)).result(10)
+        answer = handle.predict(np.array([float(i % 10)]), context=context(i)).result(60)
         errors.append(answer.output != i % 10)
         assert handle.feedback(answer, label=i % 10)
     assert sum(errors[150:]) <= 10
@@ -58,11 +58,11 @@ def test_lists_train_the_contexts_of_their_answers(models, app, policy):
     }
     seen = {}
     for name, send_feedback in lists.items():
-        handle = app(*models, slo_ms=5000, policy=policy)
+        handle = app(*models, slo_ms=30_000, policy=policy)
         send_feedback(
             handle,
             [
-                handle.predict(np.array([float(i % 10)]), context=context(i)).result(10)
+                handle.predict(np.array([float(i % 10)]), context=context(i)).result(60)
                 for i in range(20)
             ],
         )
@@ -75,20 +75,20 @@ def test_lists_train_the_contexts_of_their_answers(models, app, policy):
 def test_other_policies_leave_a_context_aside(models, app):
     for policy in ("ensemble", "exp3"):
         assert (
-            app(*models, slo_ms=5000, policy=policy)
+            app(*models, slo_ms=30_000, policy=policy)
             .predict(np.array([1.0]), context=[1.0])
-            .result(10)
+            .result(60)
             .models
         )
 
 
 def test_sets_are_given_where_a_coverage_is_requested(models, app):
-    handle = app(*models, slo_ms=5000, policy="stacking", coverage=0.8)
+    handle = app(*models, slo_ms=30_000, policy="stacking", coverage=0.8)
     assert (
-        app(*models, slo_ms=5000, policy="stacking").predict(np.array([1.0])).result(10).set == ()
+        app(*models, slo_ms=30_000, policy="stacking").predict(np.array([1.0])).result(60).set == ()
     )
     for i in range(100):
-        answer = handle.predict(np.array([float(i % 10)])).result(10)
+        answer = handle.predict(np.array([float(i % 10)])).result(60)
         assert answer.set[0] == answer.output
         handle.feedback(answer, label=i % 10)
     with pytest.raises(InvalidInput, match="'ensemble' does not learn how wide"):
@@ -109,11 +109,11 @@ def test_numbers_get_intervals_and_a_restart_keeps_them(tmp_path):
         for model in (double, shifted):
             server.deploy(model.__name__, model, input="f64[1]")
         app = server.app(
-            "a", models=["double", "shifted"], policy="ridge", coverage=0.9, slo_ms=5000
+            "a", models=["double", "shifted"], policy="ridge", coverage=0.9, slo_ms=30_000
         )
         for _ in range(100):
             x = draw.uniform(-5, 5)
-            app.feedback(app.predict(np.array([x])).result(10), label=3 * x + draw.normal())
+            app.feedback(app.predict(np.array([x])).result(60), label=3 * x + draw.normal())
     with clipper.start(state=str(tmp_path)) as server:
         assert server.catalog.view.applications["a"].coverage == 0.9
         answer = server.app("a").predict(np.array([2.0])).result(30)

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 import clipper
 from clipper.deploy.packages.artifact import Artifact, check
 from clipper.errors import DeployFailed, InvalidInput, PackagingError
+from clipper.processes import Supervisor
 from clipper_container.loading.check import examine
 from tests.memory_container import wait_until
 
@@ -66,7 +68,7 @@ def test_an_onnx_file_answers_as_its_estimator(
     model = deploy(str(tmp_path / "digits.onnx"))
     wait_until(lambda: model.describe_input() == "f32[64]")
     futures = [model.predict(x.astype(np.float32), slo_ms=10_000) for x in digits[0][:100]]
-    assert [future.result(10) for future in futures] == logreg.predict(digits[0][:100]).tolist()
+    assert [future.result(60) for future in futures] == logreg.predict(digits[0][:100]).tolist()
     sure = logreg.predict_proba(digits[0][:100]).max(axis=1)
     assert np.allclose([future.confidence() for future in futures], sure, atol=1e-4)
 
@@ -75,7 +77,7 @@ def test_rows_of_another_number_type_are_cast(
     server: clipper.ClipperServer, deploy: Any, digits: Any, logreg: Any
 ) -> None:
     model = deploy(Artifact("onnx", as_onnx(logreg)), input="f64[64]")
-    assert [model.predict(x, slo_ms=10_000).result(10) for x in digits[0][:20]] == logreg.predict(
+    assert [model.predict(x, slo_ms=10_000).result(60) for x in digits[0][:20]] == logreg.predict(
         digits[0][:20]
     ).tolist()
 
@@ -86,7 +88,7 @@ def test_a_skops_file_answers_as_its_estimator(
     skops.dump(forest, tmp_path / "forest.skops")
     model = deploy(str(tmp_path / "forest.skops"), input="f64[64]")
     futures = [model.predict(x, slo_ms=10_000) for x in digits[0][:50]]
-    assert [future.result(10) for future in futures] == forest.predict(digits[0][:50]).tolist()
+    assert [future.result(60) for future in futures] == forest.predict(digits[0][:50]).tolist()
     assert futures[0].confidence() is not None
 
 
@@ -118,9 +120,15 @@ def reaching_out(content: bytes) -> bytes:
     return bytes(model.SerializeToString())
 
 
-def test_a_check_knows_the_types(digits: Any, logreg: Any) -> None:
-    assert check(Artifact("onnx", as_onnx(logreg)), "m", 60).input == "f32[64]"
-    assert check(Artifact("skops", skops.dumps(logreg)), "m", 60).input == "f64[64]"
+@pytest.fixture
+def processes() -> Iterator[Supervisor]:
+    with Supervisor() as found:
+        yield found
+
+
+def test_a_check_knows_the_types(processes: Supervisor, digits: Any, logreg: Any) -> None:
+    assert check(processes, Artifact("onnx", as_onnx(logreg)), "m", 60).input == "f32[64]"
+    assert check(processes, Artifact("skops", skops.dumps(logreg)), "m", 60).input == "f64[64]"
 
 
 @pytest.mark.parametrize(
@@ -158,7 +166,7 @@ def test_what_is_no_model_is_refused_with_the_reason(
     assert re.search(why, str(found["reason"]))
 
 
-def test_a_trusted_type_is_loaded() -> None:
+def test_a_trusted_type_is_loaded(processes: Supervisor) -> None:
     from textwrap import dedent
 
     from sklearn.linear_model import LinearRegression
@@ -167,8 +175,8 @@ def test_a_trusted_type_is_loaded() -> None:
 
     thing = make_pipeline(FunctionTransformer(dedent), LinearRegression())
     with pytest.raises(PackagingError, match=r"not trusted: textwrap\.dedent"):
-        check(Artifact("skops", skops.dumps(thing)), "m", 60)
-    assert check(Artifact("skops", skops.dumps(thing), ("textwrap.dedent",)), "m", 60).ok
+        check(processes, Artifact("skops", skops.dumps(thing)), "m", 60)
+    assert check(processes, Artifact("skops", skops.dumps(thing), ("textwrap.dedent",)), "m", 60).ok
 
 
 def test_other_kinds_are_refused() -> None:

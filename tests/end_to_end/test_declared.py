@@ -45,7 +45,9 @@ def test_start_waits_for_declared_models_which_are_found_beside_their_file(
         assert server.stats()["models"]["sums:1"]["has"] == 1
         answer = server.app("total").predict([1.0, 2.0, 3.0]).result(20)
         assert (answer.output, answer.is_default) == (6.0, False)
-        assert server.catalog.view.model("sums").code == (str(tmp_path / "shop"),)
+        copy, home = server.catalog.view.model("sums").code
+        assert home == str(tmp_path / "shop")
+        assert [path.name for path in Path(copy).glob("*.py")] == ["shop_of_declared.py"]
         server.wait_ready(timeout=20)
 
 
@@ -74,7 +76,10 @@ def test_a_declared_model_takes_and_gives_named_tensors(tmp_path: Path) -> None:
         clipper.start(str(path))
 
 
-FAILING = "import sys\nprint('no weights at here.bin\\x1b[31m', file=sys.stderr)\nsys.exit(3)\n"
+FAILING = (
+    "import os, sys\nprint('no weights at here.bin\\x1b[31m', file=sys.stderr, flush=True)\n"
+    "os._exit(3)\n"
+)
 
 
 @pytest.mark.slow

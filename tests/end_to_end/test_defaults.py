@@ -20,7 +20,7 @@ def total(xs):
 
 def predict(handle, row=ROW, **options):
     """Query and return the default answer, which must be the declared one."""
-    answer = handle.predict(row, **options).result(10)
+    answer = handle.predict(row, **options).result(60)
     assert answer.is_default
     assert answer.output == "none"
     assert answer.models == ()
@@ -35,7 +35,7 @@ def test_no_replica(deploy, app):
     assert answer.reason == f"no container of {model.name} is connected"
     assert [str(m) for m in answer.missing] == [model.name]
     with pytest.raises(NoReplica):
-        model.predict(ROW, slo_ms=20).result(5)
+        model.predict(ROW, slo_ms=20).result(60)
 
 
 def test_a_slow_model(deploy, app):
@@ -46,7 +46,7 @@ def test_a_slow_model(deploy, app):
     model = deploy(slow, input="f64[4]", cache=False)
     assert model.name in predict(app(model, slo_ms=30, default="none")).reason
     with pytest.raises(DeadlineExceeded):
-        model.predict(ROW, slo_ms=20).result(5)
+        model.predict(ROW, slo_ms=20).result(60)
 
 
 def test_a_frozen_model(deploy, app, server):
@@ -82,7 +82,7 @@ def test_a_model_that_raises(deploy, app):
         == f"{model.name} failed: KeyError: 'no such feature'"
     )
     with pytest.raises(ModelFailed) as caught:
-        model.predict(ROW).result(5)
+        model.predict(ROW).result(60)
     assert "Traceback (most recent call last):" in caught.value.traceback
     assert "in broken" in caught.value.traceback
     assert "clipper_container" not in caught.value.traceback
@@ -96,17 +96,17 @@ def test_only_the_bad_row_fails_with_retry_singly(deploy):
 
     model = deploy(picky, input="f64[1]", cache=False, retry_singly=True)
     futures = {i: model.predict([float(i)], slo_ms=5000) for i in range(20)}
-    assert {i: futures[i].result(5) for i in futures if i != 13} == {
+    assert {i: futures[i].result(60) for i in futures if i != 13} == {
         i: i for i in futures if i != 13
     }
     with pytest.raises(ModelFailed, match="thirteen"):
-        futures[13].result(5)
+        futures[13].result(60)
 
 
 def test_row_by_row(deploy):
     model = deploy(lambda x: float(x.max()), input="f64[4]", cache=False, row_by_row=True)
-    assert model.predict(ROW).result(5) == 3.0
-    assert model.predict_many(np.eye(4)).result(5).tolist() == [1.0] * 4
+    assert model.predict(ROW).result(60) == 3.0
+    assert model.predict_many(np.eye(4)).result(60).tolist() == [1.0] * 4
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 5])
@@ -116,12 +116,12 @@ def test_a_wrong_number_of_outputs(deploy, app, count):
     rows = 3
     futures = model.predict_many(np.zeros((rows, 4)), slo_ms=3000)
     if count == 1:  # a first batch of one row is answered with one output, and that is right
-        futures.wait(5)
+        futures.wait(60)
         return
     with pytest.raises(
         (ModelFailed, BadOutput), match=r"batch of \d+ and returned|number of outputs"
     ):
-        futures.result(5)
+        futures.result(60)
     assert "returned" in predict(handle).reason
 
 
@@ -139,7 +139,7 @@ def test_another_output_than_was_declared(deploy, app, declared, wrong):
     answer = predict(app(model, slo_ms=3000, default="none"))
     assert "type or shape" in answer.reason
     with pytest.raises(BadOutput, match="declared"):
-        model.predict(ROW).result(5)
+        model.predict(ROW).result(60)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -154,7 +154,7 @@ def test_a_confidence_below_the_threshold(deploy, app):
         deploy(lambda xs, n=n: [n] * len(xs), input="f64[4]", cache=False) for n in (1, 2)
     )
     answer = (
-        app(agree, differ, slo_ms=3000, default="none", confidence_min=0.9).predict(ROW).result(5)
+        app(agree, differ, slo_ms=3000, default="none", confidence_min=0.9).predict(ROW).result(60)
     )
     assert answer.is_default
     assert answer.output == "none"
@@ -184,7 +184,7 @@ def test_an_ensemble_answers_without_its_slow_model(deploy, app, tmp_path):
 def test_the_default_may_be_of_any_kind(deploy, app):
     model = deploy(total, input="f64[4]", replicas=0)
     for default in (None, 0, -1.5, "none", b"\0", [1, [2.5, "x"]]):
-        assert app(model, slo_ms=5, default=default).predict(ROW).result(5).output == default
+        assert app(model, slo_ms=5, default=default).predict(ROW).result(60).output == default
 
 
 def test_no_model_at_all(app):

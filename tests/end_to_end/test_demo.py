@@ -2,14 +2,9 @@
 examples beside it."""
 
 import json
-import os
-import pty
 import re
-import select
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +16,7 @@ import clipper
 from clipper.cli import main
 from clipper.demo import digits
 from clipper.demo.report import quantile
+from tests.processes import Program
 
 pytest.importorskip("sklearn")
 
@@ -50,13 +46,10 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_a_few_seconds_without_a_terminal(state: str) -> None:
     command = [*DEMO, "--seconds", "3", "--json", "--state", state]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        stdout, stderr = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0, stderr
-    assert "Traceback" not in stderr
-    summary = json.loads(stdout)
+    with Program(*command) as process:
+        assert process.wait() == 0, process.output
+    assert "Traceback" not in process.output
+    summary = json.loads(process.lines[-1])
     application = summary["application"]
     assert application["answered"] == application["sent"] > 0
     assert application["accuracy"] > 0.7, "one of the three gives wrong labels for some of the time"
@@ -68,7 +61,10 @@ def test_a_few_seconds_without_a_terminal(state: str) -> None:
     assert application["errors"] == {}
     assert application["wall_p99_ms"] >= application["p50_ms"] > 0
     assert set(summary["models"]) == {"forest:1", "logreg:1", "svm:1", "bayes:1", "tree:1"}
-    assert [model["ready"] for model in summary["models"].values()] == [2, 1, 1, 1, 1]
+    replicas = [model["replicas"] for model in summary["models"].values()]
+    assert [len(states) for states in replicas] == [2, 1, 1, 1, 1]
+    # on a busy machine a batch may be overdue at the end
+    assert {state for states in replicas for state in states} <= {"ready", "suspect"}
     assert all(0 < summary["models"][f"{name}:1"]["cached"] < 0.9 for name in digits.GOOD)
     assert all(model["limit"] > 0 for model in summary["models"].values())
     assert summary["faults"] == []
@@ -93,57 +89,13 @@ def check_learning(summary: dict[str, Any]) -> None:
     assert 0 < spoiled["at_s"] < mended["at_s"] < again["at_s"]
 
 
-class Terminal:
-    """The demo on a pseudo-terminal: reads its screen and sends it keys."""
-
-    def __init__(self, *words: str) -> None:
-        self.side, theirs = pty.openpty()
-        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
-        self.process = subprocess.Popen(
-            [*DEMO, *words], stdin=theirs, stdout=theirs, stderr=theirs, env=environment
-        )
-        os.close(theirs)
-        self.seen = ""
-        self.rest = ""  # seen, but behind what was last waited for
-
-    def press(self, key: str) -> None:
-        os.write(self.side, key.encode())
-
-    def see(self, pattern: str) -> "re.Match[str]":
-        """Wait until `pattern` is on the screen, after all that was matched before."""
-        text, give_up = self.rest, time.monotonic() + PATIENCE_S
-        while (found := re.search(pattern, text)) is None:
-            assert select.select([self.side], [], [], max(0.0, give_up - time.monotonic()))[0], (
-                f"no {pattern!r}"
-            )
-            try:
-                data = os.read(self.side, 65536).decode(errors="replace")
-            except OSError:  # the demo has ended
-                data = ""
-            assert data, f"it ended without {pattern!r}:\n{self.seen}"
-            self.seen += data
-            text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text + data)
-        self.rest = text[found.end() :]
-        return found
-
-    def read_to_the_end(self) -> None:
-        while select.select([self.side], [], [], PATIENCE_S)[0]:
-            try:
-                self.seen += os.read(self.side, 65536).decode(errors="replace")
-            except OSError:
-                return
-
-
 @pytest.fixture
-def terminal(state: str) -> Iterator[Terminal]:
-    it = Terminal("--state", state)
-    yield it
-    it.process.kill()
-    it.process.wait()
-    os.close(it.side)
+def terminal(state: str) -> Iterator[Program]:
+    with Program(*DEMO, "--state", state, terminal=True) as program:
+        yield program
 
 
-def test_keys_on_a_terminal(terminal: Terminal) -> None:
+def test_keys_on_a_terminal(terminal: Program) -> None:
     """d degrades the best model and restores it, k kills a container, which is restarted, + raises
     the rate, v changes the view, and q ends the demo and its processes."""
     terminal.see(r"300 queries a second")
@@ -164,24 +116,15 @@ def test_keys_on_a_terminal(terminal: Terminal) -> None:
     terminal.press("q")
     terminal.see(r"queries answered in")
     terminal.see(rf"{killed} was killed, back after")
-    terminal.read_to_the_end()
-    assert terminal.process.wait(PATIENCE_S) == 0
-    assert "Traceback" not in terminal.seen
-    assert containers_of(terminal.process.pid) == []
+    assert terminal.wait() == 0
+    assert "Traceback" not in terminal.output
+    assert containers_of(terminal.pid) == []
 
 
 def test_a_signal_ends_it_in_good_order(state: str) -> None:
-    with subprocess.Popen(
-        [*DEMO, "--seconds", "600", "--state", state], stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if "sending" in line:
-                break
-        process.send_signal(signal.SIGTERM)
-        rest, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode in (0, 1)  # 1 when the signal came before the first answer
-    assert "queries answered in" in rest
+    with Program(*DEMO, "--seconds", "600", "--state", state, until="sending") as process:
+        assert process.stop() in (0, 1)  # 1 when the signal came before the first answer
+    assert "queries answered in" in process.output
     assert containers_of(process.pid) == []
 
 
@@ -243,12 +186,8 @@ def test_an_example_runs(script: str, said: str) -> None:
 
 
 def test_what_deciders_save() -> None:
-    command = [
-        sys.executable,
-        EXAMPLES.parent / "speculation" / "serve.py",
-        "200",
-        "25",
-    ]  # which a busy machine can keep
+    # which a busy machine can keep
+    command = [sys.executable, EXAMPLES.parent / "speculation" / "serve.py", "200", "25"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     rows = re.findall(r"^(\w+).* +\d+\.\d% +\d+\.\d +\d+\.\d  \w", done.stdout, re.M)
     assert rows == ["all", "majority", "guaranteed_time", "majority"], done.stdout
@@ -259,12 +198,8 @@ def test_a_container_of_ones_own() -> None:
     with clipper.start(models={"brightness": {"input": "f64[64]"}}, token="secret") as server:
         command = [sys.executable, "-m", "clipper_container", "serve", "own_container:Brightness"]
         command += ["--connect", server.address, "--name", "brightness"]
-        process = subprocess.Popen(
-            command, env={**os.environ, "CLIPPER_TOKEN": "secret"}, cwd=EXAMPLES
-        )
-        try:
+        environment = {"CLIPPER_TOKEN": "secret"}
+        with Program(*command, environment=environment, folder=EXAMPLES) as process:
             future = server.model("brightness").predict(np.full(64, 8.0), slo_ms=30_000)
             assert future.result(timeout=PATIENCE_S) == 0.5
-        finally:
-            process.terminate()
-            assert process.wait(PATIENCE_S) == 0
+            assert process.stop() == 0

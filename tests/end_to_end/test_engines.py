@@ -14,16 +14,10 @@ import pytest
 import clipper
 from clipper.errors import ClipperError, ForkedProcess, ShuttingDown
 from clipper.serving.models import engines as engines_module
+from tests.frontend.conftest import QUICK
 from tests.memory_container import wait_until
+from tests.threads import join
 
-QUICK = {
-    "heartbeat_ms": 100,
-    "warmup": False,
-    "restart_ms_min": 20,
-    "restart_ms_max": 200,
-    "drain_s": 1.0,
-    "stop_grace_s": 1.0,
-}
 ROW = np.array([1.0, 2.0])
 
 
@@ -93,10 +87,10 @@ def test_models_are_spread_and_the_versions_of_one_stay_together(server):
         "two:1": 1,
     }
     assert all(row["has"] == 1 for row in stats.values())
-    assert server.model("one:1").predict(ROW).result(5).tolist() == [2, 4]
-    assert server.model("one:2").predict(ROW).result(5).tolist() == [3, 6]
-    assert server.model("two").predict(ROW).result(5).tolist() == [3, 6]
-    assert server.model("two").predict_many(np.ones((500, 2))).result(5).tolist() == [[3, 3]] * 500
+    assert server.model("one:1").predict(ROW).result(60).tolist() == [2, 4]
+    assert server.model("one:2").predict(ROW).result(60).tolist() == [3, 6]
+    assert server.model("two").predict(ROW).result(60).tolist() == [3, 6]
+    assert server.model("two").predict_many(np.ones((500, 2))).result(60).tolist() == [[3, 3]] * 500
     assert server.stats()["issued"] == server.stats()["answered"] == 503
 
 
@@ -104,7 +98,7 @@ def test_models_are_spread_and_the_versions_of_one_stay_together(server):
 def test_an_ensemble_of_both(server, order):
     app = both(server, models=order)
     for i in range(50):
-        answer = app.predict(ROW + i).result(5)
+        answer = app.predict(ROW + i).result(60)
         assert {model.name for model in answer.models} == {"one", "two"}
         np.testing.assert_allclose(answer.output, 2.5 * (ROW + i))
     wait_until(lambda: server.stats()["issued"] == server.stats()["answered"])
@@ -134,8 +128,8 @@ def test_awaited_called_back_and_as_completed(server):
     for future in futures:
         future.add_done_callback(lambda _: names.append(threading.current_thread().name))
     futures[0].add_done_callback(lambda _: named.set())
-    assert named.wait(5)
-    assert len(list(clipper.as_completed(futures, timeout=10))) == 250
+    assert named.wait(60)
+    assert len(list(clipper.as_completed(futures, timeout=60))) == 250
     wait_until(lambda: len(names) == 250)
     assert set(names) <= {"clipper-callbacks", threading.current_thread().name}
 
@@ -150,15 +144,15 @@ def test_arrays_over_both(server):
 
 
 def test_ids_of_answers_differ_between_engines(server):
-    ids = [both(server).predict(ROW).result(5).id for _ in range(2)]
+    ids = [both(server).predict(ROW).result(60).id for _ in range(2)]
     alone = server.app("alone", models=["two"], slo_ms=5000)
-    ids += [alone.predict(ROW).result(5).id for _ in range(2)]
+    ids += [alone.predict(ROW).result(60).id for _ in range(2)]
     assert len(set(ids)) == 4
 
 
 def test_feedback_reaches_a_policy_over_both(server):
     app = both(server, policy="exp4")
-    answers = [app.predict(ROW).result(5) for _ in range(3)]
+    answers = [app.predict(ROW).result(60) for _ in range(3)]
     assert all(app.feedback(answer, score=1.0) for answer in answers)
     assert not app.feedback(answers[0], score=1.0)
     assert app.feedback(input=ROW, score=0.5)
@@ -173,9 +167,9 @@ def test_a_killed_container_costs_its_own_answers_only(server, victim):
     futures += [app.predict(ROW + i) for i in range(50, 100)]
     survivor = "two" if victim == "one" else "one"
     for future in futures:
-        assert survivor in {model.name for model in future.result(10).models}
+        assert survivor in {model.name for model in future.result(60).models}
     wait_until(lambda: pids(server, victim) not in ([], old), 20)
-    wait_until(lambda: not app.predict(ROW).result(5).missing, 20)
+    wait_until(lambda: not app.predict(ROW).result(60).missing, 20)
     assert engine_of(server, "two") == 1
 
 
@@ -186,7 +180,7 @@ def test_a_cancelled_query_over_both(server):
         future.cancel()
     for i, future in enumerate(futures):
         if i % 2:
-            assert not future.result(5).missing
+            assert not future.result(60).missing
     wait_until(lambda: server.stats()["issued"] == server.stats()["answered"])
 
 
@@ -219,16 +213,16 @@ def test_closing_with_queries_in_flight(start, names):
         future.add_done_callback(call_back)
     server.close(drain_s=0)
     for thread in threads:
-        thread.join()
+        join(thread)
     assert len(ended) == 40
     for answer in ended:
         assert answer.is_default == ("fast" not in [model.name for model in answer.models])
         assert "slow" in [model.name for model in answer.missing]
-    late = app.predict(ROW).result(1)
+    late = app.predict(ROW).result(60)
     assert late.is_default
     assert "shutting down" in late.reason
     with pytest.raises(ShuttingDown):
-        server.model(names[1]).predict(ROW).result(1)
+        server.model(names[1]).predict(ROW).result(60)
 
 
 def test_a_restart_on_a_state_folder(start, tmp_path):
@@ -240,7 +234,7 @@ def test_a_restart_on_a_state_folder(start, tmp_path):
     again = start(state=str(tmp_path))
     app = again.app("both")
     wait_until(lambda: all(row["has"] == 1 for row in again.stats()["models"].values()), 30)
-    np.testing.assert_allclose(app.predict(ROW).result(10).output, 2.5 * ROW)
+    np.testing.assert_allclose(app.predict(ROW).result(60).output, 2.5 * ROW)
     assert (
         sorted(placed.values())
         == sorted(row["engine"] for row in again.stats()["models"].values())
@@ -255,7 +249,7 @@ def test_containers_of_every_kind_dial_in_at_one_address(start, address):
         server.deploy(f"m{i}", double, input="f64[64]", replicas=2, cache=False)
     assert [engine_of(server, f"m{i}") for i in range(4)] == [0, 1, 0, 1]
     for i in range(4):
-        assert server.model(f"m{i}").predict(np.ones(64)).result(5).tolist() == [2.0] * 64
+        assert server.model(f"m{i}").predict(np.ones(64)).result(60).tolist() == [2.0] * 64
         assert len(pids(server, f"m{i}")) == 2
 
 
@@ -267,7 +261,7 @@ def test_a_fork_is_dead_in_all_engines(server):
     if child == 0:
         outcome = "nothing raised"
         try:
-            server.model("two").predict(ROW).result(5)
+            server.model("two").predict(ROW).result(60)
         except ForkedProcess:
             outcome = "dead"
         except ClipperError as error:
@@ -278,8 +272,8 @@ def test_a_fork_is_dead_in_all_engines(server):
     os.close(write)
     with os.fdopen(read) as child_output:
         assert child_output.read() == "dead"
-    assert not futures[0].result(5).missing
-    futures[1].result(5)
+    assert not futures[0].result(60).missing
+    futures[1].result(60)
 
 
 def test_more_engines_than_cores_is_a_note(monkeypatch, caplog, tmp_path: Path):

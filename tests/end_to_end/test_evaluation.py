@@ -28,7 +28,7 @@ def often(xs):
 
 def use(app, count):
     for i in range(count):
-        answer = app.predict(np.array([i % 10, i])).result(10)
+        answer = app.predict(np.array([i % 10, i])).result(60)
         assert app.feedback(answer, label=i % 10)
 
 
@@ -99,3 +99,18 @@ def test_evaluating_without_a_journal_names_the_folder_and_the_next_command(tmp_
     )
     assert isinstance(result.exception, NotAllowed | SystemExit)
     assert "has no journal" in f"{result.output}{result.exception}"
+
+
+def test_evaluate_finds_the_state_of_the_file_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["evaluate", "digits", "--policy", "exp3"]
+    result = CliRunner().invoke(main, words)
+    assert "no state folder is configured" in f"{result.output}{result.exception}"
+    (tmp_path / "clipper.toml").write_text('[server]\nstate = ".here"\n')
+    (tmp_path / ".here").mkdir()
+    result = CliRunner().invoke(main, words)
+    text = f"{result.output}{result.exception}"
+    assert ".here" in text
+    assert "has no journal" in text

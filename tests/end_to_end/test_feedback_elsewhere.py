@@ -2,8 +2,6 @@
 kills."""
 
 import shutil
-import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -16,6 +14,7 @@ import clipper
 from clipper.errors import AlreadyExists, ClipperError, InvalidInput, StoreError, UnknownPrediction
 from tests.frontend.conftest import ask
 from tests.memory_container import wait_until
+from tests.processes import Program
 from tests.store.conftest import own_etcd, own_redis
 
 __all__ = ["own_etcd", "own_redis"]
@@ -42,20 +41,14 @@ def state(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def answering(state: str, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
+def answering(state: str, tmp_path: Path) -> Iterator[tuple[Program, list[str]]]:
     """Yield a server that has answered, and the ids of its answers. A label is the number of its
     answer."""
-    words = [sys.executable, "-c", ANSWERING, state, str(tmp_path / "a"), str(COUNT)]
-    with subprocess.Popen(
-        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        ids = process.stdout.readline().split()
+    words = [sys.executable, "-c", ANSWERING, state, tmp_path / "a", COUNT]
+    with Program(*words, apart=True) as process:
+        ids = process.line().split()
         assert len(ids) == COUNT
-        try:
-            yield process, ids
-        finally:
-            process.kill()
+        yield process, ids
 
 
 def seen(server: clipper.ClipperServer) -> int:
@@ -67,7 +60,7 @@ def seen(server: clipper.ClipperServer) -> int:
 
 @pytest.mark.slow
 def test_feedback_to_another_server_counts_once_and_survives_a_kill(
-    state: str, answering: tuple[subprocess.Popen[str], list[str]], tmp_path: Path
+    state: str, answering: tuple[Program, list[str]], tmp_path: Path
 ) -> None:
     process, ids = answering
     with clipper.start(
@@ -114,7 +107,7 @@ def test_feedback_to_another_server_counts_once_and_survives_a_kill(
         assert total + (not early) + repeated.counted == seen(server)
 
 
-def send_feedback_until_killed(process: subprocess.Popen[str], app: Any, ids: list[str]) -> int:
+def send_feedback_until_killed(process: Program, app: Any, ids: list[str]) -> int:
     """Send feedback one by one while the server that answered is killed; return how many were
     acknowledged."""
     acknowledged, enough = [0], threading.Event()
@@ -132,8 +125,7 @@ def send_feedback_until_killed(process: subprocess.Popen[str], app: Any, ids: li
     thread = threading.Thread(target=send_feedback)
     thread.start()
     assert enough.wait(PATIENCE_S)
-    process.send_signal(signal.SIGKILL)
-    process.wait(PATIENCE_S)
+    process.kill()
     thread.join(PATIENCE_S)
     assert acknowledged[0] >= 30
     return acknowledged[0]

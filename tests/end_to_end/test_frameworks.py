@@ -15,7 +15,7 @@ import pytest
 import clipper
 from clipper.deploy import pack
 from clipper.deploy.packages.artifact import Artifact, artifact_of, is_data
-from clipper.errors import DeployFailed, PackagingError
+from clipper.errors import DeployFailed, InvalidInput, PackagingError
 from clipper_container import Model, Scored
 from clipper_container.loading.targets import MAGIC, LoadError, load_target
 from clipper_container.model import as_model
@@ -170,6 +170,50 @@ def test_boosters_travel_in_their_own_formats_and_not_as_pickles(
         assert head["labels"] == [0, 1, 2]
 
 
+# -- tables
+
+
+def test_a_table_of_numbers_is_put_in_the_order_of_its_model(
+    server: clipper.ClipperServer, deploy: Any
+) -> None:
+    pandas = pytest.importorskip("pandas")
+    from sklearn.compose import ColumnTransformer
+    from sklearn.linear_model import LinearRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    rng = np.random.default_rng(0)
+    table = pandas.DataFrame({"age": rng.random(40), "income": rng.random(40)})
+    scaled = ColumnTransformer([("a", StandardScaler(), ["income"])], remainder="passthrough")
+    mine = make_pipeline(scaled, LinearRegression()).fit(table, table.age - 2 * table.income)
+    model = deploy(mine)
+    assert model.describe_input() == "f64[2]"
+    row = table.iloc[3].to_numpy()
+    assert model.predict(row, slo_ms=SLO).result(20) == mine.predict(table[3:4])[0]
+    app = server.app("tables", models=[model.name.partition(":")[0]], slo_ms=SLO)
+    for given in (table, table[["income", "age"]]):
+        found = app.predict_many(given).result(60)
+        assert not found.is_default.any()
+        assert np.allclose(found.outputs, mine.predict(table), atol=1e-12)
+    with pytest.raises(InvalidInput, match=r"columns 'age', 'x'; .* fitted on 'age', 'income'"):
+        app.predict_many(table.rename(columns={"income": "x"}))
+    with pytest.raises(InvalidInput, match="a column that is no number"):
+        app.predict_many(table.assign(age="old"))
+
+
+def test_a_table_for_a_model_that_knows_no_names_is_refused(
+    server: clipper.ClipperServer, deploy: Any, iris: Any
+) -> None:
+    pandas = pytest.importorskip("pandas")
+    from sklearn.linear_model import LinearRegression
+
+    model = deploy(LinearRegression().fit(*iris))
+    table = pandas.DataFrame(iris[0], columns=["a", "b", "c", "d"])
+    app = server.app("no-names", models=[model.name.partition(":")[0]], slo_ms=SLO)
+    with pytest.raises(InvalidInput, match=r"takes f64\[4\] and knows no names of columns"):
+        app.predict_many(table)
+
+
 # -- PyTorch
 
 
@@ -182,6 +226,7 @@ def make_net(torch: Any) -> Any:
     class Net(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
+            torch.manual_seed(0)
             self.first = torch.nn.Linear(64, 16)
             self.drop = torch.nn.Dropout(0.5)
             self.last = torch.nn.Linear(16, 10)
@@ -206,12 +251,14 @@ def close(torch: Any, model: Any, net: Any, rows: Any) -> bool:
     return np.allclose(predicted(model, rows)[0], torch_output(torch, net, rows), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_live_module_travels_with_its_class(deploy: Any, torch: Any, digits: Any) -> None:
     net = make_net(torch).train()  # dropout is off all the same
     model = deploy(net, input="f64[64]")
     assert close(torch, model, net, digits)
 
 
+@pytest.mark.slow
 def test_torchscript_answers_by_file_and_by_object(
     deploy: Any, loaded: Any, torch: Any, digits: Any, tmp_path: Path
 ) -> None:
@@ -226,6 +273,7 @@ def test_torchscript_answers_by_file_and_by_object(
         )
 
 
+@pytest.mark.slow
 def test_an_exported_program_knows_its_input(
     deploy: Any, torch: Any, digits: Any, tmp_path: Path
 ) -> None:
@@ -278,6 +326,21 @@ def test_a_module_of_two_inputs_needs_their_types(loaded: Any, torch: Any) -> No
         match=r"Bilinear.forward\(\) needs 2 inputs \(input1, input2\); deploy it with their types",
     ):
         loaded(torch.nn.Bilinear(2, 2, 1)).check_input(named=False)
+
+
+@pytest.mark.slow
+def test_a_module_of_several_outputs_is_deployed_with_their_names_only(
+    deploy: Any, torch: Any
+) -> None:
+    class Both(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, x: Any) -> Any:
+            return {"total": x.sum(1), "twice": x * 2}
+
+    with pytest.raises(DeployFailed, match=r"forward\(\) returned 2 outputs; deploy it"):
+        deploy(Both(), input="f32[2]", warmup=True)
+    model = deploy(Both(), input="f32[2]", outputs={"total": "f32", "twice": "f32[2]"}, warmup=True)
+    found = model.predict(np.ones(2, np.float32), slo_ms=SLO).result(20)
+    assert (found["total"], found["twice"].tolist()) == (2.0, [2.0, 2.0])
 
 
 def test_weights_alone_are_no_model(loaded: Any, torch: Any, tmp_path: Path) -> None:

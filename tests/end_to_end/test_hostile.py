@@ -21,6 +21,7 @@ import clipper
 from clipper.errors import TooLarge
 from clipper_container.wire import frames as wire
 from tests.memory_container import MemoryContainer, wait_until
+from tests.threads import join
 
 ROW = np.arange(4.0)
 
@@ -42,7 +43,7 @@ def serving(server):
     pid = server.stats()["models"][model.name]["replicas"][0]["pid"]
     yield model
     for i in range(20):
-        assert model.predict(ROW + i).result(10) == 6.0 + 4 * i
+        assert model.predict(ROW + i).result(60) == 6.0 + 4 * i
     assert server.stats()["models"][model.name]["replicas"][0]["pid"] == pid
 
 
@@ -155,9 +156,9 @@ def test_frames_that_are_none_from_a_container_that_was_let_in(server, serving, 
         server.address, server.token, f"turncoat-{list(HEADERS).index(what)}", input="f64[4]"
     ) as turncoat:
         turncoat.send_hello()
-        server.model(turncoat.hello["name"]).predict(ROW, slo_ms=100)
+        server.model(turncoat.hello["name"]).predict(ROW, slo_ms=10_000)
         assert turncoat.read_batch()[0] == 1
-        turncoat.socket.settimeout(8)
+        turncoat.socket.settimeout(60)
         send(turncoat.socket, HEADERS[what]())
         if what == "a payload that never comes":
             turncoat.socket.shutdown(socket.SHUT_WR)
@@ -219,14 +220,14 @@ def test_truncated_replies(server, serving):
                 MemoryContainer(server.address, server.token, "cut", input="f64[4]")
             )
             container.send_hello()
-            future = server.model("cut").predict(ROW + cut, slo_ms=300)
+            future = server.model("cut").predict(ROW + cut, slo_ms=1_000)
             batch, _ = container.read_batch()
             front = wire.encode_header(
                 wire.Header(wire.Kind.REPLY, 12, 0, 1, batch, payload_bytes=8)
             )
             send(container.socket, (front + struct.pack("<d", 1.0))[:cut])
             container.close()
-            assert future.exception(10) is not None
+            assert future.exception(60) is not None
 
 
 def test_one_byte_at_a_time(server, serving):
@@ -235,7 +236,7 @@ def test_one_byte_at_a_time(server, serving):
         for at in range(len(frame)):
             client.sendall(frame[at : at + 1])
             if at % 20 == 0:
-                assert serving.predict(ROW + at).result(10) == 6.0 + 4 * at
+                assert serving.predict(ROW + at).result(60) == 6.0 + 4 * at
         answer = client.recv(wire.HEADER_BYTES)
         assert wire.decode_header(answer).kind == wire.Kind.WELCOME
 
@@ -247,7 +248,7 @@ def test_thousands_of_connects(server, serving):
             if i % 3 == 0:
                 send(client, b"x" * (i % 100))
         if i % 500 == 0:
-            assert serving.predict(ROW).result(10) == 6.0
+            assert serving.predict(ROW).result(60) == 6.0
     wait_until(
         lambda: len(os.listdir("/proc/self/fd")) <= fds + 2, "the server has closed its ends"
     )
@@ -260,7 +261,7 @@ def test_silent_connections_do_not_stop_service(server, serving):
         for _ in range(count):
             stack.enter_context(dial(server))
         for i in range(100):
-            assert serving.predict(ROW + i).result(10) == 6.0 + 4 * i
+            assert serving.predict(ROW + i).result(60) == 6.0 + 4 * i
 
 
 def test_a_container_that_floods(server, serving):
@@ -285,7 +286,7 @@ def test_a_container_that_floods(server, serving):
     finally:
         stop.set()
         for thread in threads:
-            thread.join()
+            join(thread)
 
 
 def test_a_container_that_does_not_read(server, serving):
@@ -296,8 +297,8 @@ def test_a_container_that_does_not_read(server, serving):
         model = server.model("deaf")
         futures = [model.predict(np.full(10_000, float(i)), slo_ms=300) for i in range(300)]
         for i in range(50):
-            assert serving.predict(ROW + i).result(10) == 6.0 + 4 * i
-        assert all(future.exception(10) is not None for future in futures)
+            assert serving.predict(ROW + i).result(60) == 6.0 + 4 * i
+        assert all(future.exception(60) is not None for future in futures)
 
 
 def test_out_of_descriptors(tmp_path):
@@ -308,7 +309,7 @@ def test_out_of_descriptors(tmp_path):
         from tests.memory_container import wait_until
         with clipper.start(heartbeat_ms=100, drain_s=0.1) as server:
             model = server.deploy("m", lambda xs: xs.sum(axis=1), input="f64[4]", cache=False)
-            model.predict(np.ones(4)).result(5)
+            model.predict(np.ones(4)).result(60)
             used = max(map(int, os.listdir("/proc/self/fd")))
             resource.setrlimit(resource.RLIMIT_NOFILE, (used + 60, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
             path, strangers = server.address.removeprefix("unix:"), []
@@ -320,7 +321,7 @@ def test_out_of_descriptors(tmp_path):
             except OSError as error:
                 print("full:", error)
             for i in range(200):
-                assert model.predict(np.ones(4) * i).result(5) == 4.0 * i
+                assert model.predict(np.ones(4) * i).result(60) == 4.0 * i
             for stranger in strangers:
                 stranger.close()
             def again():
@@ -347,7 +348,7 @@ def test_those_who_only_dial_keep_no_container_out():
         )
         held = [opened.enter_context(dial(server)) for _ in range(8)]
         server.deploy("late", lambda xs: xs.sum(axis=1), input="f64[4]")
-        assert server.model("late").predict(ROW).result(10) == 6.0
+        assert server.model("late").predict(ROW).result(60) == 6.0
         assert closed(held[0]), "the one that waited longest"
         assert not select.select([held[-1]], [], [], 0)[0], "and nobody because its time was over"
 
@@ -356,8 +357,8 @@ def test_an_output_that_is_too_large_is_named():
     with clipper.start(limits={"output_bytes_max": 4096}, heartbeat_ms=200, drain_s=0.1) as server:
         server.deploy("wide", lambda xs: np.zeros((len(xs), 1000)), input="f64[4]")
         server.app("wide", models=["wide"], slo_ms=10_000)
-        reason = server.app("wide").predict(ROW).result(10).reason
+        reason = server.app("wide").predict(ROW).result(60).reason
         assert "output" in reason
         assert "input" not in reason
         with pytest.raises(TooLarge, match="output beyond output_bytes_max"):
-            server.model("wide").predict(ROW).result(10)
+            server.model("wide").predict(ROW).result(60)

@@ -1,8 +1,6 @@
 """Feedback through the public API, real models and real kills."""
 
 import shutil
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import clipper
 from bench.system.faults.durability import STORES, killed
 from clipper.errors import InvalidInput, Overloaded, UnknownPrediction
 from clipper_container import Scored
+from tests.processes import Program
 
 ROW = np.array([3.0, 0.0])
 
@@ -38,30 +37,30 @@ def models(deploy_for_all):
     "policy", ["exp3", "squarecb(shadow=0.1)", "bandit", "thompson", "exp4", "stacking", "mixture"]
 )
 def test_a_policy_finds_the_model_that_is_right(models, app, policy):
-    handle = app(*models, slo_ms=5000, default=-1, policy=policy)
+    handle = app(*models, slo_ms=30_000, default=-1, policy=policy)
     errors = []
     for i in range(400):
         x = np.array([i % 10, 0.0])
-        answer = handle.predict(x, user=f"u{i % 3}").result(10)
+        answer = handle.predict(x, user=f"u{i % 3}").result(60)
         errors.append(answer.output != i % 10)
         assert handle.feedback(answer, label=i % 10)
     assert sum(errors[200:]) <= 20
     shares = handle.shares()
     assert max(shares, key=shares.get) == models[2].name
-    assert handle.predict(ROW).result(10).confidence > 0.5
+    assert handle.predict(ROW).result(60).confidence > 0.5
 
 
 def test_several_models_learn_by_default_and_one_does_not(models, app, server):
-    handle, alone = app(*models, slo_ms=5000), app(models[2], slo_ms=5000)
+    handle, alone = app(*models, slo_ms=30_000), app(models[2], slo_ms=30_000)
     known = server.catalog.view.applications
     assert known[handle.name].policy == "mixture"
     assert known[alone.name].policy == "ensemble"
-    first = handle.predict(ROW).result(10)
+    first = handle.predict(ROW).result(60)
     assert first.confidence == pytest.approx(1 / 3)  # an equal vote of three that differ
     for i in range(60):
-        answer = handle.predict(np.array([i % 10, 0.0])).result(10)
+        answer = handle.predict(np.array([i % 10, 0.0])).result(60)
         assert handle.feedback(answer, label=i % 10)
-    assert handle.predict(ROW).result(10).output == 3
+    assert handle.predict(ROW).result(60).output == 3
 
 
 @pytest.mark.parametrize("former", ["ensemble", "stacking", "squarecb"])
@@ -72,9 +71,9 @@ def test_what_a_former_policy_learned_is_no_error_for_the_next(models, tmp_path,
             for name, model in (("one", wrong), ("two", right)):
                 if name not in server.catalog.view.versions:
                     server.deploy(name, model, input="f64[2]")
-            handle = server.app("a", models=["one", "two"], slo_ms=5000, policy=policy)
+            handle = server.app("a", models=["one", "two"], slo_ms=30_000, policy=policy)
             for i in range(20):
-                answer = handle.predict(np.array([i % 10, 0.0])).result(10)
+                answer = handle.predict(np.array([i % 10, 0.0])).result(60)
                 assert handle.feedback(answer, label=i % 10)
             seen = handle._resolve("a").learner.state(None).seen if policy != "ensemble" else 0.0
     assert seen == 40.0
@@ -95,12 +94,12 @@ def doubtful(shift):
 @pytest.mark.parametrize("policy", ["mixture", "stacking"])
 def test_class_probabilities_are_learned_and_survive_a_restart(tmp_path, policy):
     def predict(handle, i, user=None):
-        return handle.predict(np.array([i % 10, 0.0]), user=user).result(10)
+        return handle.predict(np.array([i % 10, 0.0]), user=user).result(60)
 
     with clipper.start(state=str(tmp_path)) as server:
         for shift in (1, 2, 3):
             server.deploy(f"m{shift}", doubtful(shift), input="f64[2]")
-        handle = server.app("a", models=["m1", "m2", "m3"], slo_ms=5000, policy=policy)
+        handle = server.app("a", models=["m1", "m2", "m3"], slo_ms=30_000, policy=policy)
         for i in range(40):
             assert handle.feedback(predict(handle, i, "u" if i % 2 else None), label=i % 10)
         answers = [predict(handle, i) for i in range(20)]
@@ -111,7 +110,7 @@ def test_class_probabilities_are_learned_and_survive_a_restart(tmp_path, policy)
         learner = handle._resolve("a").learner
         before = [policy_state(learner, user) for user in (None, "u")]
     with clipper.start(state=str(tmp_path)) as server:
-        handle = server.app("a", models=["m1", "m2", "m3"], slo_ms=5000, policy=policy)
+        handle = server.app("a", models=["m1", "m2", "m3"], slo_ms=30_000, policy=policy)
         learner = handle._resolve("a").learner
         assert [policy_state(learner, user) for user in (None, "u")] == before
         assert predict(handle, 7).output == 7
@@ -122,8 +121,8 @@ def policy_state(learner, user):
 
 
 def test_feedback_counts_once(models, app):
-    handle = app(*models, slo_ms=5000, policy="exp4")
-    answers = [handle.predict(np.array([i, 0.0])).result(10) for i in range(10)]
+    handle = app(*models, slo_ms=30_000, policy="exp4")
+    answers = [handle.predict(np.array([i, 0.0])).result(60) for i in range(10)]
     assert handle.feedback(answers[0].id, label=0)
     assert not handle.feedback(answers[0], correct=True)
     counted = handle.feedback_many([*answers, "n-1"], [*range(10), 1])
@@ -131,10 +130,10 @@ def test_feedback_counts_once(models, app):
 
 
 def test_feedback_with_the_input_itself(models, app):
-    handle = app(*models, slo_ms=5000, policy="stacking")
+    handle = app(*models, slo_ms=30_000, policy="stacking")
     for i in range(60):
         assert handle.feedback(input=np.array([i % 10, 0.0]), label=i % 10)
-    assert handle.predict(ROW).result(10).output == 3
+    assert handle.predict(ROW).result(60).output == 3
 
 
 def named(xs):
@@ -178,29 +177,29 @@ def test_feedback_for_an_array_equals_feedback_for_its_rows(models_by_kind, app,
         "texts": [["no", "yes", "maybe"][int(x) % 3] for x in xs[:, 0]],
         "floats": [float(x) / 2 for x in xs[:, 0]],
     }[kind]
-    array, many, single = (app(*linked, slo_ms=5000, policy=policy) for _ in range(3))
-    answers = array.predict_many(xs, user="u").result(10)
+    array, many, single = (app(*linked, slo_ms=30_000, policy=policy) for _ in range(3))
+    answers = array.predict_many(xs, user="u").result(60)
     odd = np.arange(1, 100, 2)
     order = [*odd.tolist(), *range(0, 100, 2)]
     assert array.feedback_many(answers, np.array(labels)[odd], rows=odd).counted == 50
     counted = array.feedback_many(answers, labels)
     assert (counted.counted, counted.duplicates, counted.unknown) == (50, 50, 0)
-    given = [many.predict(x, user="u").result(10) for x in xs]
+    given = [many.predict(x, user="u").result(60) for x in xs]
     assert many.feedback_many([given[i] for i in order], [labels[i] for i in order]).counted == 100
     for i in order:
-        assert single.feedback(single.predict(xs[i], user="u").result(10), label=labels[i])
+        assert single.feedback(single.predict(xs[i], user="u").result(60), label=labels[i])
     assert learned(array) == learned(many) == learned(single)
 
 
 @pytest.mark.parametrize("policy", ["squarecb", "bandit", "thompson"])
 def test_an_array_trains_the_one_model_that_was_queried(models, app, policy):
-    handle = app(*models, slo_ms=5000, policy=policy)
+    handle = app(*models, slo_ms=30_000, policy=policy)
     for _ in range(30):
-        answers = handle.predict_many(np.array([[i, 0] for i in range(10)], float)).result(10)
+        answers = handle.predict_many(np.array([[i, 0] for i in range(10)], float)).result(60)
         assert handle.feedback_many(answers, np.arange(10)).counted == 10
     state = handle._resolve(handle.name).learner.state(None)
     assert state.seen == 300
-    assert handle.predict(ROW).result(10).output == 3
+    assert handle.predict(ROW).result(60).output == 3
 
 
 @pytest.mark.parametrize("policy", ["exp4", "exp3", "linucb", "single"])
@@ -208,13 +207,13 @@ def test_statistics_count_feedback_in_bulk(models, app, server, policy):
     """All feedback is counted, of lists and arrays, whether it is learned from in columns, in
     Python or not at all."""
     handle = app(
-        *models[1:], slo_ms=5000, policy=policy, roles={models[2].name: "challenger(share=0.2)"}
+        *models[1:], slo_ms=30_000, policy=policy, roles={models[2].name: "challenger(share=0.2)"}
     )
     xs = np.array([[i % 10, i] for i in range(200)], float)
     labels = xs[:, 0].astype(int)
-    answers = [handle.predict(x).result(10) for x in xs[:100]]
+    answers = [handle.predict(x).result(60) for x in xs[:100]]
     assert handle.feedback_many(answers, labels[:100]).counted == 100
-    array = handle.predict_many(xs[100:]).result(10)
+    array = handle.predict_many(xs[100:]).result(60)
     assert handle.feedback_many(array, labels[150:], rows=np.arange(50, 100)).counted == 50
     given = [*(answer.output for answer in answers), *np.asarray(array.outputs)[50:]]
     right = sum(
@@ -229,10 +228,10 @@ def test_statistics_count_feedback_in_bulk(models, app, server, policy):
 
 def test_what_feedback_of_an_array_is_refused(models, app):
     handle, other = (
-        app(*models, policy="exp4", slo_ms=5000),
-        app(*models, slo_ms=5000, policy="exp4"),
+        app(*models, policy="exp4", slo_ms=30_000),
+        app(*models, slo_ms=30_000, policy="exp4"),
     )
-    answers = handle.predict_many(np.zeros((3, 2))).result(10)
+    answers = handle.predict_many(np.zeros((3, 2))).result(60)
     for labels, rows, message in (
         ([1], None, "3 predictions and 1 labels"),
         ([1], [3], "whole numbers from 0 to 2"),
@@ -254,8 +253,8 @@ def test_what_feedback_of_an_array_is_refused(models, app):
 def test_feedback_of_an_array_that_the_journal_refuses_may_be_sent_again(
     models, app, server, monkeypatch
 ):
-    handle = app(*models, policy="exp4", slo_ms=5000)
-    answers = handle.predict_many(np.zeros((100, 2))).result(10)
+    handle = app(*models, policy="exp4", slo_ms=30_000)
+    answers = handle.predict_many(np.zeros((100, 2))).result(60)
     states, allowed = server._learning.states, 2
     write = states.journal.append
 
@@ -278,10 +277,10 @@ def test_feedback_of_an_array_that_the_journal_refuses_may_be_sent_again(
 
 def test_what_feedback_is_refused(models, app):
     handle, other = (
-        app(*models, policy="exp4", slo_ms=5000),
-        app(*models, slo_ms=5000, policy="exp4"),
+        app(*models, policy="exp4", slo_ms=30_000),
+        app(*models, slo_ms=30_000, policy="exp4"),
     )
-    answer = handle.predict(ROW).result(10)
+    answer = handle.predict(ROW).result(60)
     with pytest.raises(UnknownPrediction, match="one of application"):
         other.feedback(answer, label=1)
     with pytest.raises(UnknownPrediction, match="no prediction 'x'"):
@@ -299,14 +298,14 @@ def test_what_feedback_is_refused(models, app):
 
 @pytest.mark.parametrize("policy", ["ensemble", "single", "ab", "static", "stacking", "exp3"])
 def test_feedback_counts_under_every_policy(models, app, server, policy):
-    handle = app(*models, policy=policy, slo_ms=5000)
-    answers = [handle.predict(ROW + i, user="ann").result(10) for i in range(4)]
+    handle = app(*models, policy=policy, slo_ms=30_000)
+    answers = [handle.predict(ROW + i, user="ann").result(60) for i in range(4)]
     records = server._learning.journal.last
     assert handle.feedback(answers[0], label=3)
     assert not handle.feedback(answers[0], label=3), "it was told already"
     assert handle.feedback(input=ROW, label=3)
     assert handle.feedback_many(answers, [3, 4, 5, 6]).counted == 3
-    array = handle.predict_many(np.array([ROW, ROW])).result(10)
+    array = handle.predict_many(np.array([ROW, ROW])).result(60)
     assert handle.feedback_many(array, np.array([3, 3])).counted == 2
     assert server._learning.journal.last > records
     stats = server.stats()["applications"][handle.name]
@@ -321,10 +320,10 @@ def test_feedback_counts_under_every_policy(models, app, server, policy):
 def test_a_correct_default_answer_does_not_reward_models_that_disagreed(models, app):
     """The models answer 4, 8 and 3, each with too low a confidence, so the default, 3, was
     returned."""
-    handle = app(*models, policy="stacking", slo_ms=5000, confidence_min=0.99, default=3)
-    exp = app(*models, policy="exp4", slo_ms=5000, confidence_min=0.99, default=3)
+    handle = app(*models, policy="stacking", slo_ms=30_000, confidence_min=0.99, default=3)
+    exp = app(*models, policy="exp4", slo_ms=30_000, confidence_min=0.99, default=3)
     for each in (handle, exp):
-        answer = each.predict(ROW).result(10)
+        answer = each.predict(ROW).result(60)
         assert (answer.output, answer.is_default) == (3, True)
         assert each.feedback(answer, correct=True)
     shares = exp.shares()
@@ -335,19 +334,19 @@ def test_a_correct_default_answer_does_not_reward_models_that_disagreed(models, 
 
 
 def test_a_score_of_a_default_that_is_nothing_teaches_nobody(models, app):
-    handle = app(*models, policy="exp4", slo_ms=5000, confidence_min=0.99)
+    handle = app(*models, policy="exp4", slo_ms=30_000, confidence_min=0.99)
     before = handle.shares()
-    assert handle.feedback(handle.predict(ROW).result(10), correct=True)
+    assert handle.feedback(handle.predict(ROW).result(60), correct=True)
     assert handle.shares() == before
 
 
 def test_whole_floats_are_labels_where_the_outputs_are_whole_numbers(models, app):
-    handle = app(*models, policy="stacking", slo_ms=5000)
+    handle = app(*models, policy="stacking", slo_ms=30_000)
     for _ in range(30):
-        assert handle.feedback(handle.predict(ROW).result(10), label=3.0)
-    answers = [handle.predict(ROW).result(10) for _ in range(30)]
+        assert handle.feedback(handle.predict(ROW).result(60), label=3.0)
+    answers = [handle.predict(ROW).result(60) for _ in range(30)]
     assert handle.feedback_many(answers, [3.0] * 30).counted == 30
-    array = handle.predict_many(np.array([ROW] * 30)).result(10)
+    array = handle.predict_many(np.array([ROW] * 30)).result(60)
     assert handle.feedback_many(array, np.full(30, 3.0)).counted == 30
     shares = handle.shares()
     assert shares[models[2].name] > 0.5
@@ -355,10 +354,10 @@ def test_whole_floats_are_labels_where_the_outputs_are_whole_numbers(models, app
 
 @pytest.mark.parametrize("policy", ["stacking", "ensemble"])
 def test_feedback_that_can_not_be_is_refused_and_changes_nothing(models, app, server, policy):
-    handle = app(*models, policy=policy, slo_ms=5000)
+    handle = app(*models, policy=policy, slo_ms=30_000)
     answer, array = (
-        handle.predict(ROW).result(10),
-        handle.predict_many(np.array([ROW, ROW])).result(10),
+        handle.predict(ROW).result(60),
+        handle.predict_many(np.array([ROW, ROW])).result(60),
     )
     before = handle._resolve(handle.name).learner.state(None), server._learning.journal.last
     for label in (3.5, 10**30, "\ud800", np.array([1.0, 2.0]), float("nan")):
@@ -416,23 +415,10 @@ with clipper.start(state=sys.argv[1], feedback={"write_ms": 5}) as server:
 def run_until_killed(folder: Path, kill_after: int) -> int:
     """Kill a server after so many acknowledged feedbacks; return the number of all acknowledged
     ones."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", FEEDBACK_SCRIPT, folder],
-        stdout=subprocess.PIPE,
-        stdin=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    counted = 0
-    while counted < kill_after:
-        assert process.stdout.readline().strip() == "told"
-        counted += 1
-    process.send_signal(signal.SIGKILL)
-    counted += process.stdout.read().count(
-        "told\n"
-    )  # not communicate(): it would miss what readline() has read ahead
-    process.communicate()
-    return counted
+    with Program(sys.executable, "-c", FEEDBACK_SCRIPT, folder, apart=True) as process:
+        process.until(lambda: len(process.lines) >= kill_after)
+    assert {*process.lines} == {"told"}
+    return len(process.lines)
 
 
 def test_acknowledged_feedback_survives_kills(tmp_path: Path):

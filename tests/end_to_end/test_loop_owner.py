@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from clipper_core.results.future import MailboxReader
 from clipper_core.runtime.status import Status
 from tests import signals
 from tests.memory_container import wait_until
+from tests.threads import join
 
 ROW = np.arange(4.0)
 
@@ -97,16 +99,28 @@ def test_a_signal_is_handled_by_a_thread_that_owns_the_loop(
 
     make_a_caller_own_the_loop(model)
     freeze()
+    waits = threading.Event()
+
+    def send():
+        waits.wait()
+        time.sleep(0.02)
+        signal.pthread_kill(threading.main_thread().ident, kind)
+
+    def wait():
+        waits.set()
+        future.result()
+
+    sender = threading.Thread(target=send)
+    sender.start()
     handler = signal.signal(kind, on_signal)
-    sender = threading.Timer(0.02, signal.pthread_kill, (threading.main_thread().ident, kind))
-    future = model.predict(ROW, slo_ms=1000)
+    future = model.predict(ROW, slo_ms=3000)
     try:
-        sender.start()
         with pytest.raises(SignalRaised):
-            future.result()
+            wait()
     finally:
+        waits.set()
+        join(sender)
         signal.signal(kind, handler)
-        sender.join()
     assert not future.done()
     wait_until(future.done)  # whoever runs the loop now: the lead was given back
     assert future.status() is Status.DEADLINE

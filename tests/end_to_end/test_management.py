@@ -22,9 +22,9 @@ from clipper.cli import main
 from clipper.frontend.http.messages import to_json
 from clipper.manage.client import Client
 from clipper.manage.running import Running, announce, running, the_one
-from tests.end_to_end.commands import PATIENCE_S
 from tests.end_to_end.commands import running as command
 from tests.frontend.conftest import warm_workers
+from tests.processes import PATIENCE_S
 
 MODELS = """
 def double(rows):
@@ -54,13 +54,10 @@ default = -1
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("CLIPPER_")]:
-        monkeypatch.delenv(name)
-    (tmp_path / "mine.py").write_text(MODELS)
-    (tmp_path / "clipper.toml").write_text(FILE)
-    return tmp_path
+def here(bare_folder: Path) -> Path:
+    (bare_folder / "mine.py").write_text(MODELS)
+    (bare_folder / "clipper.toml").write_text(FILE)
+    return bare_folder
 
 
 def shell(*words: str, code: int = 0) -> str:
@@ -106,7 +103,7 @@ def test_a_model_from_deployment_to_rollback_and_after_a_kill(here: Path) -> Non
         assert "a batch of 1" in shell("logs", "sums:1")
         server = clipper.connect(state="state")
         server.set_application("other", ["sums:2"], slo_ms=30_000, default=[1, 2])
-        first.end(signal.SIGKILL)
+        first.stop(signal.SIGKILL)
     assert "no server of this user runs on this host on the state" in shell("models", code=1)
     with command("up") as second:
         second.until("sums:1/0 is connected", "sums:2/1 is connected", "containers connect to")
@@ -127,7 +124,7 @@ def test_a_model_from_deployment_to_rollback_and_after_a_kill(here: Path) -> Non
             "set",
         ], verbs
         assert mine == "the configuration"
-        assert second.end() == 0
+        assert second.stop() == 0
 
 
 def test_every_verb_by_hand(here: Path) -> None:
@@ -214,12 +211,12 @@ def test_every_verb_by_hand(here: Path) -> None:
         assert "is not a number or MIN-MAX" in run_json("scale", "sums", "many", code=1)
         assert "does not know" not in run_json("predict", "total", "[1, 2]", code=1)
         assert "management needs the token" in run_json("models", "--token", "wrong", code=1)
-        assert server.end() == 0
+        assert server.stop() == 0
 
 
 def test_the_file_is_followed(here: Path) -> None:
     file = here / "clipper.toml"
-    with command("up", "--reload") as server:
+    with command("up", "--reload", "--http", "127.0.0.1:0", "--http-workers", "2") as server:
         server.until("sums:1/0 is connected", "containers connect to")
         file.write_text(
             FILE.replace("mine:double", "mine:triple")
@@ -237,7 +234,8 @@ def test_the_file_is_followed(here: Path) -> None:
         )
         server.until("application more is not declared any more", "[server] has changed")
         assert run_json("predict", "more", "[1, 2, 3]")["output"] == 18
-        assert server.end() == 0
+        assert "[http] has changed" not in server.output
+        assert server.stop() == 0
 
 
 def test_the_page_states_what_commands_print(here: Path) -> None:
@@ -258,7 +256,7 @@ def test_the_page_states_what_commands_print(here: Path) -> None:
             line, _, shown = example.partition("\n")
             result = click.testing.CliRunner().invoke(main, shlex.split(line), prog_name="clipper")
             assert normalized(result.output) == normalized(shown), line
-        assert server.end() == 0
+        assert server.stop() == 0
 
 
 def normalized(text: str) -> str:

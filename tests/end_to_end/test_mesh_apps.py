@@ -70,9 +70,8 @@ def nothing_is_loaded_or_queried(server: clipper.ClipperServer) -> Iterator[None
         server.remove_app(name)
 
     def is_quiet() -> bool:
-        for id in tuple(
-            server.mesh.joined.loader.held
-        ):  # one whose load just ends is said to be loaded a moment before it can go
+        # one whose load just ends is said to be loaded a moment before it can go
+        for id in tuple(server.mesh.joined.loader.held):
             server.mesh._loop.run(server.mesh.joined.loader.evict(id, "the test is over"))
         return not server.mesh.joined.copies._searches and not any(
             route.served for route in server.mesh.router
@@ -226,7 +225,7 @@ def test_one_that_is_queried_cannot_be_unregistered(
 def test_one_of_the_catalog_goes_though_some_of_the_mesh_came_before_it(
     own_server: clipper.ClipperServer,
 ) -> None:
-    own_server.predict("one", ROW).result(10)
+    own_server.predict("one", ROW).result(60)
     own_server.deploy("late", lambda rows: [7] * len(rows), input="f64[3]")
     assert (
         own_server.app("hedged", models=["late", "two"], slo_ms=20_000, decider="hedged")
@@ -237,7 +236,7 @@ def test_one_of_the_catalog_goes_though_some_of_the_mesh_came_before_it(
     )
     own_server.remove_app("hedged")
     own_server.retire("late")
-    assert own_server.predict("one", ROW).result(10).output == 1
+    assert own_server.predict("one", ROW).result(60).output == 1
 
 
 def test_one_whose_record_goes_and_comes_back_is_queried_again(

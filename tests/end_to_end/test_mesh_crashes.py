@@ -103,9 +103,8 @@ def test_model_that_ends_its_process_at_its_load_ends_one_host_of_one_node(
     nodes[0].register_model("fatal", "fatal.py:f", key=str(folder), input="f64[3]")
     for node in nodes:
         wait_until(lambda node=node: "fatal" in node.mesh.joined.registry.models)
-        answer = node.predict("fatal", ROW, slo_ms=30_000).result(
-            40
-        )  # due before the next try, 60 s after the failure
+        # due before the next try, 60 s after the failure
+        answer = node.predict("fatal", ROW, slo_ms=30_000).result(40)
         assert "where it was alone" in answer.reason
     assert nodes[0].mesh.status("fatal").status == "LOADING_FAILED"
     assert sorted(host.starts for node in nodes for host in node.mesh.joined.hosts) == [1, 2]

@@ -35,6 +35,7 @@ from tests.end_to_end.test_hosts import onnx_file
 from tests.frontend.conftest import ask, warm_workers
 from tests.memory_container import wait_until
 from tests.onnx_models import two_by_two
+from tests.threads import join
 
 grpc = pytest.importorskip("grpc", reason="pip install 'clipper-serving[grpc]'")
 CliRunner = pytest.importorskip("click.testing").CliRunner
@@ -570,6 +571,6 @@ def test_a_query_whose_load_would_be_late_is_refused_at_once(tmp_path: Path) -> 
                 predict([1.0, 2.0, 3.0], slo_ms=150)
         core.watch = None
         for thread in patient:
-            thread.join()
+            join(thread)
         assert infer_within(4, 15_000).status == 200  # no load waits: it is loaded
         assert server.mesh.stats()["refusals"] == 11  # of loads: six answers were in the cache

@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -26,7 +25,9 @@ from clipper.mesh.records import Policy
 from clipper.mesh.registry import now_ms
 from clipper.mesh.reports import Info
 from tests.memory_container import wait_until
+from tests.processes import Program
 from tests.store.conftest import RedisServer, own_redis
+from tests.threads import join
 
 MODELS = """
 import time
@@ -61,7 +62,7 @@ with clipper.start(state=state, folder=folder, mesh=json.loads(mesh), drain_s=1.
 """
 MORTAL_S = 1.0  # lease of a node that is to die
 Start = Callable[..., clipper.ClipperServer]
-Spawn = Callable[..., "subprocess.Popen[bytes]"]
+Spawn = Callable[..., "Program"]
 __all__ = ["own_redis"]
 
 
@@ -95,31 +96,14 @@ def start(folder: Path) -> Iterator[Start]:
 @pytest.fixture
 def spawn(folder: Path) -> Iterator[Spawn]:
     """Yield a function that starts a node as a process."""
-    processes: list[subprocess.Popen[bytes]] = []
+    with contextlib.ExitStack() as stack:
 
-    def do(name: str, state: str = "") -> subprocess.Popen[bytes]:
-        mesh = json.dumps({**QUICK, "name": name, "lease_s": MORTAL_S})
-        words = [
-            sys.executable,
-            "-c",
-            NODE,
-            state or f"sqlite:{folder}/mesh.db",
-            str(folder / name),
-            mesh,
-        ]
-        process = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-        )
-        processes.append(process)
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
-        return process
+        def do(name: str, state: str = "") -> Program:
+            mesh = json.dumps({**QUICK, "name": name, "lease_s": MORTAL_S})
+            words = ["-c", NODE, state or f"sqlite:{folder}/mesh.db", folder / name, mesh]
+            return stack.enter_context(Program(sys.executable, *words, until="ready\n"))
 
-    yield do
-    for process in processes:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # with its hosts, should they be stopped
-        process.communicate()
+        yield do
 
 
 def register(node: clipper.ClipperServer, folder: Path, id: str = "m", **settings: Any) -> None:
@@ -144,8 +128,13 @@ def hold_back(node: clipper.ClipperServer, stops: bool, *seen_by: clipper.Clippe
     """Have a node take no models, so that others get them; or take them again."""
     node.mesh.joined.loader.set_stopping(stops)
     id = node.mesh.instance
+
+    def knows(other: clipper.ClipperServer) -> bool:
+        seen = other.mesh.joined.registry.instances.get(id)
+        return seen is not None and seen.stopping == stops
+
     for other in (node, *seen_by):
-        wait_until(lambda other=other: other.mesh.joined.registry.instances[id].stopping == stops)
+        wait_until(lambda other=other: knows(other))
 
 
 class QueryLoop:
@@ -171,7 +160,7 @@ class QueryLoop:
 
     def __exit__(self, *exc: object) -> None:
         self._stop.set()
-        self._thread.join()
+        join(self._thread)
 
 
 def test_any_node_answers_and_one_holds(start: Start, folder: Path) -> None:
@@ -277,10 +266,8 @@ def test_a_node_that_hangs_is_buried_and_comes_back_in_order(
 
 
 def test_what_is_loaded_is_served_while_the_store_is_away(start: Start, folder: Path) -> None:
-    one, other = (
-        start("a", lease_s=MORTAL_S, reaper_s=600.0),
-        start("b", reaper_s=600.0),
-    )  # which would load it proactively
+    # which would load it proactively
+    one, other = (start("a", lease_s=MORTAL_S, reaper_s=600.0), start("b", reaper_s=600.0))
     wait_until(lambda: alive(one) == ["a", "b"] == alive(other))
     hold_back(other, True, one)
     for id in ("m", "n"):
@@ -300,11 +287,8 @@ def test_what_is_loaded_is_served_while_the_store_is_away(start: Start, folder: 
             wait_until(lambda: one.mesh.joined.registry.is_fenced)
             before = loop.count
             wait_until(lambda: loop.count > before + 20 and "a" not in alive(other))
-            assert predict(one, "n").tolist() == [
-                0.0,
-                2.0,
-                4.0,
-            ]  # the other node loads it, and lends it
+            # the other node loads it, and lends it
+            assert predict(one, "n").tolist() == [0.0, 2.0, 4.0]
             assert "n" not in one.mesh.joined.loader.held
     assert not loop.failed
     wait_until(lambda: not one.mesh.joined.registry.is_fenced and alive(other) == ["a", "b"])

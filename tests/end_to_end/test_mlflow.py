@@ -1,6 +1,7 @@
 """Models of MLflow: folders, with signatures of columns, of tensors, of a string; names in its
 registry; what is refused."""
 
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -210,10 +211,12 @@ def test_a_name_of_the_registry(
     monkeypatch: pytest.MonkeyPatch,
     columns: Path,
 ) -> None:
-    requested = []
+    requested, places = [], []
 
-    def fetch(artifact_uri: str) -> str:
+    def fetch(artifact_uri: str, dst_path: str) -> str:
         requested.append(artifact_uri)
+        places.append(dst_path)
+        assert os.path.isdir(dst_path)
         if artifact_uri != "models:/flowers@champion":
             raise RuntimeError("Registered Model with name=flower not found")
         return str(columns)
@@ -228,6 +231,7 @@ def test_a_name_of_the_registry(
     ):
         loaded("models:/flower@x")
     assert requested == ["models:/flowers@champion", "models:/flower@x"]
+    assert not any(os.path.exists(place) for place in places), "what was downloaded is removed"
 
 
 def test_without_mlflow_the_pip_command_is_printed(

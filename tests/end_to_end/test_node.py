@@ -1,7 +1,6 @@
 """`clipper node`: nodes as processes, one of which leaves while it is queried."""
 
 import json
-import os
 import signal
 import threading
 import time
@@ -16,8 +15,10 @@ import pytest
 
 import clipper
 from clipper.cli import main
-from tests.end_to_end.test_shell import PATIENCE_S, Process, running
+from tests.end_to_end.commands import running
+from tests.processes import PATIENCE_S, Program
 from tests.store.conftest import RedisServer, own_redis
+from tests.threads import join
 
 __all__ = ["own_redis"]
 MODELS = "def double(rows):\n    return rows * 2\n"
@@ -36,23 +37,20 @@ capacity_mib = 256
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("CLIPPER_")]:
-        monkeypatch.delenv(name)
-    (tmp_path / "mine.py").write_text(MODELS)
-    (tmp_path / "node.toml").write_text(FILE)
-    return tmp_path
+def here(bare_folder: Path) -> Path:
+    (bare_folder / "mine.py").write_text(MODELS)
+    (bare_folder / "node.toml").write_text(FILE)
+    return bare_folder
 
 
-def at(node: Process, what: str) -> str:
+def at(node: Program, what: str) -> str:
     """Return an address from the node's output."""
-    (line,) = [line for line in node.seen.splitlines() if line.startswith(what)]
+    (line,) = [line for line in node.output.splitlines() if line.startswith(what)]
     return line.removeprefix(what).strip().split(",")[0]
 
 
 @pytest.fixture
-def nodes(here: Path) -> Iterator[list[Process]]:
+def nodes(here: Path) -> Iterator[list[Program]]:
     words = ("node", "node.toml", "--store", "sqlite:mesh.db", "--peers", "tcp:127.0.0.1:0")
     with running(*words, "--name", "a") as a, running(*words, "--name", "b") as b:
         for node in (a, b):
@@ -70,7 +68,7 @@ def infer(url: str, n: float, timeout_s: float = PATIENCE_S) -> Any:
 
 
 def test_a_node_that_ends_gives_its_models_to_another_and_no_query_fails(
-    here: Path, nodes: list[Process]
+    here: Path, nodes: list[Program]
 ) -> None:
     with clipper.connect(at(nodes[0], "management at ")) as client:
         client.mesh.register(
@@ -99,22 +97,22 @@ def test_a_node_that_ends_gives_its_models_to_another_and_no_query_fails(
     query_thread = threading.Thread(target=go_on)
     query_thread.start()
     try:
-        assert leaves.end() == 0
+        assert leaves.stop() == 0
         before = query_count[0]
         give_up = time.monotonic() + PATIENCE_S
         while query_count[0] < before + 20 and time.monotonic() < give_up:
             time.sleep(0.01)
     finally:
         stop.set()
-        query_thread.join()
+        join(query_thread)
     assert not wrong
-    assert "left: 1 of 1 models moved" in leaves.seen
-    assert leaves.seen.endswith("closed\n")
+    assert "left: 1 of 1 models moved" in leaves.output
+    assert leaves.output.endswith("closed\n")
     with clipper.connect(at(stays, "management at ")) as client:
         (copied,) = client.mesh.status("m1").copies
         assert copied.instance != copy.instance
-    assert stays.end(signal.SIGINT) == 0
-    assert "left: no model had to move" in stays.seen  # nobody is there to take it
+    assert stays.stop(signal.SIGINT) == 0
+    assert "left: no model had to move" in stays.output  # nobody is there to take it
 
 
 def test_a_node_without_its_store_reports_it_and_ends_on_request(here: Path) -> None:
@@ -130,9 +128,18 @@ def test_a_node_without_its_store_reports_it_and_ends_on_request(here: Path) -> 
             )
         with refused.value as reply:
             assert json.load(reply)["waiting_for"] == ["the store redis://u:***@127.0.0.1:1/0"]
-        assert node.end() == 0
-    assert "secret" not in node.seen
-    assert "\nready\n" not in node.seen
+        assert node.stop() == 0
+    assert "secret" not in node.output
+    assert "\nready\n" not in node.output
+
+
+def is_ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=PATIENCE_S):
+            return True
+    except urllib.error.HTTPError as refused:
+        refused.close()
+        return False
 
 
 def test_a_node_is_ready_once_its_store_has_come(here: Path, own_redis: RedisServer) -> None:
@@ -141,22 +148,19 @@ def test_a_node_is_ready_once_its_store_has_come(here: Path, own_redis: RedisSer
         node.until("It is tried again")
         own_redis.start()
         node.until("\nready\n")
-        with urllib.request.urlopen(
-            f"{at(node, 'queries come in at ')}/v2/health/ready", timeout=PATIENCE_S
-        ) as reply:
-            assert reply.status == 200
-        assert node.end() == 0
-    assert "left: no model had to move" in node.seen
+        url = f"{at(node, 'queries come in at ')}/v2/health/ready"
+        node.until(lambda: is_ready(url))
+        assert node.stop() == 0
+    assert "left: no model had to move" in node.output
 
 
 def test_a_node_whose_store_does_not_come_ends_with_code_1(here: Path) -> None:
     pytest.importorskip("redis", reason="pip install 'clipper-serving[redis]'")
     (here / "node.toml").write_text(FILE.replace("[mesh]\n", "[mesh]\nenter_s = 0.3\n"))
     with running("node", "node.toml", "--store", "redis://127.0.0.1:1/0", "--name", "a") as node:
-        node.rest()
-    assert node.process.returncode == 1
-    assert "the store redis://127.0.0.1:1/0 did not come within 0.3 s (mesh.enter_s)" in node.seen
-    assert node.seen.endswith("closed\n")
+        assert node.wait() == 1
+    assert "the store redis://127.0.0.1:1/0 did not come within 0.3 s (mesh.enter_s)" in node.output
+    assert node.output.endswith("closed\n")
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,12 @@
 predictions never mind."""
 
 import json
-import time
 
 import numpy as np
 import pytest
 
 from clipper_container import Model, session_of
+from tests.memory_container import wait_until
 
 FEEDBACK_QUERY = np.array([-1.0, 0.0])
 ROW = np.array([3.0, 4.0])
@@ -53,13 +53,6 @@ class Whose(Model):
         raise RuntimeError(f"taught by {sessions.tolist()}")
 
 
-def wait_until(condition, patience_s=30.0):
-    give_up = time.monotonic() + patience_s
-    while not condition():
-        assert time.monotonic() < give_up
-        time.sleep(0.005)
-
-
 def feedback_of(model):
     return json.loads(model.predict(FEEDBACK_QUERY, slo_ms=30_000).result(30))
 
@@ -78,9 +71,8 @@ def test_feedback_of_every_kind_reaches_the_container_once(server, recorder, app
     handle.feedback(first, label="8")  # a duplicate
     handle.feedback_many([second, third.id], ["5", "6"])
     handle.feedback(fourth, correct=True)
-    handle.feedback(
-        handle.predict(ROW).result(30), correct=False
-    )  # says of no output that it is right
+    # says of no output that it is right
+    handle.feedback(handle.predict(ROW).result(30), correct=False)
     handle.feedback(input=np.array([9.0, 9.0]), label="9")
     wait_until(lambda: len(feedback_of(recorder)) == 5)
     assert feedback_of(recorder) == [
@@ -96,11 +88,7 @@ def test_feedback_of_every_kind_reaches_the_container_once(server, recorder, app
         row["replicas"][0]["feedback_sent"],
         row["replicas"][0]["learned"],
         row["feedback_dropped"],
-    ) == (
-        5,
-        5,
-        0,
-    )
+    ) == (5, 5, 0)
 
 
 def test_a_model_receives_feedback_under_the_default_policy(recorder, app):
@@ -152,15 +140,13 @@ def test_sessions_travel_and_key_the_cache(server, deploy, app):
         for user, future in futures.items():
             assert future.result(30).output == str(session_of(user or ""))
     assert handle.predict_many(ROW[None], user="u1").result(30).outputs[0] == str(session_of("u1"))
-    assert server.stats()["models"][model.name]["evaluated"] in (
-        4,
-        5,
-    ), "each session once; an array may come on its own"
+    assert server.stats()["models"][model.name]["evaluated"] in (4, 5), (
+        "each session once; an array may come on its own"
+    )
     handle.feedback(handle.predict(ROW, user="u1").result(30), label="1")
     handle.feedback(input=ROW, user="u2", label="1")
-    numbers = [
-        str(session_of(user)) for user in ("u1", "u2")
-    ]  # in one call of correct(), or in two
+    # in one call of correct(), or in two
+    numbers = [str(session_of(user)) for user in ("u1", "u2")]
     wait_until(lambda: all(number in "\n".join(server.logs(model.name)) for number in numbers))
     plain = app(other, slo_ms=30_000)
     assert [plain.predict(ROW, user=f"u{i}").result(30).output for i in range(3)] == ["0"] * 3

@@ -2,6 +2,7 @@
 Ctrl-C."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -17,6 +18,8 @@ import pytest
 import clipper
 from clipper.errors import ForkedProcess, ShuttingDown
 from tests.memory_container import wait_until
+from tests.processes import Program
+from tests.signals import has_ended
 from tests.sizes import sized
 
 ROW = np.arange(4.0)
@@ -43,14 +46,6 @@ def run(script, *arguments, **options):
         *arguments,
     ]
     return subprocess.run(words, capture_output=True, text=True, timeout=60, **options)
-
-
-def has_ended(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
 
 
 # -- close
@@ -147,6 +142,8 @@ def refused(host, port):
         socket.create_connection((host, port), 1).close()
     except ConnectionRefusedError:
         return True
+    except ConnectionResetError:  # the listener was closed meanwhile
+        return False
     return False
 
 
@@ -202,9 +199,9 @@ def test_two_servers_side_by_side():
     with clipper.start() as one, clipper.start() as two:
         first = one.deploy("m", lambda xs: xs[:, 0] * 0 + 1, input="f64[4]")
         second = two.deploy("m", lambda xs: xs[:, 0] * 0 + 2, input="f64[4]")
-        assert (first.predict(ROW).result(5), second.predict(ROW).result(5)) == (1, 2)
+        assert (first.predict(ROW).result(60), second.predict(ROW).result(60)) == (1, 2)
         one.close()
-        assert second.predict(ROW + 1).result(5) == 2
+        assert second.predict(ROW + 1).result(60) == 2
 
 
 # -- fork
@@ -257,10 +254,10 @@ def test_a_server_of_its_own_in_the_child(server):
         if child == 0:
             with clipper.start() as mine:
                 mine.deploy("m", lambda xs: xs.sum(axis=1) * 2, input="f64[4]")
-                assert mine.model("m").predict(np.ones(4), slo_ms=9000).result(10) == 8.0
+                assert mine.model("m").predict(np.ones(4), slo_ms=9000).result(60) == 8.0
             raise SystemExit(5)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
-        assert server.model("m").predict(np.ones(4), slo_ms=9000).result(10) == 4.0
+        assert server.model("m").predict(np.ones(4), slo_ms=9000).result(60) == 4.0
         server.close()
         """)
     assert (done.returncode, done.stderr) == (0, "")
@@ -294,18 +291,10 @@ elif sys.argv[1] == "drop":
 def test_interpreter_exit_with_queries_in_flight(how):
     """Run twice each, five times in the full tier: exit code 0, no hang, no output."""
     count = sized(2, 5)
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-W", "error", "-c", EXIT, how],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        for _ in range(count)
-    ]
-    output = [process.communicate(timeout=60)[0] for process in running]
-    assert [(process.returncode, text) for process, text in zip(running, output, strict=True)] == [
-        (0, b"")
-    ] * count
+    words = [sys.executable, "-W", "error", "-c", EXIT, how]
+    with contextlib.ExitStack() as stack:
+        running = [stack.enter_context(Program(*words)) for _ in range(count)]
+        assert [(process.wait(), process.output) for process in running] == [(0, "")] * count
 
 
 def test_a_thread_that_waits_at_exit():
@@ -315,6 +304,7 @@ def test_a_thread_that_waits_at_exit():
         def slow(xs):
             import time
             time.sleep(2)
+            return xs.sum(axis=1)
         model = server.deploy("m", slow, input="f64[4]", cache=False)
         def wait():
             model.predict(np.ones(4), slo_ms=50_000).exception()
@@ -348,18 +338,12 @@ while True:
 def test_a_signal_ends_the_server_and_its_containers(number, how, code):
     import json
 
-    words = [sys.executable, "-c", SIGNALLED, how]
-    with subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            pids = json.loads(process.stdout.readline())
-            process.send_signal(number)
-            _, output = process.communicate(timeout=30)
-        finally:
-            process.kill()
-    assert process.returncode == code, output
-    assert "Fatal" not in output
+    with Program(sys.executable, "-c", SIGNALLED, how) as process:
+        pids = json.loads(process.line())
+        os.kill(process.pid, number)
+        wait_until(lambda: all(has_ended(pid) for pid in pids))
+        assert process.wait() == code, process.output
+    assert "Fatal" not in process.output
     wait_until(lambda: all(has_ended(pid) for pid in pids))
 
 

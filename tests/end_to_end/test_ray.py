@@ -22,13 +22,15 @@ from bench.system.several_servers import on_ray
 from clipper.params import Client, TableSpec
 from clipper.params.local.address_file import running_shards
 from clipper.params.local.live_reshard import home_in
-from tests.end_to_end.test_shell import Process, running
+from tests.end_to_end.commands import running
 from tests.memory_container import wait_until
 from tests.params.conftest import until
 from tests.params.test_resharding import IDS, loaded
+from tests.processes import Program
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 120.0  # Ray takes ten seconds to start on a machine that has nothing else to do
+PAUSE_S = 0.02  # between two pushes: this file moves machines, test_resharding meets each step
 SETTINGS = (
     '[server]\ndrain_s = 1.0\n[http]\nadmin = "127.0.0.1:0"\n[mesh]\npublish_s = 0.05\ncapacity_mib'
     " = 256\n"
@@ -57,7 +59,7 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, there: None) -> Iterator[Process]:
+def cluster(tmp_path: Path, there: None) -> Iterator[Program]:
     (tmp_path / "node.toml").write_text(SETTINGS)
     (tmp_path / "mine.py").write_text("def double(rows):\n    return rows * 2\n")
     words = (
@@ -96,7 +98,7 @@ def listed() -> dict[str, dict[str, Any]]:
 
 
 def test_nodes_on_ray_are_one_mesh_and_come_back_when_they_are_killed(
-    cluster: Process, tmp_path: Path
+    cluster: Program, tmp_path: Path
 ) -> None:
     before = listed()
     assert sorted(before) == ["mesh-1", "mesh-2"]
@@ -119,9 +121,9 @@ def test_nodes_on_ray_are_one_mesh_and_come_back_when_they_are_killed(
     with clipper.connect(found["admin"]) as client:
         client.mesh.ensure_loaded("m1", sync=True)  # its copy may have been the killed node's
         assert client.mesh.status("m1").status == "LOADED"
-    assert cluster.end() == 0
-    assert "2 nodes ended" in cluster.seen
-    assert "mesh-1  ended  left:" in cluster.seen
+    assert cluster.stop() == 0
+    assert "2 nodes ended" in cluster.output
+    assert "mesh-1  ended  left:" in cluster.output
 
 
 @pytest.mark.slow
@@ -152,7 +154,7 @@ def test_no_query_fails_while_servers_are_replaced_and_their_actor_or_node_is_ki
         with grpc.insecure_channel(f"127.0.0.1:{servers.grpc}") as channel:
             call = channel.unary_unary("/inference.GRPCInferenceService/ServerReady")
             assert call(b"", timeout=PATIENCE_S) == b"\x08\x01", "ready: true"
-    assert servers.process.returncode == 0
+    assert servers.program.wait() == 0
 
 
 @pytest.mark.slow
@@ -220,7 +222,8 @@ def kill_shards_actors_and_nodes(tmp_path: Path, machines: on_ray.RayMachines) -
             "set",
         )
         with running(*words) as down:
-            assert "ended 2 shards on Ray" in down.rest()
+            down.until("ended 2 shards on Ray")
+            down.wait()
     assert running_shards(tmp_path / "set") == []
     with open(tmp_path / "set" / "shards.json") as file:
         assert json.load(file)["engine"] == "ray"
@@ -241,13 +244,14 @@ def move_shards(folder: Path, machines: on_ray.RayMachines) -> None:
     on = ("--on", "ray", "--ray-address", machines.address)
     words = (*on, "--cpus", "0.3", "--folder", str(folder))
     with running("params", "up", *words, "--shards", "2", "--wait", str(PATIENCE_S)) as up:
-        up.until("2 shards serve")
+        up.until("2 shards serve", limit_s=PATIENCE_S)
     machines.add_node("new")
-    with loaded(folder) as client:
+    with loaded(folder, PAUSE_S) as client:
         for shards in (3, 2):
             again = (*words, "--shards", str(shards), "--resource", "new")
             with running("params", "reshard", *again) as moved:
-                assert f"{shards} shards serve" in moved.rest()
+                moved.until(f"{shards} shards serve", limit_s=PATIENCE_S)
+                moved.wait()
             assert len(client.pull("counts", IDS)) == IDS.size
             assert len(client) == shards
             if shards == 3:
@@ -256,8 +260,9 @@ def move_shards(folder: Path, machines: on_ray.RayMachines) -> None:
     assert running_shards(home_in(folder)) == [0, 1]
     assert Path(f"/proc/{pid}").exists()
     with running("params", "up", *words, "--shards", "2", "--wait", str(PATIENCE_S)) as up:
-        up.until("2 shards serve")  # they are the ones that run
+        up.until("2 shards serve", limit_s=PATIENCE_S)  # they are the ones that run
     with Client(folder) as client:
         assert client.call(1, "stats")["pid"] == pid
     with running("params", "down", *on, "--folder", str(folder)) as down:
-        assert "ended 2 shards on Ray" in down.rest()
+        down.until("ended 2 shards on Ray")
+        down.wait()

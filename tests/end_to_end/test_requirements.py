@@ -20,15 +20,10 @@ import clipper
 from clipper.deploy.packages.environments import Environments, lines_of
 from clipper.deploy.packages.sdk import wheel_into
 from clipper.errors import DeployFailed, InvalidInput, ShuttingDown
+from clipper.processes import Supervisor
+from tests.frontend.conftest import QUICK
 from tests.memory_container import wait_until
-
-QUICK = {
-    "heartbeat_ms": 100,
-    "warmup": False,
-    "restart_ms_min": 20,
-    "restart_ms_max": 200,
-    "drain_s": 1.0,
-}
+from tests.processes import Program
 
 
 @pytest.fixture(scope="module")
@@ -102,11 +97,11 @@ def environments(server: clipper.ClipperServer) -> set[str]:
 def test_models_run_beside_each_other_with_other_versions(server: clipper.ClipperServer) -> None:
     one = server.deploy("one", which, input="f64[2]", requirements=["odd-size==1.0"])
     two = server.deploy("two", which, input="f64[2]", requirements=["odd-size==2.0"])
-    assert one.predict(np.zeros(2), slo_ms=10_000).result(10) == "1.0"
-    assert two.predict(np.zeros(2), slo_ms=10_000).result(10) == "2.0"
+    assert one.predict(np.zeros(2), slo_ms=10_000).result(60) == "1.0"
+    assert two.predict(np.zeros(2), slo_ms=10_000).result(60) == "2.0"
     assert len(environments(server)) == 2
     again = server.deploy("again", which, input="f64[2]", requirements=["odd-size==1.0"])
-    assert again.predict(np.zeros(2), slo_ms=10_000).result(10) == "1.0"
+    assert again.predict(np.zeros(2), slo_ms=10_000).result(60) == "1.0"
     assert len(environments(server)) == 2, "those alike share one"
     assert [stage.stage for stage in server.stages("two").values()] == ["warm"]
     server.retire("one", force=True)
@@ -122,7 +117,7 @@ def test_the_environment_has_nothing_of_the_servers(server: clipper.ClipperServe
         return [str(importlib.util.find_spec("click") is not None)] * len(rows)
 
     bare = server.deploy("bare", sees, input="f64[2]", requirements=["odd-size"])
-    assert bare.predict(np.zeros(2), slo_ms=10_000).result(10) == "False"
+    assert bare.predict(np.zeros(2), slo_ms=10_000).result(60) == "False"
 
 
 def test_a_missing_package_is_reported_in_the_words_of_pip(server: clipper.ClipperServer) -> None:
@@ -234,9 +229,17 @@ def test_closing_the_server_ends_what_is_built(tmp_path: Path) -> None:
 # -- the builder by itself
 
 
-def test_one_builds_and_the_others_wait(offline: list[str], tmp_path: Path) -> None:
+@pytest.fixture
+def processes() -> Iterator[Supervisor]:
+    with Supervisor() as found:
+        yield found
+
+
+def test_one_builds_and_the_others_wait(
+    processes: Supervisor, offline: list[str], tmp_path: Path
+) -> None:
     found: list[str] = []
-    builders = [Environments(tmp_path / "e", offline) for _ in range(3)]
+    builders = [Environments(processes, tmp_path / "e", offline) for _ in range(3)]
     threads = [
         threading.Thread(target=lambda b=b: found.append(b.build(("odd-size==1.0",))))
         for b in builders
@@ -253,21 +256,20 @@ def test_one_builds_and_the_others_wait(offline: list[str], tmp_path: Path) -> N
 
 
 def test_a_kill_in_the_middle_leaves_nothing_that_counts(
-    offline: list[str], tmp_path: Path
+    processes: Supervisor, offline: list[str], tmp_path: Path
 ) -> None:
     folder = tmp_path / "e"
     code = (
         "import sys; from pathlib import Path; from clipper.deploy.packages.environments import"
-        " Environments\n"
+        " Environments\nfrom clipper.processes import Supervisor\n"
     )
     code += "def say(text): print(text, flush=True)\n"
-    code += f"environments = Environments(Path({str(folder)!r}), {offline!r})\n"
+    code += "processes = Supervisor()\nprocesses.start()\n"
+    code += f"environments = Environments(processes, Path({str(folder)!r}), {offline!r})\n"
     code += "environments.build(('odd-size==1.0',), on_progress=say)"
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        child.stdout.readline()  # pip is at work
-        os.kill(child.pid, signal.SIGKILL)
-    mine = Environments(folder, offline)
+    with Program(sys.executable, "-c", code, apart=True) as child:
+        child.line()  # pip is at work
+    mine = Environments(processes, folder, offline)
     assert mine.ready(("odd-size==1.0",)) == ""
     start = time.monotonic()
     assert Path(mine.build(("odd-size==1.0",))).exists()
@@ -279,24 +281,29 @@ def test_pip_does_not_outlive_the_server(tmp_path: Path) -> None:
     folder, slow = tmp_path / "e", slow_package(tmp_path)
     code = "from pathlib import Path\n"
     code += "from clipper.deploy.packages.environments import Environments\n"
-    code += f"Environments(Path({str(folder)!r})).build(({str(slow)!r},))"
-    with subprocess.Popen([sys.executable, "-c", code]) as child:
-        wait_until((tmp_path / "begun").exists, "pip builds the package", patience_s=90)
+    code += (
+        "from clipper.processes import Supervisor\nprocesses = Supervisor()\nprocesses.start()\n"
+    )
+    code += f"Environments(processes, Path({str(folder)!r})).build(({str(slow)!r},))"
+    with Program(sys.executable, "-c", code) as child:
+        child.until((tmp_path / "begun").exists, limit_s=90)
         os.kill(child.pid, signal.SIGKILL)
-    wait_until(lambda: not at_work_in(folder), "pip is gone", patience_s=60)
+        wait_until(lambda: not at_work_in(folder), "pip is gone", patience_s=60)
 
 
-def test_the_end_of_the_time_is_reported(tmp_path: Path, offline: list[str]) -> None:
+def test_the_end_of_the_time_is_reported(
+    processes: Supervisor, tmp_path: Path, offline: list[str]
+) -> None:
     with pytest.raises(DeployFailed, match=r"server\.build_s \(0\.01 s\)"):
-        Environments(tmp_path / "e", offline, 0.01).build(("odd-size",))
-    closed = Environments(tmp_path / "e", offline)
+        Environments(processes, tmp_path / "e", offline, 0.01).build(("odd-size",))
+    closed = Environments(processes, tmp_path / "e", offline)
     closed.close()
     with pytest.raises(ShuttingDown):
         closed.build(("odd-size",))
 
 
-def test_pythons_that_are_not_there_or_too_old(tmp_path: Path) -> None:
-    mine = Environments(tmp_path)
+def test_pythons_that_are_not_there_or_too_old(processes: Supervisor, tmp_path: Path) -> None:
+    mine = Environments(processes, tmp_path)
     with pytest.raises(InvalidInput, match=r"no Python '3\.99' runs here"):
         mine.build((), "3.99")
     old = tmp_path / "python"

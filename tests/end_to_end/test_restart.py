@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import textwrap
 
@@ -13,6 +12,8 @@ import pytest
 import clipper
 from clipper.errors import AlreadyExists, StoreError, UnknownModel
 from tests.memory_container import wait_until
+from tests.processes import Program
+from tests.signals import has_ended
 
 ROW = np.arange(4.0)
 
@@ -26,14 +27,6 @@ def served(app):
     return wait_until(
         lambda: (answer := app.predict(ROW).result(20)).is_default is False and answer
     )
-
-
-def has_ended(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
 
 
 @pytest.mark.parametrize("state", ["{}/state", "sqlite:{}/catalog.db"])
@@ -91,19 +84,17 @@ sys.stdin.read()
 def test_killed_with_kill_9_it_comes_back_and_leaves_no_orphans(tmp_path):
     everyone = []
     for life in ("first", "second", "third"):
-        words = [sys.executable, "-c", SERVER, str(tmp_path / "state"), life]
-        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        with process:
-            report = json.loads(process.stdout.readline())
+        words = [sys.executable, "-c", SERVER, tmp_path / "state", life]
+        with Program(*words, apart=True) as process:
+            report = json.loads(process.line())
             assert report["answer"] == 6.0
             assert all(not has_ended(pid) for pid in report["pids"])
-            process.send_signal(signal.SIGKILL)
-            process.wait(10)
+            os.kill(process.pid, signal.SIGKILL)
+            wait_until(
+                lambda pids=report["pids"]: all(has_ended(pid) for pid in pids),
+                "its containers die with it",
+            )
         everyone += report["pids"]
-        wait_until(
-            lambda pids=report["pids"]: all(has_ended(pid) for pid in pids),
-            "its containers die with it",
-        )
     assert len(set(everyone)) == 6
     with clipper.start(state=str(tmp_path / "state")) as server:
         assert served(server.app("a")).output == 6.0
@@ -119,17 +110,9 @@ def test_killed_in_the_middle_of_deploys(tmp_path):
             server.deploy("m", lambda xs, i=i: xs[:, 0] * 0 + i, input="f64[4]", replicas=0)
             print(i + 1, flush=True)
         """)
-    process = subprocess.Popen(
-        [sys.executable, "-c", script, str(tmp_path / "s")], stdout=subprocess.PIPE, text=True
-    )
-    with process:
-        for line in process.stdout:
-            if int(line) == 7:
-                process.kill()
-                break
-        reported = max(
-            [7, *(int(line) for line in process.stdout.read().split() if line.isdecimal())]
-        )
+    with Program(sys.executable, "-c", script, tmp_path / "s", apart=True) as process:
+        process.until("7\n")
+    reported = max(map(int, process.lines))
     with clipper.start(state=str(tmp_path / "s")) as server:
         versions = [model.version for model in server.catalog.models()]
         assert versions == list(range(1, len(versions) + 1))
@@ -148,7 +131,7 @@ def test_a_packed_model_that_was_changed_is_not_loaded(tmp_path):
             lambda: any("256" in line for line in server.logs("m")), "the container says why"
         )
         assert (
-            server.app("a", models=["m"], slo_ms=50, default=-1).predict(ROW).result(5).is_default
+            server.app("a", models=["m"], slo_ms=50, default=-1).predict(ROW).result(60).is_default
         )
 
 

@@ -49,7 +49,7 @@ def test_a_stuck_observer_delays_no_query(role):
             wait_until(lambda: "stuck:1" in server.stats()["models"])
             handle = server.app("a", ["main", "stuck"], roles={"stuck": role}, slo_ms=60_000)
             for i in range(400):
-                answer = handle.predict(row(i)).result(10)
+                answer = handle.predict(row(i)).result(60)
                 assert (answer.output, answer.missing, answer.is_default) == (i % 10, (), False)
                 assert [model.name for model in answer.models] == ["main"]
             stats = of(server, handle)
@@ -72,7 +72,7 @@ def test_an_observer_whose_queue_is_full_delays_no_query(deploy, names):
             wait_until(lambda: "full:1" in server.stats()["models"])
             flood = [server.model("full").predict(row(i), slo_ms=SLO_MS) for i in range(100, 600)]
             handle = server.app("a", ["main", "full"], roles={"full": "canary"}, slo_ms=SLO_MS)
-            answers = [handle.predict(row(i)).result(5) for i in range(50)]
+            answers = [handle.predict(row(i)).result(60) for i in range(50)]
             assert [answer.output for answer in answers] == [i % 10 for i in range(50)]
             observer = server.stats()["applications"]["a"]["models"]["full:1"]["observer"]
             assert observer["refused"] == observer["sent"] == 50, "counted, not raised"
@@ -90,7 +90,7 @@ def test_observers_that_fail_or_disagree_decide_nothing(server, deploy, app):
         policy="stacking",
     )
     for i in range(30):
-        answer = handle.predict(row(i)).result(10)
+        answer = handle.predict(row(i)).result(60)
         assert (answer.output, answer.confidence > 0, answer.missing) == (i % 10, True, ())
         assert [str(model) for model in answer.models] == [main.name]
 
@@ -113,7 +113,7 @@ def test_observers_learn_from_feedback(server, deploy, app):
     main, shadow = deploy(wrong, input="f64[2]"), deploy(right, input="f64[2]")
     handle = app(main, shadow, roles={shadow.name: "shadow"}, slo_ms=SLO_MS)
     for i in range(40):
-        answer = handle.predict(row(i)).result(10)
+        answer = handle.predict(row(i)).result(60)
         wait_until(lambda: of(server, handle)["models"][shadow.name]["observer"]["open"] == 0)
         assert handle.feedback(answer, label=i % 10), (
             "an application with roles takes feedback, whatever its policy"
@@ -122,13 +122,13 @@ def test_observers_learn_from_feedback(server, deploy, app):
     assert models[main.name]["feedback"] == {"n": 40.0, "mean": 0.0}
     assert models[shadow.name]["feedback"] == {"n": 40.0, "mean": 1.0}
     promoted = server.app(handle.name, roles={main.name: "shadow"})
-    assert promoted.predict(row(3)).result(10).output == 3, "roles change while it serves"
+    assert promoted.predict(row(3)).result(60).output == 3, "roles change while it serves"
 
 
 def test_a_challenger_answers_its_share(server, deploy, app):
     main, new = deploy(right, input="f64[2]"), deploy(wrong, input="f64[2]")
     handle = app(main, new, roles={new.name: "challenger(share=0.3)"}, slo_ms=SLO_MS)
-    answers = [handle.predict(row(i)).result(10) for i in range(600)]
+    answers = [handle.predict(row(i)).result(60) for i in range(600)]
     assert handle.feedback_many(answers, [i % 10 for i in range(600)]).counted == 600
     alone = [i for i, answer in enumerate(answers) if str(answer.models[0]) == new.name]
     assert all(len(answer.models) == 1 for answer in answers)
@@ -143,7 +143,7 @@ def test_a_decoy_records_what_models_saw(tmp_path: Path):
     with clipper.start(state=str(tmp_path)) as server:
         server.deploy("main", right, input="f64[2]")
         handle = server.app("a", ["main"], roles={"saw": "decoy"}, slo_ms=SLO_MS)
-        answers = [handle.predict(row(i), user="u").result(10) for i in range(20)]
+        answers = [handle.predict(row(i), user="u").result(60) for i in range(20)]
         pending = handle.predict(row(20))
         pending.wait()
         found = list(server.recorded("a"))
@@ -156,7 +156,7 @@ def test_a_decoy_records_what_models_saw(tmp_path: Path):
         assert server.stats()["applications"]["a"]["decoys"]["saw"]["dropped"] == 0
     with clipper.start(state=str(tmp_path)) as server:
         assert len(list(server.recorded("a"))) == 21
-        server.app("a").predict(row(1)).result(10)
+        server.app("a").predict(row(1)).result(60)
         assert len(list(server.recorded("a"))) == 22
 
 
@@ -210,7 +210,7 @@ def test_what_roles_are_refused(server, deploy, app):
     with pytest.raises(InvalidInput, match="a role for"):
         server.app(handle.name, models=[main.name])
     server.app(handle.name, models=[main.name], roles={})
-    assert handle.predict(row(4)).result(10).output == 4
+    assert handle.predict(row(4)).result(60).output == 4
 
 
 def test_a_model_that_goes_leaves_no_observer_to_answer(server, deploy, app):
@@ -226,7 +226,7 @@ def test_candidates_of_a_request_have_no_roles(server, deploy, app):
     main, shadow = deploy(right, input="f64[2]"), deploy(wrong, input="f64[2]")
     handle = app(main, shadow, roles={shadow.name: "shadow"}, slo_ms=SLO_MS)
     request = clipper.PredictionRequest(row(3), handle.name, candidate_models=(shadow.name,))
-    assert server.schedule_prediction(request).result(10).output == 4
+    assert server.schedule_prediction(request).result(60).output == 4
     assert of(server, handle)["queries"] == 0, "it is no query of the application's own models"
 
 
@@ -236,7 +236,7 @@ def test_a_role_of_an_unlinked_model_has_no_effect(server, deploy, app):
         main, removed, shadow, roles={removed.name: "canary", shadow.name: "shadow"}, slo_ms=SLO_MS
     )
     server.manage.unlink(handle.name, removed.name)
-    assert [str(model) for model in handle.predict(row(1)).result(10).models] == [main.name]
+    assert [str(model) for model in handle.predict(row(1)).result(60).models] == [main.name]
     assert {name: row["role"] for name, row in of(server, handle)["models"].items()} == {
         main.name: "primary", shadow.name: "shadow"
     }  # fmt: skip

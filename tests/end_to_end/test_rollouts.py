@@ -11,18 +11,11 @@ import pytest
 
 import clipper
 from clipper import errors
+from tests.frontend.conftest import QUICK
 from tests.memory_container import wait_until
 
 PATIENCE_S = 60.0
 OPEN = ("running", "paused")
-QUICK = {
-    "heartbeat_ms": 100,
-    "warmup": False,
-    "restart_ms_min": 20,
-    "restart_ms_max": 200,
-    "drain_s": 1.0,
-    "stop_grace_s": 1.0,
-}
 numbers = itertools.count()
 
 

@@ -14,6 +14,7 @@ import clipper
 from clipper.errors import InvalidInput
 from clipper_core.runtime.status import Status
 from tests.memory_container import wait_until
+from tests.threads import join
 
 ROW = np.arange(4.0)
 SLO_MS = 10_000
@@ -71,7 +72,7 @@ class Load:
 
     def __exit__(self, *exc):
         self._stop.set()
-        self._thread.join()
+        join(self._thread)
 
 
 @pytest.fixture

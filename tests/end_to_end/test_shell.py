@@ -3,16 +3,10 @@
 import contextlib
 import json
 import os
-import pty
 import re
-import select
 import signal
-import subprocess
-import sys
-import threading
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +17,8 @@ import clipper
 from clipper import errors
 from clipper.cli import main
 from clipper.manage.running import the_one
-from tests.end_to_end.commands import PATIENCE_S, Process, running
+from tests.end_to_end.commands import running
+from tests.processes import Program
 
 MODELS = """
 import os, sys
@@ -69,17 +64,14 @@ default = -1
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("CLIPPER_")]:
-        monkeypatch.delenv(name)
-    (tmp_path / "mine.py").write_text(MODELS)
-    (tmp_path / "clipper.toml").write_text(FILE)
-    return tmp_path
+def here(bare_folder: Path) -> Path:
+    (bare_folder / "mine.py").write_text(MODELS)
+    (bare_folder / "clipper.toml").write_text(FILE)
+    return bare_folder
 
 
 @contextlib.contextmanager
-def up() -> Iterator[Process]:
+def up() -> Iterator[Program]:
     with running("up") as started:
         started.until("sums:1/0 is connected", "sums:1/1 is connected", "containers connect to")
         yield started
@@ -149,9 +141,10 @@ def test_bench_of_a_killed_server_reports_the_outcome_of_each_query(here: Path) 
         up() as server,
         running("bench", "total", "--rate", "100", "--for", "3s", "-o", "json") as bench,
     ):
-        wait_until(lambda: bool(run_json("stats")["applications"]["total"]["queries"]))
-        server.process.kill()
-        report = json.loads(bench.rest())
+        bench.until(lambda: run_json("stats")["applications"]["total"]["queries"])
+        server.stop(signal.SIGKILL)
+        bench.wait()
+        report = json.loads(bench.output)
     [step] = report["steps"]
     assert sum(step["outcomes"].values()) == step["sent"] > 100
     assert step["outcomes"]["error"] > 0
@@ -160,9 +153,9 @@ def test_bench_of_a_killed_server_reports_the_outcome_of_each_query(here: Path) 
 
 def test_bench_interrupted_prints_what_was_measured(here: Path) -> None:
     with up(), running("bench", "total", "--rate", "100", "--for", "60s", "-o", "json") as bench:
-        wait_until(lambda: run_json("stats")["applications"]["total"]["queries"] > 5)
-        assert bench.end(signal.SIGINT) == 130
-        [step] = json.loads(bench.seen)["steps"]
+        bench.until(lambda: run_json("stats")["applications"]["total"]["queries"] > 5)
+        assert bench.stop(signal.SIGINT) == 130
+        [step] = json.loads(bench.output)["steps"]
     assert step["interrupted"] is True
     assert step["sent"] > 0
 
@@ -171,7 +164,7 @@ def test_bench_interrupted_prints_what_was_measured(here: Path) -> None:
 
 
 def test_ps_shows_the_state_of_each_model_and_the_next_step(here: Path) -> None:
-    with up():
+    with up() as server:
         [row] = run_json("ps")
         assert (row["name"], row["version"], row["state"], row["ready"], row["wanted"]) == (
             "sums",
@@ -197,7 +190,7 @@ def test_ps_shows_the_state_of_each_model_and_the_next_step(here: Path) -> None:
                 "0",
             )
             shell("predict", name, "[1, 2, 3]", "--slo-ms", "4000")
-        wait_until(lambda: any("there is no such file" in row["error"] for row in run_json("ps")))
+        server.until(lambda: any("there is no such file" in row["error"] for row in run_json("ps")))
         rows = {row["name"]: row for row in run_json("ps")}
         assert rows["fails"]["error"] == "1 queries failed: ValueError: no luck"
         assert rows["dies"]["error"].startswith("OSError: there is no such file (")
@@ -221,24 +214,22 @@ def test_logs_are_followed_over_the_death_of_a_container_and_of_the_server(here:
         logs.until("| a batch of 1")
         pids = [row["pid"] for row in run_json("stats")["models"]["sums:1"]["replicas"]]
         os.kill(pids[0], signal.SIGKILL)
-        wait_until(
+        server.until(
             lambda: (
                 run_json("stats")["models"]["sums:1"]["has"] == 2
                 and pids
                 != [row["pid"] for row in run_json("stats")["models"]["sums:1"]["replicas"]]
             )
         )
-        server.process.kill()
-        server.process.wait()
+        server.stop(signal.SIGKILL)
         logs.until("Waiting for it")
         with up():
             logs.until("-- the server is back")
-            before = logs.seen.count("| a batch of")
+            before = logs.output.count("| a batch of")
             shell("predict", "total", "[7, 7, 7]")
-            while logs.seen.count("| a batch of") == before:
-                logs.seen += read_more(logs)
-            assert "sums:1/0 | " in logs.seen or "sums:1/1 | " in logs.seen
-            assert logs.end(signal.SIGINT) == 130
+            logs.until(lambda: logs.output.count("| a batch of") > before)
+            assert "sums:1/0 | " in logs.output or "sums:1/1 | " in logs.output
+            assert logs.stop(signal.SIGINT) == 130
 
 
 def test_logs_of_what_is_not_there(here: Path) -> None:
@@ -258,56 +249,7 @@ def shell_error_of_follow(model: str, after: str) -> str:
     return str(caught.value)
 
 
-def read_more(process: Process) -> str:
-    assert process.process.stdout is not None
-    assert select.select([process.process.stdout], [], [], PATIENCE_S)[0], process.seen
-    return os.read(process.process.stdout.fileno(), 4096).decode()
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < give_up
-        threading.Event().wait(0.02)
-
-
 # -- top
-
-
-class Terminal:
-    """A command on a pseudo-terminal; `seen` has what it has drawn until now."""
-
-    def __init__(self, *words: str) -> None:
-        self.fd, theirs = pty.openpty()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "clipper", *words],
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            start_new_session=True,
-            env={**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"},
-        )
-        os.close(theirs)
-        self.seen = ""
-
-    def until(self, text: str) -> None:
-        give_up = time.monotonic() + PATIENCE_S
-        while text not in self.seen:
-            assert select.select([self.fd], [], [], max(0.0, give_up - time.monotonic()))[0], (
-                self.seen
-            )
-            self.seen += os.read(self.fd, 65536).decode(errors="replace")
-
-    def press(self, keys: str) -> None:
-        self.seen = ""
-        os.write(self.fd, keys.encode())
-
-    def end(self) -> int:
-        with contextlib.suppress(OSError):  # EIO: it closed the other end
-            while os.read(self.fd, 65536):
-                pass
-        os.close(self.fd)
-        return self.process.wait(PATIENCE_S)
 
 
 def test_top_prints_a_frame_where_there_is_no_terminal(here: Path) -> None:
@@ -327,26 +269,19 @@ def test_top_prints_a_frame_where_there_is_no_terminal(here: Path) -> None:
 
 
 def test_top_on_a_terminal_over_a_restart_of_the_server(here: Path) -> None:
-    with up() as server:
-        top = Terminal("top")
-        try:
-            top.until("sums:1")
-            top.press("s")
-            top.until("sorted by rate")
-            top.press("p")
-            top.until("paused")
-            top.press("p")
-            server.process.kill()
-            server.process.wait()
-            top.until("the server has not answered for")
-            with up():
-                top.until("restarted 1 x while watched")
-                top.press("q")
-                assert top.end() == 0
-        except BaseException:
-            top.process.kill()
-            top.end()
-            raise
+    with up() as server, running("top", terminal=True) as top:
+        top.see("sums:1")
+        top.press("s")
+        top.see("sorted by rate")
+        top.press("p")
+        top.see("paused")
+        top.press("p")
+        server.stop(signal.SIGKILL)
+        top.see("the server has not answered for")
+        with up():
+            top.see("restarted 1 x while watched")
+            top.press("q")
+            assert top.wait() == 0
 
 
 def test_top_of_a_server_without_readings(here: Path) -> None:
@@ -405,8 +340,8 @@ def test_init_writes_what_works_and_down_ends_it(
         server.until("total:1/0 is connected", "containers connect to")
         assert run_json("predict", "total", "[1, 2, 3]", "--slo-ms", "5000")["output"] == 6
         assert "ended the server at http://127.0.0.1:" in shell("down")
-        assert server.rest().endswith("closed\n")
-        assert server.process.returncode == 0
+        assert server.wait() == 0
+        assert server.output.endswith("closed\n")
     assert "no server of this user runs on this host" in shell("down", code=1)
 
 
@@ -444,8 +379,8 @@ def test_down_at_once_and_when_it_takes_too_long(here: Path) -> None:
     with up() as server:
         shell("deploy", "sleeper", "sleeper:sleep", "--input", "f64[3]")
         shell("app", "set", "sleeper", "--model", "sleeper", "--slo-ms", "60000", "--default", "0")
-        with running("predict", "sleeper", "[1, 2, 3]"):
-            wait_until(
+        with running("predict", "sleeper", "[1, 2, 3]") as waiting:
+            waiting.until(
                 lambda: any(
                     r.get("in_flight") for r in run_json("stats")["models"]["sleeper:1"]["replicas"]
                 )
@@ -454,4 +389,4 @@ def test_down_at_once_and_when_it_takes_too_long(here: Path) -> None:
                 "down", "--wait", "0.1", code=1
             )
             assert "ended the server" in shell("down", "--now")
-            server.process.wait(PATIENCE_S)
+            server.wait()

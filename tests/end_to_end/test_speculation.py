@@ -3,7 +3,6 @@ gate."""
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import clipper
 from clipper.errors import InvalidInput, TypeConflict
 from clipper_container.model import Scored
 from clipper_core.runtime.status import Status
+from tests.memory_container import wait_until
 
 SLO_MS = 20_000
 PATIENCE_S = 30.0
@@ -67,13 +67,6 @@ def slow(deploy: Any, gate: Path) -> Any:
 rows = (np.array([float(i), 0.5]) for i in range(10**9))
 
 
-def until(true: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < give_up
-        threading.Event().wait(0.002)
-
-
 def ids(*models: Any) -> tuple[clipper.VersionedModel, ...]:
     return tuple(clipper.VersionedModel.parse(model.name) for model in models)
 
@@ -97,9 +90,8 @@ def test_consensus_does_not_wait_for_models_that_cannot_change_it(
     assert (answer.output, answer.decided_by, answer.missing) == (1, decider, ())
     assert set(answer.models) == {*ids(one, another)}
     gate.touch()
-    late = handle.predict(x).result(
-        PATIENCE_S
-    )  # its prediction may have come by now, and agrees with nobody
+    # its prediction may have come by now, and agrees with nobody
+    late = handle.predict(x).result(PATIENCE_S)
     assert late.output == 1
     assert future.result() is answer
 
@@ -111,10 +103,10 @@ def test_a_late_prediction_is_cached_and_learned_from_and_changes_no_answer(
     x = next(rows)
     future = handle.predict(x)
     at = 1
-    until(lambda: future.done())
+    wait_until(lambda: future.done())
     assert not gate.exists()
     gate.touch()
-    until(lambda: server.model(slow.name).cached(x)[0])
+    wait_until(lambda: server.model(slow.name).cached(x)[0])
     answer = future.result(PATIENCE_S)
     assert (answer.output, answer.models, answer.missing) == (1, ids(one), ())
     assert future.status(1 - at) is Status.OK, "read after the verdict, by whoever learns"
@@ -139,9 +131,9 @@ def test_a_container_that_is_killed_with_a_query(
     """The vote is undecided until the container is back, or until the query's deadline."""
     handle = app(slow, one, slo_ms=SLO_MS, default=-1, decider="best_quality")
     future = handle.predict(next(rows))
-    until(lambda: future.progress()[0] == 1)
+    wait_until(lambda: future.progress()[0] == 1)
     stats = server.stats()["models"][slow.name]["replicas"][0]
-    until(lambda: server.stats()["models"][slow.name]["replicas"][0].get("in_flight", 0) > 0)
+    wait_until(lambda: server.stats()["models"][slow.name]["replicas"][0].get("in_flight", 0) > 0)
     os.kill(stats["pid"], signal.SIGKILL)
     gate.touch()
     answer = future.result(PATIENCE_S)
@@ -172,7 +164,7 @@ def test_a_guaranteed_time_must_be_measured(
     assert (answer.output, answer.models, answer.missing) == (1, ids(one), ids(slow))
     assert answer.decided_by == "guaranteed_time"
     gate.touch()
-    until(lambda: handle.predict(next(rows)).result(PATIENCE_S).models == ids(slow))
+    wait_until(lambda: handle.predict(next(rows)).result(PATIENCE_S).models == ids(slow))
 
 
 def test_a_combination_goes_on_to_its_next_step(one: Any, slow: Any, deploy: Any, app: Any) -> None:

@@ -2,8 +2,8 @@
 away when a server starts."""
 
 import json
+import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,21 +16,14 @@ import pytest
 import clipper
 from clipper import errors
 from clipper.store import cached_store
-from tests.frontend.conftest import ask
+from tests.frontend.conftest import QUICK, ask
 from tests.memory_container import wait_until
+from tests.processes import Program
 from tests.store.conftest import RedisServer, own_redis
 
 __all__ = ["own_redis"]
 
 PATIENCE_S = 60.0
-QUICK = {
-    "heartbeat_ms": 100,
-    "warmup": False,
-    "restart_ms_min": 20,
-    "restart_ms_max": 200,
-    "drain_s": 1.0,
-    "stop_grace_s": 1.0,
-}
 
 FIRST = """
 import json, sys, clipper
@@ -71,20 +64,14 @@ sys.stdin.read()
 
 def killed(state: str, folder: Path) -> dict[str, Any]:
     """Run a server that changes many things, kill it, and return its state before the kill."""
-    words = [sys.executable, "-c", FIRST, state, str(folder)]
-    with subprocess.Popen(
-        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        process.send_signal(signal.SIGKILL)
-        process.wait(PATIENCE_S)
-    before_kill: dict[str, Any] = json.loads(line)
-    wait_until(
-        lambda: not any(is_running(pid) for pid in before_kill["pids"]),
-        "its containers die with it",
-        PATIENCE_S,
-    )
+    with Program(sys.executable, "-c", FIRST, state, folder, apart=True) as process:
+        before_kill: dict[str, Any] = json.loads(process.line())
+        os.kill(process.pid, signal.SIGKILL)
+        wait_until(
+            lambda: not any(is_running(pid) for pid in before_kill["pids"]),
+            "its containers die with it",
+            PATIENCE_S,
+        )
     return before_kill
 
 

@@ -206,6 +206,6 @@ def test_the_latest_is_retired_and_the_one_before_takes_over() -> None:
         server.app("a", models=["m"], slo_ms=SLO_MS, default=-1)
         with Load(server).running() as load:
             load.goes_on("m:2")
-            server.manage.retire("m:2")
+            server.manage.retire("m:2", force=True)
             load.goes_on("m:1")
         assert load.wrong == []

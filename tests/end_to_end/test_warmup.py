@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import clipper
-from clipper.errors import InvalidInput
+from bench.system.load.first_burst import loop_faults
+from clipper.errors import DeployFailed, InvalidInput, ModelWarning
 from clipper_core.engine.model import Model
 from tests.memory_container import wait_until
 
@@ -39,17 +40,7 @@ def test_a_replica_has_run_before_it_is_ready(
     assert row["output"] == "i64", "told by what came out"
     assert replica["profile"], "its latency fit is seeded"
     assert replica["limit"] > 1
-    assert model.predict(np.zeros(2)).result(10) > 3
-
-
-def loop_faults() -> int:
-    """Return how often a loop thread of this process has waited for the system to find memory."""
-    faults = 0
-    for thread in threading.enumerate():
-        if thread.name == "clipper-loop":
-            with open(f"/proc/self/task/{thread.native_id}/stat", encoding="ascii") as file:
-                faults += int(file.read().rpartition(") ")[2].split()[7])
-    return faults
+    assert model.predict(np.zeros(2)).result(60) > 3
 
 
 def test_the_loop_has_its_memory_before_the_first_burst() -> None:
@@ -67,7 +58,7 @@ def test_the_loop_has_its_memory_before_the_first_burst() -> None:
 
 def test_the_warm_up_can_be_turned_off(server: clipper.ClipperServer, deploy: Deploy) -> None:
     model = deploy(counting(), input="f64[2]", warmup=False)
-    assert model.predict(np.zeros(2)).result(10) == 1
+    assert model.predict(np.zeros(2)).result(60) == 1
     assert server.stats()["models"][model.name]["output"] == "any"
 
 
@@ -77,12 +68,39 @@ def test_a_model_that_fails_on_made_up_rows_is_ready_with_a_warning(
     def numbers(texts: Any) -> Any:
         return [int(text) for text in texts]
 
-    model = deploy(numbers, input="str", warmup=True)
-    assert model.predict("7").result(10) == 7
+    with pytest.warns(ModelWarning, match="made-up rows of type str.*ValueError"):
+        model = deploy(numbers, input="str", warmup=True)
+    (row,) = [one for one in server.manage.ps() if f"{one['name']}:{one['version']}" == model.name]
+    assert row["state"] == "warm-up failed"
+    assert "made-up rows" in str(row["error"])
+    assert model.predict("7").result(60) == 7
+    (row,) = [one for one in server.manage.ps() if f"{one['name']}:{one['version']}" == model.name]
+    assert (row["state"], row["error"]) == ("ready", "")
     assert any("warmup" in line for line in server.logs(model.name))
     given = deploy(numbers, input="str", warmup=["12", "34"])
     assert not any("warmup" in line for line in server.logs(given.name))
     assert server.stats()["models"][given.name]["output"] == "i64"
+
+
+@pytest.mark.parametrize(
+    ("function", "error"),
+    [
+        (lambda rows: rows[:, 0].sum(), "returned"),
+        (lambda rows: [1.0], "got a batch of 2 and returned 1 value"),
+        (lambda rows: eval("not_here"), "name 'not_here' is not defined"),
+    ],
+)
+def test_a_model_that_fails_on_every_batch_is_not_deployed(
+    server: clipper.ClipperServer, names: Any, function: Any, error: str
+) -> None:
+    name = next(names)
+    with pytest.raises(DeployFailed) as caught:
+        server.deploy(name, function, input="f64[2]", warmup=True)
+    assert error in str(caught.value)
+    assert name not in server.catalog.view.versions
+    assert name not in {one["name"] for one in server.manage.ps()}
+    server.deploy(name, lambda rows: rows[:, 0], input="f64[2]")
+    assert server.model(name).predict([4.0, 1.0]).result(60) == 4.0
 
 
 @pytest.mark.parametrize(
@@ -123,4 +141,4 @@ def test_an_idle_container_of_this_host_is_quiet_and_its_death_is_noticed(
         id_, 1, 30, lambda: [one.hello.pid for one in containers.of(id_)] != [replica.hello.pid]
     )
     assert containers.wait_for(id_, 1, 30)
-    assert model.predict(np.zeros(2), slo_ms=10_000).result(10) >= 1
+    assert model.predict(np.zeros(2), slo_ms=10_000).result(60) >= 1

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.frontend.conftest import PATIENCE_S
+from tests.threads import join
 
 
 class Collector:
@@ -76,7 +77,7 @@ class Collector:
     def close(self) -> None:
         self.hold.set()
         self._server.shutdown()
-        self._thread.join()
+        join(self._thread)
         self._server.server_close()
 
 

@@ -25,7 +25,7 @@ QUICK = {
     "drain_s": 1.0,
     "stop_grace_s": 1.0,
 }
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 
 
 class Reply(NamedTuple):
@@ -65,6 +65,14 @@ def total(rows: Any) -> Any:
 
 def beside(rows: Any) -> Any:
     return Scored(total(rows), qualifiers=[{"quality": 3, "note": "fine"}] * len(rows))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def patient_queries() -> Iterator[None]:
+    """Give a query that names no SLO half a minute, for a machine that is busy."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("clipper.serving.models.running_models._MODEL_SLO_US", 30_000_000)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -195,6 +203,7 @@ class InMemoryConnection:
         self,
         handle: Callable[[HttpRequest], HandlerResult],
         turn_s: float = 60.0,
+        admit: Callable[[HttpRequest], None] | None = None,
         **settings: Any,
     ) -> None:
         self.watcher, self.transport = FakeWatcher(), FakeTransport()
@@ -206,6 +215,7 @@ class InMemoryConnection:
             self.watcher,  # type: ignore[arg-type]
             run,
             turn_s=turn_s,
+            admit=admit,
         )
         self.service.check(0.0, b"Thu, 01 Jan 1970 00:00:00 GMT")
         self._connect()

@@ -336,7 +336,7 @@ def test_queries_feedback_and_reads_do_not_wait_for_changes_by_management(
             for _ in range(8)
         ]
         try:
-            assert all(under_way.acquire(timeout=10) for _ in range(4))
+            assert all(under_way.acquire(timeout=60) for _ in range(4))
             rows = {
                 "inputs": [
                     {"name": "x", "shape": [40_000, 3], "datatype": "FP64", "data": [1.0] * 120_000}
@@ -372,7 +372,7 @@ def test_changes_that_wait_in_too_great_a_number_are_refused(
                 callers.submit(manage, "POST", "/admin/models/sum/scale", {"replicas": 1})
                 for _ in range(6)
             ]
-            assert all(under_way.acquire(timeout=10) for _ in range(4))
+            assert all(under_way.acquire(timeout=60) for _ in range(4))
             refused, _ = futures.wait(changes, 10, futures.FIRST_COMPLETED)
             assert {change.result().status for change in refused} == {429}
             assert refused.pop().result().headers["retry-after"] == "1"

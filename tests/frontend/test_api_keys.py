@@ -158,10 +158,7 @@ def test_what_is_open_to_all() -> None:
     mutual = TlsFiles("c", "k", "ca")
     assert [
         key for key, _ in unauthenticated_listeners(HttpSettings("0.0.0.0:1"), ("[::]:1", None))
-    ] == [
-        "http.address",
-        "grpc.address",
-    ]
+    ] == ["http.address", "grpc.address"]
     assert [
         key for key, _ in unauthenticated_listeners(HttpSettings("0.0.0.0:1"), ("[::]:1", mutual))
     ] == ["http.address"]

@@ -15,7 +15,7 @@ import pytest
 from clipper.errors import ClipperError
 from clipper.frontend.auth.credential_files import CredentialFiles
 from clipper.frontend.http import json_body
-from clipper.frontend.http.connection import PIECE_BYTES, HttpConnection
+from clipper.frontend.http.connection import PIECE_BYTES, REFUSED_MAX, HttpConnection
 from clipper.frontend.http.messages import (
     DeferredResponse,
     HandlerResult,
@@ -938,6 +938,15 @@ def test_too_many_connections_are_rejected_with_a_message() -> None:
     assert connection.feed(get("/")).statuses == [200]
 
 
+def test_of_a_flood_beyond_the_limit_few_are_told_and_linger() -> None:
+    first = InMemoryConnection(echo, connections_max=1)
+    told = [first.beside() for _ in range(REFUSED_MAX)]
+    more = [first.beside() for _ in range(5)]
+    assert all(one.statuses == [503] for one in told)
+    assert all(one.transport.aborted for one in more)
+    assert not any(one.transport.replies() for one in more)
+
+
 def test_draining_closes_what_is_idle_and_the_rest_after_its_answer() -> None:
     idle, handle = InMemoryConnection(echo), Waiting()
     idle.service.drain()
@@ -996,14 +1005,15 @@ def test_a_compressed_body_is_decompressed_by_a_worker_and_only_with_permission(
     access = CredentialFiles()
     (tmp_path / "keys").write_text(f"ann sha256:{hashlib.sha256(b'secret').hexdigest()}\n")
     access.add_keys(str(tmp_path / "keys"), "")
-    connection = InMemoryConnection(access.require_key(inflating(handle, 2 << 20)))
+    connection = InMemoryConnection(inflating(handle, 2 << 20), admit=access.key_check())
+    other = connection.beside()
     connection.feed(post("/", body, "Content-Encoding: gzip"))
     assert (connection.statuses, connection.work) == ([401], [])
-    connection.feed(post("/", body, "Content-Encoding: gzip", "Authorization: Bearer secret"))
+    other.feed(post("/", body, "Content-Encoding: gzip", "Authorization: Bearer secret"))
     assert received == []
-    ((work, exchange),) = connection.work
+    ((work, exchange),) = other.work
     exchange.settle(work.run())
-    assert (connection.statuses, received) == ([401, 200], [1 << 20])
+    assert (other.statuses, received) == ([200], [1 << 20])
 
 
 @pytest.mark.parametrize("value", [b"b\nc", b"b\r\nX: c", b"b\0"])

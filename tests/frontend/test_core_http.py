@@ -96,13 +96,7 @@ def server() -> Iterator[clipper.ClipperServer]:
         started.deploy("sum", total, input="f64[3]")
         started.deploy("twice", twice, input="f64[3]")
         started.deploy("int", total, input="i32[2,2]")
-        started.deploy(
-            "any",
-            outputs,
-            input="f64[1]",
-            row_by_row=False,
-            batching={"mode": "static", "size_max": 1},
-        )
+        started.deploy("any", outputs, input="f64[1]", row_by_row=False)
         started.deploy("sure", sure, input="f32[2]")
         started.deploy("long", lambda rows: [float(len(row)) for row in rows], input="f64[*]")
         started.deploy("big", big, input="f64[1]")
@@ -111,8 +105,7 @@ def server() -> Iterator[clipper.ClipperServer]:
         started.app("huge", models=["huge"], slo_ms=10_000)
         started.deploy("fresh", huge, input="f64[1]", cache=False)
         started.app("fresh", models=["fresh"], slo_ms=10_000)
-        alone = {"mode": "static", "size_max": 1}  # outputs of different kinds fit no batch
-        started.deploy("kinds", many_kinds, input="f64[1]", row_by_row=False, batching=alone)
+        started.deploy("kinds", many_kinds, input="f64[1]", row_by_row=False)
         started.app("kinds", models=["kinds"], slo_ms=10_000, default="none")
         started.deploy("broken", broken, input="f64[1]")
         started.app("total", models=["sum"], slo_ms=10_000)

@@ -53,7 +53,7 @@ def answered(client: Client) -> float:
 
 
 def code_of(client: Client) -> Any:
-    return client.refused(APPLICATIONS, "Predict", timeout=2, **ANSWER).code()
+    return client.refused(APPLICATIONS, "Predict", **ANSWER).code()
 
 
 def test_tls_of_its_own_or_of_http(authority: Authority, tmp_path: Path) -> None:

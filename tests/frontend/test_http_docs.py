@@ -16,6 +16,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "http.md"
 CONSOLE = re.compile(r"^```console\n(.*?)^```", re.M | re.S)
 VARYING = re.compile(
     r'"[0-9a-f]{8}-[0-9a-f]+"|(?<="latency_us":)\d+|(?<="created_us":)\d+|(?<="query_id":)\d+'
+    r'|(?<="slo_ms":)[\d.]+'
 )
 
 
@@ -33,12 +34,12 @@ def page_server() -> Iterator[clipper.ClipperServer]:
     with clipper.start(http="127.0.0.1:0", admin="127.0.0.1:0", **QUICK) as server:
         server._learning.states.start_writing()
         server.deploy("sum", total, input="f64[3]")
-        server.app("total", models=["sum"], slo_ms=500, policy="stacking")
+        server.app("total", models=["sum"], slo_ms=20_000, policy="stacking")
         server.deploy("prices", prices, inputs={"age": "f64", "city": "str"})
-        server.app("homes", models=["prices"], slo_ms=500)
+        server.app("homes", models=["prices"], slo_ms=20_000)
         inputs, outputs = {"x": "f64[2]", "factor": "f64"}, {"scaled": "f64[2]", "total": "f64"}
         server.deploy("scale", scale, inputs=inputs, outputs=outputs)
-        server.app("pair", models=["scale"], slo_ms=500)
+        server.app("pair", models=["scale"], slo_ms=20_000)
         warm_workers(server)
         yield server
 

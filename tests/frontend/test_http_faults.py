@@ -23,6 +23,8 @@ import clipper
 from clipper.deploy.ray.ingress import Backend, Ingress
 from clipper.errors import AddressInUse, ConfigError
 from tests.frontend.conftest import PATIENCE_S, QUICK, ask, total
+from tests.memory_container import wait_until
+from tests.threads import join
 
 
 class Gate:
@@ -42,10 +44,7 @@ class Gate:
         Path(self.path).touch()
 
     def wait_until_seen(self) -> None:
-        until = time.monotonic() + PATIENCE_S
-        while not os.path.exists(self.seen):
-            assert time.monotonic() < until
-            time.sleep(0.005)
+        wait_until(lambda: os.path.exists(self.seen))
 
 
 @pytest.fixture
@@ -126,10 +125,7 @@ def test_a_container_that_dies_with_a_query(gated: clipper.ClipperServer, gate: 
 
 
 def wait_for_issued(server: clipper.ClipperServer, count: int) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while server.stats()["issued"] < count:
-        assert time.monotonic() < until
-        time.sleep(0.005)
+    wait_until(lambda: server.stats()["issued"] >= count)
 
 
 def reset(connection: socket.socket) -> None:
@@ -162,10 +158,8 @@ def test_a_connection_that_is_closed_or_reset_cancels_its_query(
                 second.sock.shutdown(socket.SHUT_WR)
                 assert ask(gated.http_address, "GET", "/v2/health/live").status == 200
             reset(second.sock)
-        until = time.monotonic() + PATIENCE_S
-        while gated.stats()["answered"] < 1:  # while the model still holds the first
-            assert time.monotonic() < until
-            time.sleep(0.005)
+        # while the model still holds the first
+        wait_until(lambda: gated.stats()["answered"])
     gate.open()
     assert first.getresponse().status == 200
     first.close()
@@ -238,13 +232,8 @@ def test_a_client_that_reads_nothing_of_large_responses_is_closed(
                 client.shutdown(socket.SHUT_WR)
             frontends: Any = server._endpoints.frontends
             core_server = frontends._listeners._hot.core_server
-            until = time.monotonic() + PATIENCE_S
-            while not core_server.connections + core_server.outside:
-                assert time.monotonic() < until
-                time.sleep(0.005)
-            while core_server.connections + core_server.outside:
-                assert time.monotonic() < until
-                time.sleep(0.005)
+            wait_until(lambda: core_server.connections + core_server.outside)
+            wait_until(lambda: not core_server.connections + core_server.outside)
 
 
 def test_slow_clients_end_and_others_do_not_notice(
@@ -288,10 +277,18 @@ def test_a_response_waits_for_its_query_when_the_server_closes(gate: Gate) -> No
         reply = connection.getresponse()
         assert (reply.status, json.loads(reply.read())["output"]) == (200, 3)
         assert reply.getheader("Connection") == "close"
-        closing.join()
+        join(closing)
         connection.close()
     with pytest.raises(ConnectionRefusedError):
         ask(address, "GET", "/v2/health/live")
+
+
+def status_of_next(connection: socket.socket) -> int:
+    """Read an answer, after which nothing else was sent yet; return its status."""
+    with http.client.HTTPResponse(connection) as response:
+        response.begin()
+        response.read()
+        return response.status
 
 
 def test_a_request_that_has_partly_arrived_is_answered_when_the_server_closes() -> None:
@@ -302,14 +299,15 @@ def test_a_request_that_has_partly_arrived_is_answered_when_the_server_closes() 
         with socket.create_connection((host, int(port)), PATIENCE_S) as connection:
             body = b'{"input": [3]}'
             head = b"POST /api/app/predict HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n"
-            connection.sendall(head % len(body) + body[:5])
-            assert ask(server.http_address, "GET", "/v2/health/live").status == 200  # it was read
+            head %= len(body)
+            connection.sendall(head + body + head + body[:5])
+            assert status_of_next(connection) == 200  # so the part behind it was read, too
             closing = threading.Thread(target=server.close)
             closing.start()
             closing.join(0.2)
             connection.sendall(body[5:])
-            assert b" 200 OK" in connection.recv(4096)
-            closing.join()
+            assert status_of_next(connection) == 200
+            join(closing)
 
 
 def test_waiting_calls_are_answered_at_the_end(gate: Gate) -> None:

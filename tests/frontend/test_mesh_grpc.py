@@ -2,7 +2,6 @@
 model-mesh know, who may."""
 
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +17,7 @@ from clipper.mesh.membership import MeshMembership
 from tests.frontend.conftest import PATIENCE_S, QUICK, warm_workers
 from tests.frontend.fake_mesh import MIB, FakeMesh
 from tests.frontend.test_grpc import Client, details_of
+from tests.memory_container import wait_until
 
 MESH = "mmesh.ModelMesh"
 STATES = ("NOT_FOUND", "NOT_LOADED", "LOADING", "LOADED", "LOADING_FAILED", "UNKNOWN")
@@ -149,10 +149,7 @@ def test_a_call_that_waits_for_a_load_blocks_no_other_and_is_answered_after_it(
         ]
         for thread in waiting:
             thread.start()
-        until = time.monotonic() + PATIENCE_S
-        while any(mesh.status(f"slow{i}").status != "LOADING" for i in range(6)):
-            assert time.monotonic() < until
-            time.sleep(0.001)
+        wait_until(lambda: all(mesh.status(f"slow{i}").status == "LOADING" for i in range(6)))
         assert state_of(client(MESH, "getModelStatus", modelId="slow0")) == "LOADING"
         assert not response
         for i in range(6):
@@ -240,9 +237,8 @@ def test_a_vmodel_is_set_switched_and_deleted(served: tuple[FakeMesh, Client]) -
     finally:
         mesh.loads_at_once = True
     assert client(MESH, "getVModelStatus", vModelId="x", owner="bob").status == 0
-    client(
-        MESH, "deleteVModel", vModelId="x", owner="bob"
-    )  # another's is left alone, without a word
+    # another's is left alone, without a word
+    client(MESH, "deleteVModel", vModelId="x", owner="bob")
     assert client(MESH, "getVModelStatus", vModelId="x").status == 1
     client(MESH, "deleteVModel", vModelId="x", owner="ann")
     client(MESH, "deleteVModel", vModelId="x", owner="ann")

@@ -59,7 +59,8 @@ def mesh_client(server: clipper.ClipperServer) -> MeshClient:
 
 def test_the_client_has_the_face_of_the_mesh() -> None:
     verbs = {name for name in vars(FakeMesh) if not name.startswith("_")} - {"drain", "settle"}
-    assert verbs <= set(dir(MeshClient)) & set(dir(MeshNode))
+    assert verbs <= set(dir(MeshClient))
+    assert verbs - {"instance"} <= set(dir(MeshNode)), "`instance` is an attribute of each node"
 
 
 def test_models(mesh_client: MeshClient, fake: FakeMesh) -> None:

@@ -107,9 +107,7 @@ def test_a_record_has_all_its_members(name: str, record: Any) -> None:
     )
 
 
-def test_a_watcher_gets_a_snapshot_and_then_changes(
-    served: tuple[FakeMesh, Client],
-) -> None:
+def test_a_watcher_gets_a_snapshot_and_then_changes(served: tuple[FakeMesh, Client]) -> None:
     mesh, client = served
     client(MESH, "registerModel", modelId="seen1", modelInfo=ONNX)
     client(MESH, "registerModel", modelId="other", modelInfo=ONNX)
@@ -143,9 +141,7 @@ def test_a_watcher_gets_a_snapshot_and_then_changes(
     call.cancel()
 
 
-def test_a_snapshot_larger_than_any_buffer_arrives_whole(
-    served: tuple[FakeMesh, Client],
-) -> None:
+def test_a_snapshot_larger_than_any_buffer_arrives_whole(served: tuple[FakeMesh, Client]) -> None:
     mesh, client = served
     many = much(mesh)
     try:

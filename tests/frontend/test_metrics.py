@@ -5,7 +5,6 @@ import http.client
 import http.server
 import itertools
 import json
-import os
 import re
 import shutil
 import socket
@@ -38,6 +37,8 @@ from clipper.metrics.grafana import dashboard
 from clipper.metrics.stats import MeshStats
 from tests.frontend.conftest import PATIENCE_S, QUICK, Ask, ask, total, warm_workers
 from tests.memory_container import wait_until
+from tests.processes import Program, free_ports
+from tests.threads import join
 
 ROOT = Path(__file__).resolve().parents[2]
 PREDICT = "/api/total/predict"
@@ -193,9 +194,8 @@ def test_the_trace_of_a_caller_goes_on(query: Ask, caplog: pytest.LogCaptureFixt
         version, same, ours, sampled = reply.headers["traceparent"].split("-")
         assert (version, same, sampled) == ("00", trace, flags)
         assert ours != span
-    (line,) = [
-        record for record in caplog.records if record.name == "clipper.requests"
-    ]  # only the caller's choice is told
+    # only the caller's choice is told
+    (line,) = [record for record in caplog.records if record.name == "clipper.requests"]
     about = vars(line)
     assert (about["trace_id"], about["parent_id"], about["application"]) == (trace, span, "total")
     assert (about["status"], about["route"]) == (200, "/api/{}/predict")
@@ -239,7 +239,7 @@ def test_counters_only_grow_and_add_up(server: clipper.ClipperServer) -> None:
     finally:
         stop.set()
         for thread in threads:
-            thread.join()
+            join(thread)
     each.append(ended(server))
     assert not failed
     growing = re.compile(r".*(_total|_bucket|_sum|_count)")
@@ -319,9 +319,8 @@ def test_names_beyond_the_limit_share_one(small: clipper.ClipperServer) -> None:
     for i in range(5):
         for _ in range(i + 1):
             small.app(f"app{i}").predict([1.0, 2.0, i]).result(PATIENCE_S)
-    found = series(
-        ask(small.http_address, "GET", "/metrics").body
-    )  # set: the query listener has them too
+    # set: the query listener has them too
+    found = series(ask(small.http_address, "GET", "/metrics").body)
     apps = {
         dict(labels)["application"] for name, labels in found if name == "clipper_queries_total"
     }
@@ -492,13 +491,6 @@ def test_promtool_finds_nothing(manage: Ask, tmp_path: Path) -> None:
     assert "SUCCESS: 19 rules found" in rules.stdout, rules.stderr
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
-
-
 class Prometheus:
     """A real Prometheus that scrapes twice a second and adds a label as an operator does."""
 
@@ -525,23 +517,19 @@ class Prometheus:
         self._start()
 
     def _start(self) -> None:
-        self.address = f"127.0.0.1:{free_port()}"
-        self._process = subprocess.Popen(
-            [
-                tool("prometheus"),
-                f"--config.file={self._folder}/prometheus.yml",
-                f"--storage.tsdb.path={self._folder}/data",
-                f"--web.listen-address={self.address}",
-                "--log.level=error",
-            ],
-            env={**os.environ, "GOMAXPROCS": "1"},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+        self.address = f"127.0.0.1:{free_ports(1)[0]}"
+        self._program = Program(
+            tool("prometheus"),
+            f"--config.file={self._folder}/prometheus.yml",
+            f"--storage.tsdb.path={self._folder}/data",
+            f"--web.listen-address={self.address}",
+            "--log.level=error",
+            environment={"GOMAXPROCS": "1"},
         )
 
     def get(self, path: str) -> Any:
         """Return the answer of its API; None while it starts."""
-        if self._process.poll() is not None:  # somebody else took the port
+        if not self._program.lives:  # somebody else took the port
             self._start()
         try:
             reply = ask(self.address, "GET", path)
@@ -561,8 +549,7 @@ class Prometheus:
         )
 
     def stop(self) -> None:
-        self._process.terminate()
-        self._process.wait()
+        self._program.stop()
 
 
 @contextlib.contextmanager
@@ -586,7 +573,7 @@ def page_of(*samples: Samples) -> Iterator[str]:
             yield f"127.0.0.1:{page.server_port}"
         finally:
             page.shutdown()
-            thread.join()
+            join(thread)
 
 
 def without_bounds(expression: str) -> str:

@@ -148,7 +148,7 @@ def test_outputs_are_those_of_onnxruntime(
     found = clients(server)[client](name, FEEDS[model])
     assert found.keys() == wanted.keys()
     for key, values in wanted.items():
-        np.testing.assert_allclose(found[key], values, rtol=1e-6)
+        np.testing.assert_allclose(found[key], values, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("client", CLIENTS)
@@ -170,7 +170,7 @@ def test_more_rows_than_single_queries(server: clipper.ClipperServer) -> None:
     for client in ("binary", "grpc"):
         found = clients(server)[client]("of-pair", feed)
         for key, values in wanted.items():
-            np.testing.assert_allclose(found[key], values, rtol=1e-5)
+            np.testing.assert_allclose(found[key], values, rtol=1e-5, atol=1e-6)
 
 
 def test_metadata_lists_tensors(server: clipper.ClipperServer) -> None:

@@ -1,7 +1,10 @@
 """The user at the other end of a loopback connection, and which users may manage without a
 token."""
 
+import contextlib
+import errno
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -10,6 +13,8 @@ from collections.abc import Iterator
 import pytest
 
 import clipper
+from clipper.errors import OutOfMemory
+from clipper.frontend.auth import peer_user
 from clipper.frontend.auth.peer_user import is_own_grpc_user, is_own_user, user_of
 from tests.frontend.conftest import PATIENCE_S, QUICK, ask
 
@@ -117,3 +122,50 @@ def test_another_user_manages_no_mesh_over_grpc_without_a_token(token: str) -> N
 )
 def test_a_grpc_peer_without_an_address_has_no_user(peer: str, address: str) -> None:
     assert not is_own_grpc_user(peer, address)
+
+
+# -- a server that lacks descriptors
+
+
+def test_a_shortage_of_this_process_is_not_the_clients_fault(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    _, server = pair
+    ends = server.getpeername(), server.getsockname()
+    with _without_descriptors(), pytest.raises(OutOfMemory, match="Too many open files"):
+        is_own_user(*ends)
+    assert is_own_user(*ends)
+
+
+@contextlib.contextmanager
+def _without_descriptors() -> Iterator[None]:
+    """Let this process open no further file."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    opened = [os.open(os.devnull, os.O_RDONLY)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (opened[0] + 1, before[1]))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                opened.append(os.open(os.devnull, os.O_RDONLY))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for fd in opened:
+            os.close(fd)
+
+
+def test_management_of_the_own_user_under_a_shortage_is_answered_503(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with clipper.start(http={"admin": "127.0.0.1:0"}, **QUICK) as server:
+        assert ask(server.admin_address, "GET", "/admin/models").status == 200
+
+        with monkeypatch.context() as short:
+            # no protocol: the kernel refuses it as it refuses one more descriptor
+            short.setattr(peer_user, "_SHORTAGES", (errno.EPROTONOSUPPORT,))
+            short.setattr(peer_user, "_NETLINK_SOCK_DIAG", 31)
+            reply = ask(server.admin_address, "GET", "/admin/models")
+        assert (reply.status, reply.headers["retry-after"]) == (503, "1")
+        assert "cannot find out whose connection this is" in reply.json["error"]
+        assert "own user" not in reply.json["error"]
+        assert ask(server.admin_address, "GET", "/admin/models").status == 200

@@ -9,6 +9,7 @@ import pytest
 
 import clipper
 from tests.frontend.conftest import Ask, Reply, ask
+from tests.threads import join
 
 PREDICT = "/api/total/predict"
 
@@ -55,7 +56,6 @@ def test_several_queries_in_one_request(query: Ask) -> None:
     body = query("POST", PREDICT, {"inputs": rows}).json
     assert [one["output"] for one in body["predictions"]] == [sum(row) for row in rows]
     assert len({one["id"] for one in body["predictions"]}) == 40
-    assert query("POST", PREDICT, {"inputs": []}).json == {"predictions": []}
 
 
 def test_settings_of_a_query(query: Ask) -> None:
@@ -70,8 +70,8 @@ WRONG: dict[str, tuple[bytes, str]] = {
     "an array": (b"[1,2,3]", "Expected `object`, got `array`"),
     "no input": (b"{}", "lacks `input`"),
     "input and inputs": (b'{"input": [1,2,3], "inputs": []}', "not both"),
+    "no inputs": (b'{"inputs": []}', "`$.inputs` holds no rows"),
     "a word": (b'{"input": [1,"2",3]}', "`$.input[1]`"),
-    "null": (b'{"input": [1,null,3]}', "`$.input[1]`"),
     "a wrong row": (b'{"inputs": [[1,2,3],[1,2,true]]}', "`$.inputs[1][2]`"),
     "too short": (b'{"input": [1,2]}', "expected f64[3], got float64[2]"),
     "a scalar": (b'{"input": 1}', "`$.input`"),
@@ -80,8 +80,8 @@ WRONG: dict[str, tuple[bytes, str]] = {
     "a wrong SLO": (b'{"input": [1,2,3], "slo_ms": -1}', "slo_ms=-1"),
     "an endless SLO": (b'{"input": [1,2,3], "slo_ms": 1e9}', "slo_ms"),
     "an SLO in words": (b'{"input": [1,2,3], "slo_ms": "fast"}', "`$.slo_ms`"),
-    "NaN": (b'{"input": [1,2,NaN]}', "byte"),
-    "Infinity": (b'{"input": [1,2,Infinity]}', "byte"),
+    "NaN": (b'{"input": [1,2,NaN]}', "write null for a missing value"),
+    "Infinity": (b'{"input": [1,2,Infinity]}', "JSON has no NaN and no Infinity"),
     "beyond a double": (b'{"input": [1,2,1e999]}', "Number out of range"),
     "digits without end": (b'{"input": [1,2,' + b"9" * 5000 + b"]}", "Number out of range"),
     "a lone surrogate": (b'{"input": [1,2,3], "user": "\\ud800"}', "not JSON"),
@@ -91,6 +91,13 @@ WRONG: dict[str, tuple[bytes, str]] = {
     "deep": (b'{"input": ' + b"[" * 100_000, "nested too deeply"),
     "many": (b'{"inputs": [' + b"[1,2,3]," * 1024 + b"[1,2,3]]}", "http.queries_max"),
 }
+
+
+def test_what_is_on_the_other_address_is_said(query: Ask, manage: Ask) -> None:
+    for path in ("/metrics", "/admin/models", "/dashboard/x"):
+        assert "on the management address, http.admin" in query("GET", path).json["hint"]
+    assert "on the query address, http.address" in manage("GET", "/api").json["hint"]
+    assert query("GET", "/nothing").json["hint"] == "GET / lists what there is."
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -362,7 +369,7 @@ def test_many_clients_get_their_own_answers(server: clipper.ClipperServer) -> No
     wrong: list[Any] = []
 
     def client(number: int) -> None:
-        connection = http.client.HTTPConnection(server.http_address, timeout=10)
+        connection = http.client.HTTPConnection(server.http_address, timeout=60)
         for i in range(50):
             connection.request(
                 "POST",
@@ -383,7 +390,7 @@ def test_many_clients_get_their_own_answers(server: clipper.ClipperServer) -> No
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        join(thread)
     assert not wrong
 
 

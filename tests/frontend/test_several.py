@@ -184,10 +184,8 @@ def test_answers_over_grpc_are_those_of_each_in_order(channel: Any) -> None:
     ]
     values = [np.frombuffer(raw).tolist() for raw in found.raw_output_contents]
     assert values == [[12.0, 30.0], [6.0, 15.0], [12.0, 30.0]]
-    assert (found.model_name, found.model_version) == (
-        "twice",
-        "1",
-    )  # merged as protobuf does: the last
+    # merged as protobuf does: the last
+    assert (found.model_name, found.model_version) == ("twice", "1")
 
 
 def test_an_array_goes_to_several_models_as_well(channel: Any) -> None:
@@ -255,7 +253,7 @@ def test_over_http_ids_stand_in_headers_too_and_go_first(server: clipper.Clipper
     body = {
         "inputs": [{"name": "input", "shape": [1, 3], "datatype": "FP64", "data": [1.0, 2.0, 3.0]}]
     }
-    connection = http.client.HTTPConnection(server.http_address, timeout=10)
+    connection = http.client.HTTPConnection(server.http_address, timeout=60)
     try:
         for path in ("sum", "nobody"):
             connection.putrequest("POST", f"/v2/models/{path}/infer")
@@ -331,6 +329,21 @@ def test_a_header_goes_first_and_its_ids_replies_are_one(channel: Any) -> None:
 def test_the_id_is_put_where_the_table_states(channel: Any) -> None:
     found = other(channel, "my.Service/Put", b"\x10\x05", ("mm-vmodel-id", "echo"))
     assert found == inject(b"\x10\x05", (7,), "echo")
+
+
+def test_a_payload_for_a_vmodel_gets_the_id_of_its_model(tmp_path: Path) -> None:
+    (tmp_path / "models.py").write_text(
+        "def echo(rows):\n    return [bytes(row) for row in rows]\n"
+    )
+    (tmp_path / "methods.json").write_text(json.dumps(TABLE))
+    mesh = {"enabled": True, "data_plane": str(tmp_path / "methods.json")}
+    with clipper.start(grpc="127.0.0.1:0", mesh=mesh, **QUICK) as server:
+        server.register_model("echo1", "models.py:echo", key=str(tmp_path), input="bytes")
+        server.mesh.set_vmodel("vecho", "echo1", sync=True)
+        named = ("mm-vmodel-id", "vecho")
+        with grpc.insecure_channel(server.grpc_address) as channel:
+            found = other(channel, "my.Service/Put", b"\x10\x05", named)
+    assert found == inject(b"\x10\x05", (7,), "echo1")
 
 
 def test_the_id_of_model_infer_may_stand_elsewhere(channel: Any) -> None:

@@ -10,7 +10,6 @@ import os
 import shutil
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +26,7 @@ from clipper.settings.http import TlsFiles
 from clipper.tls import Certificate
 from tests.frontend.certificates import Authority
 from tests.frontend.conftest import PATIENCE_S, QUICK, InMemoryConnection, total, warm_workers
+from tests.memory_container import wait_until
 
 QUERY_BODY = b'{"input": [1, 2, 3]}'
 
@@ -61,7 +61,7 @@ def world(authority: Authority) -> Iterator[World]:
 def started(http: dict[str, Any], **more: Any) -> Iterator[clipper.ClipperServer]:
     with clipper.start(http=http, **QUICK, **more) as server:
         server.deploy("sum", total, input="f64[3]")
-        server.app("total", models=["sum"], slo_ms=5000)
+        server.app("total", models=["sum"], slo_ms=30_000)
         server._learning.states.start_writing()  # its thread stays
         warm_workers(server)
         yield server
@@ -116,13 +116,6 @@ def metric(server: clipper.ClipperServer, name: str, *labels: str) -> float:
     scrape: Any = server._endpoints.frontends
     counts = next(each for each in scrape._tls_counts.values() if each.listener == labels[0])
     return float(counts.ends_s if name == "ends" else counts._outcomes[labels[1]])
-
-
-def await_that(holds: Any) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not holds() and time.monotonic() < until:
-        threading.Event().wait(0.005)
-    assert holds()
 
 
 # -- asking
@@ -275,12 +268,12 @@ def test_half_open_handshakes_are_connections(authority: Authority) -> None:
             open.enter_context(socket.create_connection((host, int(port)), PATIENCE_S))
             for _ in range(50)
         ]
-        await_that(lambda: metric(server, "handshakes", "query", "full") == 46)
-        await_that(lambda: len(tls_listener.waiting) <= 4)
+        wait_until(lambda: metric(server, "handshakes", "query", "full") == 46)
+        wait_until(lambda: len(tls_listener.waiting) <= 4)
         connections[0].close()
         for connection in connections:
             connection.close()
-        await_that(lambda: not tls_listener.waiting)
+        wait_until(lambda: not tls_listener.waiting)
         with connected(server.http_address, trusting(authority.ca)) as connection:
             assert exchange(connection)[0] == 200
 
@@ -295,8 +288,8 @@ def test_a_client_that_leaves_at_any_time_leaves_nothing(world: World) -> None:
     with connected(world.server.http_address, trusting(world.authority.ca)) as connection:
         connection.sendall(b"POST /api/total")
         connection.unwrap()
-    await_that(lambda: not any(tls_listener.waiting for tls_listener in listeners._tls_listeners))
-    await_that(lambda: not any(each.connections for each in listeners._services))
+    wait_until(lambda: not any(tls_listener.waiting for tls_listener in listeners._tls_listeners))
+    wait_until(lambda: not any(each.connections for each in listeners._services))
 
 
 def test_a_broken_record_ends_its_connection_only(world: World) -> None:
@@ -388,8 +381,8 @@ def test_a_new_certificate_is_taken_up(authority: Authority, tmp_path: Path) -> 
         )
         shutil.copy(second[1], key)
         shutil.copy(second[0], cert)
-        await_that(lambda: subject_of(server.http_address, authority) == "second")
-        await_that(lambda: metric(server, "ends", "query") > ends)
+        wait_until(lambda: subject_of(server.http_address, authority) == "second")
+        wait_until(lambda: metric(server, "ends", "query") > ends)
         assert exchange(old)[0] == 200, "a connection that is open stays"
 
 
@@ -442,15 +435,19 @@ def test_no_handshake_outlives_the_server(authority: Authority) -> None:
         host, _, port = server.http_address.rpartition(":")
         connection = socket.create_connection((host, int(port)), PATIENCE_S)
         service: Any = server._endpoints.frontends
-        await_that(lambda: len(service._listeners._tls_listeners[0].waiting) == 1)
+        wait_until(lambda: len(service._listeners._tls_listeners[0].waiting) == 1)
     assert ended(connection)
     connection.close()
 
 
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.EMFILE, "Too many open files"), MemoryError("injected"), KeyError("injected")],
+)
 def test_a_connection_that_cannot_be_accepted_is_tried_again(
-    authority: Authority, monkeypatch: pytest.MonkeyPatch
+    error: Exception, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The loop of a server without a free descriptor: `accept` fails at first."""
+    """The loop of a server without a free descriptor or memory: `accept` fails at first."""
     monkeypatch.setattr(tls, "_RETRY_S", 0.0)
     calls: list[int] = []
 
@@ -461,7 +458,7 @@ def test_a_connection_that_cannot_be_accepted_is_tried_again(
         async def failing(listener: socket.socket) -> Any:
             calls.append(1)
             if len(calls) < 4:
-                raise OSError(errno.EMFILE, "Too many open files")
+                raise error
             accepted.set()
             return await accept(listener)
 

@@ -37,7 +37,7 @@ def tracing(collector: Collector, **more: Any) -> Iterator[clipper.ClipperServer
     with clipper.start(**({"http": "127.0.0.1:0"} | QUICK | more), tracing=tracing) as server:
         server.deploy("sum", total, input="f64[3]", cache=False)
         server.deploy("other", total, input="f64[3]", cache=False)
-        server.app("total", models=["sum", "other"], slo_ms=5000)
+        server.app("total", models=["sum", "other"], slo_ms=30_000)
         server._learning.states.start_writing()  # its thread stays
         warm_workers(server)
         yield server
@@ -206,7 +206,7 @@ def test_many_inputs_arrays_and_failures(collector: Collector) -> None:
         assert refused[0].status.code == 0, "what the client got wrong is no error of the server's"
         server.scale("sum", 0)
         server.scale("other", 0)
-        assert predict(server).status == 503
+        assert predict(server, None, {**QUERY_BODY, "slo_ms": 200}).status == 503
         collector.await_that(
             lambda: [
                 s
@@ -224,7 +224,7 @@ def test_many_inputs_arrays_and_failures(collector: Collector) -> None:
 def test_a_cache_hit_is_marked(collector: Collector) -> None:
     with tracing(collector) as server:
         server.deploy("kept", total, input="f64[3]")
-        server.app("total", models=["kept"])
+        server.app("total", models=["kept"], slo_ms=30_000)
         predict(server)
         predict(server)
         hits = [
@@ -391,10 +391,9 @@ def test_a_share_of_traces() -> None:
     )
     assert low is not None
     assert high is not None
-    assert (sample(low, True), sample(high, True)) == (
-        True,
-        False,
-    ), "not as OpenTelemetry's own samplers decide"
+    assert (sample(low, True), sample(high, True)) == (True, False), (
+        "not as OpenTelemetry's own samplers decide"
+    )
     by_parent = sampler_named("parentbased_always_off", 1)
     sampled = start_trace(by_parent, CALLER["traceparent"].encode(), b"")
     assert sampled is not None

@@ -320,7 +320,7 @@ def test_a_model_queried_by_name_may_return_nan(count: int) -> None:
         assert found.status == 200
         assert np.isnan(rows[:, 0]).all()
         assert (rows[:, 1] == 2.0).all()
-        assert np.isnan(server.model("holed").predict(np.ones(2)).result(10)[0])
+        assert np.isnan(server.model("holed").predict(np.ones(2)).result(60)[0])
 
 
 def test_a_server_is_ready_once_its_models_are_and_until_none_is() -> None:

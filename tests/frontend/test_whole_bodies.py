@@ -148,10 +148,7 @@ def test_every_body() -> None:
             learns.feedback(found, label=found.output)
         answers = learns.predict_many(np.ones((6, 3))).result()
         learns.feedback_many(answers, labels=np.full(6, 3.0))
-        for address, requests in (
-            (server.http_address, QUERIES),
-            (server.admin_address, MANAGED),
-        ):
+        for address, requests in ((server.http_address, QUERIES), (server.admin_address, MANAGED)):
             for method, path, body in requests:
                 reply = ask(address, method, path, body)
                 shown.append(f"{method} {path} {body}: {reply.status} {described(reply.body)}")

@@ -387,12 +387,7 @@ def _shard_seeds() -> dict[str, bytes]:
     )
     late = (
         Head(
-            MessageKind.PUSH,
-            rows=3,
-            id=3,
-            worker=7,
-            sequence=(1 << 64) - 1,
-            payload_bytes=size,
+            MessageKind.PUSH, rows=3, id=3, worker=7, sequence=(1 << 64) - 1, payload_bytes=size
         ).packed()
         + ids
         + rows

@@ -1,9 +1,9 @@
 """Models in containers of a real engine: served, isolated, limited, killed, built anew, and found
 again after their server."""
 
+import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import textwrap
@@ -17,6 +17,7 @@ import pytest
 import clipper
 from clipper.errors import DeployFailed, NoReplica, ReplicaLost
 from tests.images.engines import BASE, PATIENCE_S, QUICK, Engine
+from tests.processes import Program
 
 
 def summed(rows: Any) -> Any:
@@ -65,7 +66,7 @@ def ask(handle: Any, row: Any, until_s: float = PATIENCE_S) -> Any:
     give_up = time.monotonic() + until_s
     while True:
         try:
-            return handle.predict(row).result(10)
+            return handle.predict(row, slo_ms=30_000).result(60)
         except (NoReplica, ReplicaLost):
             assert time.monotonic() < give_up
             time.sleep(0.02)
@@ -73,7 +74,7 @@ def ask(handle: Any, row: Any, until_s: float = PATIENCE_S) -> Any:
 
 def test_a_model_is_served_from_a_container_and_goes_with_its_model(server, engine, deploy) -> None:
     handle = deploy("sums", summed, input="f64[3]", replicas=2, memory_mib=256, cpus=0.5)
-    assert handle.predict(np.ones(3)).result(10) == 3.0
+    assert handle.predict(np.ones(3)).result(60) == 3.0
     rows = np.arange(60_000.0).reshape(-1, 3)
     assert np.array_equal(handle.predict_many(rows).result(20), rows.sum(axis=1))
     stats = server.stats()["models"]["sums:1"]
@@ -99,7 +100,7 @@ def test_retiring_removes_the_containers(server, engine) -> None:
 
 
 def test_a_container_gets_as_little_as_it_needs(server, deploy) -> None:
-    found = deploy("inside", seen_from_inside, input="f64[1]").predict(np.ones(1)).result(10)
+    found = deploy("inside", seen_from_inside, input="f64[1]").predict(np.ones(1)).result(60)
     seen = eval(found)
     assert seen["uid"] == 10001
     assert seen["links"] == ["lo"]
@@ -122,7 +123,7 @@ def test_a_container_killed_under_load_leaves_no_query_without_an_answer(
     def load() -> None:
         while not stop.is_set():
             began = time.monotonic()
-            answers.append(app.predict(np.ones(3)).result(10))
+            answers.append(app.predict(np.ones(3)).result(60))
             late.append(time.monotonic() - began)
 
     callers = [threading.Thread(target=load) for _ in range(4)]
@@ -134,7 +135,7 @@ def test_a_container_killed_under_load_leaves_no_query_without_an_answer(
         until(lambda before=before: len(answers) > before + 200)
     until(lambda: len(server._deployment.containers.of(clipper.VersionedModel("target", 1))) == 2)
     before = len(answers)
-    until(lambda: len(answers) > before + 200)
+    until(lambda: len(answers) > before + 200 and answers[-1].output == 3.0)
     stop.set()
     for caller in callers:
         caller.join(PATIENCE_S)
@@ -142,7 +143,6 @@ def test_a_container_killed_under_load_leaves_no_query_without_an_answer(
     assert len(answers) == len(late)
     assert max(late) < 5
     assert {answer.output for answer in answers} <= {3.0, -1.0}
-    assert answers[-1].output == 3.0
     assert (
         sum(row["restart_count"] for row in server.stats()["models"]["target:1"]["replicas"]) == 2
     )
@@ -184,7 +184,7 @@ def test_a_container_that_takes_too_much_memory_is_reported(server, engine, depl
         return summed(rows)
 
     handle = deploy("greedy", greedy, input="f64[1]", memory_mib=128, cache=False)
-    assert handle.predict(np.zeros(1)).result(10) == 0.0
+    assert handle.predict(np.zeros(1)).result(60) == 0.0
     with pytest.raises((ReplicaLost, NoReplica)):
         handle.predict(np.ones(1), slo_ms=60_000).result(60)
     until(
@@ -261,10 +261,7 @@ def test_what_a_killed_server_left_is_removed_at_the_next_start(engine, tmp_path
         engine.settings["socket"],
         BASE,
     ]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGKILL)
+    Program(*words, until="ready\n").kill()
     (orphan,) = engine.containers("kept:1")
     with clipper.start(state=str(tmp_path / "state"), docker=engine.settings, **QUICK) as server:
         assert ask(server.model("kept"), np.ones(3)) == 3.0
@@ -280,7 +277,46 @@ def test_containers_of_a_server_that_lives_are_left_alone(server, engine, deploy
     with clipper.start(deployer=engine.kind, docker=engine.settings, **QUICK) as other:
         other.deploy("mine", summed, input="f64[3]")
         assert len(engine.containers("neighbour:1")) == 1
-    assert handle.predict(np.ones(3)).result(10) == 3.0
+    assert handle.predict(np.ones(3)).result(60) == 3.0
+
+
+USER = textwrap.dedent("""
+    import json, sys, time
+    import numpy as np
+    import clipper
+
+    def summed(rows):
+        return np.asarray(rows).sum(axis=1)
+
+    if __name__ == "__main__":
+        with clipper.start(deployer=sys.argv[1], **json.loads(sys.argv[2])) as server:
+            handle = server.deploy("with_it", summed, input="f64[3]")
+            print("ready", flush=True)
+            sys.stdin.readline()
+            while True:
+                try:
+                    print("answer", handle.predict(np.ones(3)).result(60), flush=True)
+                    break
+                except clipper.ClipperError:
+                    time.sleep(0.02)
+    """)
+
+
+def test_a_container_that_ends_with_its_engine_has_not_failed(engine, tmp_path) -> None:
+    # A process of its own: the package docker leaves sockets of connections that are refused to the
+    # collector.
+    script = tmp_path / "use.py"
+    script.write_text(USER)
+    once = json.dumps({**QUICK, "restarts_max": 0, "docker": engine.settings})
+    words = (sys.executable, script, engine.kind, once)
+    with Program(*words, until="ready\n", limit_s=180) as program:
+        (before,) = engine.containers("with_it:1")
+        engine.daemon.kill()
+        engine.daemon.start()
+        program.say("now")
+        program.until("answer 3.0\n")
+        assert before not in engine.containers("with_it:1")
+        assert program.wait() == 0
 
 
 def test_the_health_of_a_container_is_known_to_its_engine(server, engine, deploy) -> None:

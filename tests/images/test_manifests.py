@@ -104,13 +104,11 @@ def test_kubernetes_takes_each_object(declared: Path, tmp_path: Path, more: list
     assert {"startupProbe", "livenessProbe", "readinessProbe", "lifecycle", "resources"} <= {
         *container
     }
-    assert kinds["Service", "clipper-models"]["spec"][
-        "publishNotReadyAddresses"
-    ]  # else neither is ever ready
+    # else neither is ever ready
+    assert kinds["Service", "clipper-models"]["spec"]["publishNotReadyAddresses"]
     assert ("HorizontalPodAutoscaler", "clipper-model-big-model") in kinds
-    assert (
-        "replicas" not in kinds["Deployment", "clipper-model-big-model"]["spec"]
-    )  # the autoscaler's
+    # the autoscaler's
+    assert "replicas" not in kinds["Deployment", "clipper-model-big-model"]["spec"]
     assert ("PodDisruptionBudget", "clipper-model-sums") in kinds
     for (kind, _), one in kinds.items():
         if kind == "Deployment":
@@ -143,6 +141,29 @@ def test_the_token_is_made_once_and_in_no_other_file(declared: Path, tmp_path: P
     others = [path for path in out.rglob("*") if path.is_file() and path.name != "clipper_token"]
     assert not [path for path in others if token.encode() in path.read_bytes()]
     assert (out / ".gitignore").read_text() == "secrets/\n"
+
+
+def test_the_same_code_gives_the_same_images(declared: Path, tmp_path: Path) -> None:
+    def written(folder: str) -> dict[str, bytes]:
+        out = tmp_path / folder
+        assert export("k8s", out, "--from", declared).exit_code == 0
+        found = {
+            path.relative_to(out).as_posix(): path.read_bytes()
+            for path in out.rglob("*")
+            if path.is_file()
+        }
+        return {name: text for name, text in found.items() if not name.startswith("secrets/")}
+
+    first = written("out")
+    (tmp_path / "up.out").write_text("the log of a server")
+    (tmp_path / "not_imported.py").write_text("import torch\n")
+    assert written("again") == first
+    assert {name.partition("/code/")[2] for name in first if "/code/" in name} == {
+        "0/ours_for_export.py"
+    }
+    image = export("dockerfile", "sums", "--from", declared)
+    assert image.exit_code == 0, image.output
+    assert image.output == first["models/sums/Dockerfile"].decode()
 
 
 def test_what_runs_is_exported_as_what_is_declared(
@@ -217,7 +238,7 @@ def test_exported_containers_dial_in_at_an_exported_server(
         try:
             model = clipper.VersionedModel("sums", 1)
             assert server._deployment.containers.wait_for(model, 2, PATIENCE_S)
-            answer = server.app("total").predict(np.ones(3)).result(10)
+            answer = server.app("total").predict(np.ones(3)).result(60)
             assert (answer.output, answer.is_default) == (3.0, False)
             rows = server.stats()["models"]["sums:1"]["replicas"]
             assert [(row["number"], row["pid"], row["state"]) for row in rows] == [
@@ -345,7 +366,7 @@ def test_an_exported_program_dials_in_at_a_server(
             model = clipper.VersionedModel("t", 1)
             for server in (one, other):
                 assert server._deployment.containers.wait_for(model, 1, PATIENCE_S)
-                assert server.model("t").predict([1.0, 2.0], slo_ms=9000).result(10) == 3.0
+                assert server.model("t").predict([1.0, 2.0], slo_ms=9000).result(60) == 3.0
         finally:
             engine.run("rm", "-f", made)
 
@@ -415,11 +436,12 @@ def test_kubernetes_takes_each_object_of_a_mesh(tmp_path: Path, more: list[str])
     (container,) = pod["containers"]
     assert {"startupProbe", "livenessProbe", "readinessProbe"} <= {*container}
     assert container["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "5"]
+    # as `clipper node` has it
     config = load(
         out / "node.toml",
         {"CLIPPER_SERVER__STATE": STORE, "CLIPPER_HTTP__TOKEN": "t"},
         server={"insecure": True},
-    )  # as `clipper node` has it
+    )
     assert pod["terminationGracePeriodSeconds"] > 5 + config.mesh.drain_s + config.server.drain_s
     assert (config.mesh.enabled, config.mesh.labels) == (True, ("gpu",) if more else ())
     http = tomllib.loads((out / "node.toml").read_text())["http"]

@@ -4,13 +4,10 @@ probes that pods are given."""
 import json
 import re
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 import time
 import urllib.request
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +17,7 @@ import pytest
 from clipper.params import Client, TableSpec
 from tests.images.exports import check_objects, export, objects_of, yaml
 from tests.params.conftest import until
+from tests.processes import Program, free_ports
 
 PERIOD_S = 0.5
 PATIENCE_S = 60.0
@@ -56,10 +54,8 @@ def test_kubernetes_takes_each_object(tmp_path: Path, more: list[object]) -> Non
     }
     spec = kinds["StatefulSet"]["spec"]
     pod, (claim,) = spec["template"]["spec"], spec["volumeClaimTemplates"]
-    assert (spec["replicas"], spec["podManagementPolicy"]) == (
-        3,
-        "Parallel",
-    )  # to recover, they need each other
+    # to recover, they need each other
+    assert (spec["replicas"], spec["podManagementPolicy"]) == (3, "Parallel")
     name = kinds["Service"]["metadata"]["name"]
     assert spec["serviceName"] == name
     assert kinds["Service"]["spec"]["clusterIP"] == "None"
@@ -78,9 +74,8 @@ def test_kubernetes_takes_each_object(tmp_path: Path, more: list[object]) -> Non
         == container["resources"]["limits"]["memory"]
         == "2048Mi"
     )
-    assert (
-        claim["spec"]["resources"]["requests"]["storage"] == "10Gi"
-    )  # three snapshots, one more, and a new one
+    # three snapshots, one more, and a new one
+    assert claim["spec"]["resources"]["requests"]["storage"] == "10Gi"
     assert pod["terminationGracePeriodSeconds"] >= 60
     notes = spec["template"]["metadata"]["annotations"]
     assert notes["prometheus.io/port"] in {str(one["containerPort"]) for one in container["ports"]}
@@ -111,12 +106,7 @@ def test_the_token_stays_and_what_is_set_is_new(tmp_path: Path) -> None:
         settings["grads_to_wait"],
         settings["shards"],
         settings["recover_s"],
-    ) == (
-        "sync",
-        4,
-        3,
-        90,
-    )
+    ) == ("sync", 4, 3, 90)
     others = [path for path in out.rglob("*") if path.is_file() and path.name != "shards.json"]
     assert not [path for path in others if after["token"].encode() in path.read_bytes()]
     assert (out / ".gitignore").read_text() == "secrets/\n"
@@ -187,7 +177,7 @@ class Pod:
             "0.0.0.0:7301": f"127.0.0.1:{ports[number + 2]}",
             "/tmp/": f"{self.root}/",
         }
-        self.process = self.start()
+        self.program = self.start()
 
     def here(self, words: list[str]) -> list[str]:
         return [self._here(word) for word in words]
@@ -196,11 +186,10 @@ class Pod:
         found = next((place for place in self._places if word.startswith(place)), "")
         return self._places[found] + word.removeprefix(found) if found else word
 
-    def start(self) -> "subprocess.Popen[bytes]":
-        with open(self.root / "log", "ab") as log:
-            words = [sys.executable, "-m", "clipper", *self.here(self._container["args"])]
-            self.process = subprocess.Popen(words, stdout=log, stderr=log)
-        return self.process
+    def start(self) -> Program:
+        words = [sys.executable, "-m", "clipper", *self.here(self._container["args"])]
+        self.program = Program(*words)
+        return self.program
 
     def passes(self, probe: str) -> bool:
         command = self.here(self._container[probe]["exec"]["command"])
@@ -211,15 +200,7 @@ class Pod:
         return done.returncode == 0
 
     def end(self) -> int:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(PATIENCE_S)
-
-
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        found = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [int(one.getsockname()[1]) for one in found]
+        return self.program.stop()
 
 
 @pytest.mark.slow
@@ -233,9 +214,8 @@ def test_pods_serve_by_their_arguments_and_are_ready_by_their_probes(tmp_path: P
     pods = [Pod(0, container, tmp_path, ports)]
     try:
         until(lambda: pods[0].passes("livenessProbe"))
-        assert not pods[0].passes(
-            "readinessProbe"
-        )  # its replica's place is not there: to end it loses what it has
+        # its replica's place is not there: to end it loses what it has
+        assert not pods[0].passes("readinessProbe")
         pods.append(Pod(1, container, tmp_path, ports))
         for pod in pods:
             until(lambda pod=pod: pod.passes("readinessProbe"))  # type: ignore[misc]
@@ -250,8 +230,7 @@ def test_pods_serve_by_their_arguments_and_are_ready_by_their_probes(tmp_path: P
                 f"http://127.0.0.1:{ports[3]}/metrics", timeout=PATIENCE_S
             ) as scraped:
                 assert b'clipper_params_rows{table="t",shard="1"} 5' in scraped.read()
-            pods[1].process.kill()
-            pods[1].process.wait()
+            pods[1].program.kill()
             shutil.rmtree(pods[1].root / "shard-1")  # its machine is gone, and its volume
             pods[1].start()
             assert (client.pull("t", range(10)) == 1).all()
@@ -265,5 +244,4 @@ def test_pods_serve_by_their_arguments_and_are_ready_by_their_probes(tmp_path: P
         assert not list(tmp_path.glob("clipper-params-*/shard.alive*"))
     finally:
         for pod in pods:
-            pod.process.kill()
-            pod.process.wait()
+            pod.program.kill()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from clipper.cli.servers.up import up
+from clipper.deploy.kubernetes.named_files import named_in
 from clipper.deploy.kubernetes.ray import APP
 from tests.images.exports import check_objects, export, objects_of, yaml
 
@@ -45,7 +46,8 @@ JOB: dict[str, Any] = {
 @pytest.fixture
 def declared(tmp_path: Path) -> Path:
     (tmp_path / "ours_for_ray.py").write_text("def total(rows):\n    return rows.sum(axis=1)\n")
-    (tmp_path / "id_rsa").write_text("a key")
+    for name in ("id_rsa", "up.log", "up.out", "passwords.txt", "unused.py"):
+        (tmp_path / name).write_text("not for an image")
     (tmp_path / "clipper.toml").write_text(DECLARED)
     return tmp_path / "clipper.toml"
 
@@ -122,6 +124,43 @@ def test_the_entry_point_is_a_command_line_of_what_is_in_the_image(
     assert sorted(path.name for path in app.rglob("*")) == ["clipper.toml", "ours_for_ray.py"]
     assert tomllib.loads((app / "clipper.toml").read_text()) == tomllib.loads(DECLARED)
     assert "numpy==" in (out / "image" / "requirements.txt").read_text()
+
+
+def test_a_file_with_a_secret_goes_into_no_image(declared: Path, tmp_path: Path) -> None:
+    declared.write_text('[server]\ntoken = "not-for-images"\n' + DECLARED)
+    refused = export("ray", tmp_path / "out", "--from", declared)
+    assert refused.exit_code == 1
+    assert "CLIPPER_SERVER__TOKEN" in refused.output
+    assert "not-for-images" not in refused.output
+    assert not (tmp_path / "out").exists()
+    declared.write_text('[server]\nstate = "redis://user:password@here"\n' + DECLARED)
+    assert export("ray", tmp_path / "out", "--from", declared).exit_code == 1
+
+
+def test_what_a_file_names_is_in_the_image(tmp_path: Path) -> None:
+    for name, text in {
+        "ours_for_ray.py": "import near\ndef total(rows): return rows.sum(axis=1)\n",
+        "near.py": "",
+        "rules__init.py": "",
+        "mine.py": "class Best: ...\n",
+        "needs.txt": "numpy\n",
+        "lib/extra.py": "",
+        "other.py": "",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    file = tmp_path / "clipper.toml"
+    more = 'requirements = ["-r needs.txt"]\ncode = ["lib"]\n[apps.total]\npolicy = "mine:Best"\n'
+    file.write_text(DECLARED.replace("[apps.total]\n", more))
+    found = named_in(file)
+    assert [*found] == [
+        "clipper.toml",
+        "lib/extra.py",
+        "mine.py",
+        "near.py",
+        "needs.txt",
+        "ours_for_ray.py",
+    ]
 
 
 def test_a_store_is_in_a_secret_and_its_name_is_checked(declared: Path, tmp_path: Path) -> None:

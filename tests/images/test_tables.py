@@ -12,7 +12,7 @@ from clipper.errors import DoesNotFit
 from clipper_container import Model
 from clipper_container.params.connection import addresses_in
 from tests.images.engines import PATIENCE_S, QUICK, Engine
-from tests.params.test_pserver_kills import free_port
+from tests.processes import free_ports
 
 TASTE = {
     "taste": {
@@ -48,11 +48,10 @@ def server(
     engine: Engine, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[clipper.ClipperServer]:
     server_settings = settings(engine, tmp_path_factory.mktemp("tables") / "set")
-    shards = {"address": f"127.0.0.1:{free_port(2)}", "shards": 2, "snapshot_s": 0.0}
+    shards = {"address": f"127.0.0.1:{free_ports(2)[0]}", "shards": 2, "snapshot_s": 0.0}
     with clipper.start(**server_settings, address="tcp://127.0.0.1:0", params=shards) as started:
-        started.retire(
-            started.deploy("first", Taste, reads={"taste": 0}).name
-        )  # its threads are there from now on
+        # its threads are there from now on
+        started.retire(started.deploy("first", Taste, reads={"taste": 0}).name)
         yield started
 
 

@@ -28,7 +28,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tests.memory_container import wait_until
+from tests.threads import join
 
 PACE = 10.0  # times between probes are divided by this
 PATIENCE_S = 60.0
@@ -39,6 +42,7 @@ _MADE = itertools.count()  # clusters of this process
 
 _START = """
 set -e
+umask 022
 PATH=$PATH:/usr/sbin:/sbin
 mount --make-rprivate /
 mount -t tmpfs tmpfs "$DISK"
@@ -47,11 +51,25 @@ mount -t overlay overlay -o "lowerdir=/,upperdir=$DISK/upper,workdir=$DISK/work"
 for place in proc dev; do mount --rbind "/$place" "$DISK/merged/$place"; done
 case "$REPOSITORY" in /tmp/*) ;; *) mount -t tmpfs tmpfs "$DISK/merged/tmp" ;; esac
 for place in $PLACES; do chmod a+rx "$DISK/merged$place"; done
+for place in "$DISK/merged"/*; do
+    test -d "$place" -a ! -L "$place" || continue
+    case " $SEEN " in *" ${place##*/} "*) ;; *) mount -t tmpfs tmpfs "$place" ;; esac
+done
 cp -a "$FILES/." "$DISK/merged/"
 mount --bind "$HOSTS" "$DISK/merged/etc/hosts"
 exec chroot "$DISK/merged" setpriv --reuid "$USER_ID" --regid "$USER_ID" --clear-groups \
-    --no-new-privs sh -c 'cd /tmp; exec env -i "$@"' sh "$@"
+    --no-new-privs $READS sh -c 'cd /tmp; exec env -i "$@"' sh "$@"
 """
+
+
+# Folders of this machine that a pod sees. What else lies in the root folder is hidden from pods:
+# somebody's /state is none of theirs.
+_SYSTEM = "bin boot dev etc home lib lib32 lib64 libx32 media mnt opt proc root run sbin srv sys"
+_SEEN = frozenset((_SYSTEM + " tmp usr var").split())
+
+
+# Where other users may not read the checkout, the user of a pod may read all that it sees.
+_READS = "--inh-caps +dac_read_search --ambient-caps +dac_read_search"
 
 
 def missing() -> str:
@@ -69,6 +87,19 @@ def _places() -> list[Path]:
     """Return the folders above what pods run, which the user of a pod must be able to enter."""
     ours = (ROOT / "x", Path(sys.executable).resolve(), Path(os.__file__))
     return sorted({parent for one in ours for parent in one.parents})
+
+
+def _seen() -> list[str]:
+    """Return the folders in the root folder that a pod sees."""
+    return sorted(_SEEN | {place.parts[1] for place in _places() if len(place.parts) > 1})
+
+
+def _is_open() -> bool:
+    """Return whether other users may read what pods run: what umask 077 has closed they may not."""
+    ours = [Path(__file__), Path(os.__file__), BIN, Path(np.__file__)]
+    if (fetched := BIN.parent / "system").exists():
+        ours.append(fetched)
+    return all(path.stat().st_mode & 0o004 for path in ours)
 
 
 def run(*words: object) -> None:
@@ -120,6 +151,8 @@ class Pod:
                 "USER_ID": str(user),
                 "REPOSITORY": str(ROOT),
                 "PLACES": " ".join(map(str, _places())),
+                "SEEN": " ".join(_seen()),
+                "READS": "" if _is_open() else _READS,
             },
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -133,6 +166,10 @@ class Pod:
             if mount["mountPath"] == "/tmp":
                 continue
             place.mkdir(parents=True, exist_ok=True)
+            for folder in (place, *place.parents):
+                folder.chmod(0o755)  # as a kubelet makes them, whatever the umask is here
+                if folder == files:
+                    break
             for name, content in self.cluster.contents(volume).items():
                 (place / name).write_bytes(content)
             for one in (place, *place.iterdir()):
@@ -245,7 +282,7 @@ class Pod:
 
     def _forget(self) -> None:
         self._over.set()
-        self._watch.join()
+        join(self._watch)
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
@@ -265,6 +302,8 @@ class Cluster:
         self.folder, self._images = folder, images
         self.hosts = folder / "hosts"
         self.hosts.write_text("127.0.0.1 localhost\n")
+        # for all users of the pods, whatever the umask is here
+        self.hosts.chmod(0o644)
         self.pods: list[Pod] = []
         self._objects: dict[tuple[str, str], Object] = {}
         self._lock = threading.Lock()
@@ -381,8 +420,9 @@ class Cluster:
         try:
             wait_until(lambda: all(pod.ready for pod in some), "pods are ready", PATIENCE_S)
         except AssertionError:
-            late = next(pod for pod in some if not pod.ready)
-            raise AssertionError(f"{late.name}: {late.log.read_text()[-3000:]}") from None
+            late = [pod for pod in some if not pod.ready]
+            logs = [f"{pod.name}: {pod.log.read_text()[-2000:]}" for pod in late]
+            raise AssertionError("\n".join(logs)) from None
 
     def restart(self, deployment: str) -> None:
         """Replace all pods, as `kubectl rollout restart` does: one more first, then one less."""

@@ -21,6 +21,7 @@ from tests.kubernetes.pods import Cluster
 from tests.languages.compiled import CPP, cpp
 from tests.memory_container import wait_until
 from tests.sizes import sized
+from tests.threads import join
 
 yaml = pytest.importorskip("yaml", reason="python tools/fetch.py clients")
 pytestmark = [
@@ -90,7 +91,7 @@ def failed_through(cluster: Cluster, act: Callable[[], None]) -> tuple[int, list
     finally:
         stop.set()
         for client in clients:
-            client.join()
+            join(client)
     return sum(client.sent for client in clients), [w for one in clients for w in one.failed]
 
 

@@ -2,11 +2,8 @@
 
 import contextlib
 import os
-import select
 import shutil
-import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +14,7 @@ import clipper
 from clipper_container.wire.frames import Kind, control_frame
 from tests.languages.test_containers import LANGUAGES, ended, program, started_by_hand
 from tests.memory_container import wait_until
+from tests.processes import Program, free_ports
 
 PATIENCE_S = 30.0
 TOKEN = "t" * 32
@@ -46,29 +44,15 @@ class Server:
         self.start()
 
     def start(self) -> None:
-        self.process = subprocess.Popen(
-            self._words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        assert self._line() == "listens"
+        self.program = Program(*self._words, apart=True)
+        assert self.program.line() == "listens"
 
     def answers(self, text: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{text}\n")
-        self.process.stdin.flush()
-        assert self._line() == text
-
-    def _line(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
+        self.program.say(text)
+        assert self.program.line() == text
 
     def kill(self) -> None:
-        self.process.kill()
-        self.process.communicate()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return int(one.getsockname()[1])
+        self.program.kill()
 
 
 @contextlib.contextmanager
@@ -84,7 +68,7 @@ def test_a_container_serves_both_servers_through_a_kill_of_each(
     language: str, tmp_path: Path
 ) -> None:
     """One server is reached over TCP, one over a unix socket."""
-    addresses = f"tcp:127.0.0.1:{free_port()}", f"unix:{tmp_path}/clipper.sock"
+    addresses = f"tcp:127.0.0.1:{free_ports(1)[0]}", f"unix:{tmp_path}/clipper.sock"
     alive = tmp_path / "alive"
     command = program(language, "echo", "str", "str")
     with running(*addresses) as (one, other):
@@ -108,23 +92,20 @@ def test_a_container_that_every_server_rejects_exits_with_the_reason(language: s
     ):
         addresses = f"{one.address},{other.address}"
         process = started_by_hand(program(language, "noop"), addresses, "another")
-        _, text = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 4, text
-    assert text.count("token is missing or wrong") >= 2
+        assert process.wait() == 4, process.output
+    assert process.output.count("token is missing or wrong") >= 2
 
 
 def test_an_invalid_address_among_several_ends_the_container(language: str) -> None:
     process = started_by_hand(program(language, "noop"), "tcp:127.0.0.1:1,nowhere", TOKEN)
-    _, text = process.communicate(timeout=PATIENCE_S)
-    assert (process.returncode, "'nowhere'" in text) == (2, True), text
+    assert (process.wait(), "'nowhere'" in process.output) == (2, True), process.output
 
 
 def test_the_token_is_read_from_a_file(language: str, tmp_path: Path) -> None:
     file, command = tmp_path / "token", program(language, "noop")
     with clipper.start(address="tcp://127.0.0.1:0", token=TOKEN, drain_s=0.2) as one:
         missing = started_by_hand(command, one.address, "", TOKEN_FILE=str(file))
-        _, text = missing.communicate(timeout=PATIENCE_S)
-        assert (missing.returncode, str(file) in text) == (2, True), text
+        assert (missing.wait(), str(file) in missing.output) == (2, True), missing.output
         file.write_text(f"{TOKEN}\n")
         process = started_by_hand(command, one.address, "", TOKEN_FILE=str(file))
         wait_until(lambda: "hand:1" in one.stats()["models"], "it is let in", PATIENCE_S)
@@ -134,9 +115,9 @@ def test_the_token_is_read_from_a_file(language: str, tmp_path: Path) -> None:
 def test_a_name_that_cannot_be_resolved_is_printed(language: str) -> None:
     name = "x" * 70  # longer than a label of a name may be
     process = started_by_hand(program(language, "noop"), f"tcp:{name}:1", TOKEN, ALL_SERVERS="1")
-    readable, _, _ = select.select([process.stderr], [], [], PATIENCE_S)
+    process.until(f"cannot resolve {name}")
     well, text = ended(process)
-    assert (bool(readable), well) == (True, True), text
+    assert well, text
     assert text.count(f"cannot resolve {name}") == 1
 
 
@@ -157,7 +138,7 @@ def test_a_rejection_by_a_server_that_left_the_name_does_not_end_the_container(
     language: str, tmp_path: Path
 ) -> None:
     """The server has left the host name when its rejection arrives."""
-    port, hosts = free_port(), tmp_path / "hosts"
+    port, hosts = free_ports(1)[0], tmp_path / "hosts"
     command = with_hosts(language, hosts)
     with (
         running(f"tcp:127.0.0.2:{port}") as (stays,),
@@ -179,7 +160,7 @@ def test_a_rejection_by_a_server_that_left_the_name_does_not_end_the_container(
 def test_all_servers_of_a_name_are_served_as_they_come_and_go(
     language: str, tmp_path: Path
 ) -> None:
-    port, hosts = free_port(), tmp_path / "hosts"
+    port, hosts = free_ports(1)[0], tmp_path / "hosts"
     command = with_hosts(language, hosts)
     with running(f"tcp:127.0.0.1:{port}", f"tcp:127.0.0.2:{port}") as (one, other):
         process = started_by_hand(command, f"tcp:servers:{port}", TOKEN, ALL_SERVERS="1")
@@ -188,7 +169,7 @@ def test_all_servers_of_a_name_are_served_as_they_come_and_go(
         other.answers("one that came later")
         one.answers("beside the first")
         hosts.write_text("127.0.0.2 servers\n")
-        one.process.send_signal(signal.SIGKILL)
+        one.kill()
         other.answers("the other one is gone")
         well, text = ended(process)
         assert well, text

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import zlib
 from pathlib import Path
@@ -19,11 +18,13 @@ from clipper.errors import (
     DeployFailed,
     InvalidInput,
     ModelFailed,
+    ModelWarning,
     PackagingError,
     UnknownModel,
 )
 from tests.languages.compiled import CPP, JAVA, cpp, java, java_command
 from tests.memory_container import wait_until
+from tests.processes import Program
 
 QUICK = {
     "heartbeat_ms": 100,
@@ -87,17 +88,13 @@ def started_by_hand(command, address, token, **variables):
     """Start a container without the server."""
     environment = {"CLIPPER_ADDRESS": address, "CLIPPER_TOKEN": token, "CLIPPER_MODEL": "hand"}
     environment |= {f"CLIPPER_{key}": value for key, value in variables.items()}
-    return subprocess.Popen(
-        command, env={**os.environ, **environment}, stderr=subprocess.PIPE, text=True
-    )
+    return Program(*command, environment=environment)
 
 
 def ended(process):
     """Return whether a process ends well when it is told to (a JVM's code is then 143), and its
     text."""
-    process.terminate()
-    _, text = process.communicate(timeout=10)
-    return process.returncode in (0, 143), text
+    return process.stop() in (0, 143), process.output
 
 
 def weights_file(folder, classes, items):
@@ -122,10 +119,7 @@ def test_a_linear_svm_deployed_by_a_command(server, deploy, language, tmp_path, 
     maps = Path(f"/proc/{rows['replicas'][0]['pid']}/maps").read_text()
     assert ("memfd:clipper-rows" in maps) == (language == "cpp")
     record = server.catalog.models()[-1]
-    assert (record.command[-1], record.folder) == (
-        program(language, "svm")[-1],
-        str(tmp_path),
-    )
+    assert (record.command[-1], record.folder) == (program(language, "svm")[-1], str(tmp_path))
 
 
 def test_a_command_of_the_configuration_file(tmp_path):
@@ -190,6 +184,12 @@ def test_a_container_serves_named_tensors(server, deploy, language, inputs, outp
         assert [*got.get("names", ())] == [row["name"]] * 2 * ("names" in outputs)
     assert "{" in server.stats()["models"][model.name]["output"]
     assert "".join(server.logs(model.name)) == ""
+
+
+def test_a_warm_up_that_fails_is_reported(server, deploy, language):
+    with pytest.warns(ModelWarning, match="it failed in its warm-up"):
+        model = deploy(program(language, "picky"), input="f64[2]", warmup=[[-1.0, 0.0]])
+    assert "warm-up" in server.stats()["models"][model.name]["warmup_error"]
 
 
 def test_rows_of_the_warm_up_are_those_given(server, deploy, language):
@@ -290,8 +290,7 @@ def test_the_container_reconnects_to_a_server_that_comes_back(language, tmp_path
 
 def test_a_container_with_a_wrong_token_ends(server, language):
     process = started_by_hand(program(language, "noop"), server.address, "wrong")
-    _, text = process.communicate(timeout=10)
-    assert (process.returncode, "rejected" in text) == (4, True)
+    assert (process.wait(), "rejected" in process.output) == (4, True)
 
 
 def test_a_container_that_serves_ends_on_request(server, deploy, language):
@@ -310,11 +309,10 @@ def test_a_killed_server_leaves_no_program_behind():
         "print(server.stats()['models']['noop:1']['replicas'][0]['pid'], flush=True)\n"
         "sys.stdin.read()\n"
     )
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", code], **pipes) as process:
-        pid = int(process.stdout.readline())
-        process.send_signal(signal.SIGKILL)
-    wait_until(lambda: not Path(f"/proc/{pid}").exists())
+    with Program(sys.executable, "-c", code, apart=True) as process:
+        pid = int(process.line())
+        os.kill(process.pid, signal.SIGKILL)
+        wait_until(lambda: not Path(f"/proc/{pid}").exists())
 
 
 # -- what is refused

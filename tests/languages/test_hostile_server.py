@@ -1,10 +1,8 @@
 """Containers in C++ and Java connected to a server that sends damaged frames: each closes, and
 connects again, and none reserves what a frame announces."""
 
-import os
 import random
 import socket
-import subprocess
 import zlib
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import pytest
 
 from tests.languages.compiled import CPP, JAVA, SANITIZERS, cpp, java, java_command
 from tests.languages.test_vectors import bytes_of, vectors
+from tests.processes import Program
 
 LANGUAGES = ("cpp", "java")
 CONNECTIONS = 12
@@ -77,10 +76,7 @@ def test_a_container_survives_damaged_frames_of_a_server(command, listener):
     bad = [data for version, data in bytes_of(vectors("refused.json")) if version == 2]
     welcome = frame_named("welcome")
     environment = {"CLIPPER_ADDRESS": f"unix:{listener.getsockname()}", "CLIPPER_MODEL": "m"}
-    process = subprocess.Popen(
-        command, env={**os.environ, **environment}, stderr=subprocess.PIPE, text=True
-    )
-    try:
+    with Program(*command, environment=environment) as process:
         with greeted(listener, frame_named("refuse")[:30]):
             pass  # REFUSE is cut: no reason to end
         with greeted(listener, welcome) as peer:
@@ -98,8 +94,5 @@ def test_a_container_survives_damaged_frames_of_a_server(command, listener):
                     pass
         assert resident_kib(process.pid) < before + GROWTH_KIB_MAX
         with greeted(listener, frame_named("refuse")):
-            assert process.wait(30) == 4
-    finally:
-        process.kill()
-        _, text = process.communicate()
-    assert "Sanitizer" not in text, text
+            assert process.wait() == 4
+    assert "Sanitizer" not in process.output, process.output

@@ -1,8 +1,5 @@
 """Containers in C++ and Java whose model throws for a row: with retry_singly only it fails."""
 
-import os
-import subprocess
-
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -13,6 +10,7 @@ from clipper.errors import ModelFailed
 from clipper_container.wire.frames import Flag
 from container_sdk.tests import fake_server as fake
 from tests.languages.compiled import CPP, JAVA, SANITIZERS, cpp, java, java_command
+from tests.processes import Program
 
 LANGUAGES = ("cpp", "java")
 SLO_MS = 10_000
@@ -39,14 +37,9 @@ def connect(language, tmp_path):
 
     def start(name, **variables):
         settings = {"ADDRESS": server.address, "MODEL": "m", "WARMUP": "off", **variables}
-        processes.append(
-            subprocess.Popen(
-                program(language, name, flags=SANITIZERS),
-                env={**os.environ, **{f"CLIPPER_{key}": text for key, text in settings.items()}},
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
+        environment = {f"CLIPPER_{key}": text for key, text in settings.items()}
+        words = program(language, name, flags=SANITIZERS)
+        processes.append(Program(*words, environment=environment))
         peer = server.accept()
         peers.append(peer)
         peer.welcome(qualifiers=True)
@@ -62,7 +55,7 @@ def connect(language, tmp_path):
         peer.close()
     for process in processes:
         process.kill()
-        assert "Sanitizer" not in process.communicate()[1]
+        assert "Sanitizer" not in process.output
     server.close()
 
 
@@ -98,6 +91,12 @@ def test_only_the_rows_that_fail_alone_fail(connect):
     assert "returned 2 outputs for 1 rows" in lines[1]
     assert lines[2] == "4: only this row"
     assert "status" not in answered(texts("all", "good")).parts()
+
+
+def test_the_last_line_of_a_failed_row_is_its_error(connect):
+    answered = connect("faulty", RETRY_SINGLY="1")
+    text = answered(texts("good", "throw")).parts()["text"]
+    assert text.split("\n")[-1].endswith("this row cannot be read")
 
 
 @pytest.mark.parametrize(

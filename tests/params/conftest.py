@@ -1,6 +1,5 @@
 """Sets of shards, each with its threads, in this process; and a client of them."""
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from clipper.params import Client
 from clipper.params.shard.server import ShardServer, folder_of
 from clipper.params.shard.shard import ShardConfig
 from clipper.settings.params import ParamsSettings
+from tests.memory_container import wait_until
 
 TOKEN = "open sesame"
 ones: Any = np.ones  # of any type: what is sent is converted
@@ -21,10 +21,7 @@ full: Any = np.full
 
 def until(true: Callable[[], bool]) -> None:
     """Wait until the condition holds; fail if it does not within the patience of a test."""
-    give_up = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < give_up, "it does not come true"
-        time.sleep(0.005)
+    wait_until(true, patience_s=60)
 
 
 class Shards:
@@ -44,7 +41,7 @@ class Shards:
         for shard in range(shards):
             self.begin(shard)
         for server in self.servers.values():
-            assert server.ready.wait(10)
+            assert server.ready.wait(60)
         return self
 
     def begin(self, shard: int, folder: Path | None = None) -> ShardServer:

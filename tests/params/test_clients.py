@@ -22,6 +22,7 @@ from clipper_container.params.frames import (
 from clipper_container.params.push_identity import SEQUENCE_MAX
 from clipper_container.tables import Tables
 from tests.params.conftest import TOKEN, Shards, full, ones, until, zeros
+from tests.threads import join
 
 _SGD: dict[str, Any] = {
     "optimizer": "sgd",
@@ -259,6 +260,6 @@ def test_request_to_a_healthy_shard_waits_for_no_other(shards: Shards, kind: str
         assert stuck.is_alive(), "it still waits for shard 1"
     finally:
         core.resume()
-    stuck.join()
+    join(stuck)
     assert client.pull("counts", [1, 2]).ravel().tolist() == [2, 3]
     client.close()

@@ -18,6 +18,7 @@ from clipper.params import Client, TableSpec
 from clipper.params.shard.durability.snapshots import sets_in
 from tests.params.conftest import Shards, ones, zeros
 from tests.params.test_snapshots import train_tables
+from tests.threads import join
 
 TESTS = Path(__file__).parents[1]
 
@@ -204,7 +205,7 @@ def test_workers_that_start_at_once_initialize_one_model(shards: Shards) -> None
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        join(thread)
     for server in shards.servers.values():
         assert sorted(spec.name for spec in server.shard.parameters.specs) == [
             spec.name for spec in specs

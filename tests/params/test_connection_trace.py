@@ -28,6 +28,7 @@ from clipper_container.params.connection import (
 from clipper_container.params.frames import IN_REGION, Head, MessageKind, RefusalCode
 from clipper_container.params.push_identity import PushIdentity
 from tests.expected import check_expected, shown
+from tests.threads import join
 
 HELLO = {"shard": 3, "ready": True, "sequence": 7, "tables": {"t": 5, "u": 6}, "replicas": 2}
 HELLO |= {"frame_bytes_max": 1 << 17, "mode": "steps", "variables": [["w", [2, 3]], ["b", [4]]]}
@@ -99,7 +100,7 @@ class ScriptedShard:
 
     def close(self) -> None:
         for thread in self._threads:
-            thread.join()
+            join(thread)
         for fd in self.fds:
             os.close(fd)
 

@@ -16,6 +16,7 @@ from clipper.params.client.user_rows import UserRows, check_context_table
 from clipper.serving.feedback.online_learning import session_of
 from tests.memory_container import wait_until
 from tests.params.conftest import TOKEN, Shards
+from tests.threads import join
 
 
 @pytest.fixture
@@ -88,7 +89,7 @@ def test_a_hung_shard_delays_queries_for_a_bounded_time(tmp_path: Path) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join()
+            join(thread)
         assert rows.stats() == {"table": "users", "pulled": 0, "away": 8, "unusable": 0}
         rows.close()
 

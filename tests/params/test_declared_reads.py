@@ -12,7 +12,7 @@ import pytest
 import clipper
 from clipper.cli import main
 from clipper.errors import DoesNotFit, InvalidInput
-from tests.params.test_watching import wait_until
+from tests.params.conftest import until
 
 TABLES = {"taste": {"dim": 2, "initializer": "constant", "initializer_settings": {"value": 1.0}}}
 MODEL = f"""
@@ -87,10 +87,12 @@ def test_reads_are_declared_by_shell_python_http_and_file(
     assert (shelled["reads"], shelled["tolerance"]) == ({"taste": [0, 1]}, 0.5)
     (deployed,) = client.models("asked")
     assert deployed["reads"] == {"taste": [0], "nowhere": [1]}
-    wait_until(lambda: getattr(server._parameters.watching, "knows", False))
-    wait_until(lambda: server.stats()["models"]["declared:1"]["has"])
+    until(lambda: getattr(server._parameters.watching, "knows", False))
+    until(lambda: server.stats()["models"]["declared:1"]["has"])
     for name, tolerance in (("declared", 0.25), ("shelled", 0.5), ("asked", 1.0)):
-        assert [server.model(name).predict([1, 2]).result() for _ in range(3)] == [4.0] * 3
+        assert [server.model(name).predict([1, 2], slo_ms=30_000).result() for _ in range(3)] == [
+            4.0
+        ] * 3
         assert followed(server, f"{name}:1") == (1, tolerance)
         assert server.stats()["models"][f"{name}:1"]["evaluated"] == 1
 

@@ -23,6 +23,7 @@ from clipper.params.shard.durability.disk_log import MORE, RECORD, log_files, re
 from clipper.params.shard.durability.recovery import write_atomically
 from clipper.settings.params import ParamsSettings
 from tests.params.conftest import Shards, ones, until
+from tests.threads import join
 
 COUNTS = TableSpec(
     "counts", 2, optimizer="sgd", optimizer_settings={"rate": 1.0}, initializer="zeros"
@@ -86,7 +87,7 @@ def test_push_is_acknowledged_when_it_is_synced_and_many_share_a_sync(
     assert not done.acquire(timeout=0.1), "nothing is on disk"
     disk.open.set()
     for one in threads:
-        one.join()
+        join(one)
     assert disk.count == 2, "the first, and the three that came meanwhile"
     stats = clients[0].call(0, "stats")
     assert (stats["log"]["pushes"], stats["log"]["records"] >= 3) == (4, True)
@@ -160,7 +161,7 @@ def test_full_disk_makes_pushes_wait_and_loses_none(
     with shards.client() as other:
         assert "does not write its log: " in held([other.call(0, "stats")], [])
     room.set()
-    worker.join()
+    join(worker)
     assert not log.stats()["error"]
     again(shards)
     assert counted(client) == [2]

@@ -18,6 +18,7 @@ from clipper_container.tables import Tables
 from tests.params.conftest import TOKEN, Shards, ones, until
 from tests.params.test_streams import assert_copied, streams
 from tests.params.test_table_changes import PLAIN, SGD, trained_tables
+from tests.threads import join
 
 WIDE = TableSpec("plain", 5, **SGD)
 
@@ -204,7 +205,7 @@ def test_tables_are_dropped_while_others_train(shards: Shards) -> None:
         client.create(PLAIN)
     stop.set()
     for thread in threads:
-        thread.join()
+        join(thread)
     assert not failed
     client.push("plain", range(50), ones((50, 3)))  # marks the rows that pulls marked here alone
     shards.wait_for_copies()

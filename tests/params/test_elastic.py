@@ -3,7 +3,6 @@ lost, and none counts twice."""
 
 import random
 import signal
-import subprocess
 import sys
 import threading
 from typing import Any
@@ -13,6 +12,8 @@ import pytest
 
 from clipper.params import Client, TableSpec
 from tests.params.conftest import TOKEN, Shards, ones, until, zeros
+from tests.processes import Program
+from tests.threads import join
 
 COUNTS = TableSpec(
     "counts", 2, optimizer="sgd", optimizer_settings={"rate": 1.0}, initializer="zeros"
@@ -63,7 +64,7 @@ def test_workers_join_and_leave_and_every_push_counts_once(shards: Shards) -> No
     for one in here:
         one.leave.set()
     for one in [*here, *stopped]:
-        one.join()
+        join(one)
     assert (counted(client) == sum(one.done for one in [*here, *stopped])).all()
 
 
@@ -74,15 +75,12 @@ def test_a_killed_worker_continues_under_its_number(shards: Shards) -> None:
     steady, acknowledged = Elastic(shards, 7), 0
     for _ in range(3):
         words = [sys.executable, "-c", WORKER, TOKEN, "9", *shards.addresses]
-        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                if int(line) == 20:
-                    process.send_signal(signal.SIGKILL)
-            assert process.wait() == -signal.SIGKILL
-            acknowledged += int(line)
+        with Program(*words, apart=True) as process:
+            process.until("20\n")
+            assert process.kill() == -signal.SIGKILL
+        acknowledged += int(process.lines[-1])
     steady.leave.set()
-    steady.join()
+    join(steady)
     found = counted(client) - steady.done
     # what was on its way when it was killed may have reached one shard, both or none: one push each
     # time, never two

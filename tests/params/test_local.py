@@ -4,8 +4,6 @@ and used by the commands of a person."""
 import http.client
 import json
 import os
-import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from clipper.params import Client, TableSpec
 from clipper.params.local.local_set import LocalSet, reshard, restore, supervisor_of
 from clipper.settings.params import ParamsSettings
 from tests.params.conftest import ones, until, zeros
+from tests.processes import Program
 from tests.signals import freeze
 
 PATIENCE_S = 60.0
@@ -122,11 +121,8 @@ def test_a_set_is_started_and_stopped_from_a_shell(
     said = 'shards = 2\nreplicas = 1\nfolder = "set"\nsnapshot_s = 0\nmetrics = "127.0.0.1:0"\n'
     (tmp_path / "clipper.toml").write_text(f"[params]\n{said}")
     words = [sys.executable, "-m", "clipper", "params", "up"]
-    up = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    try:
-        assert up.stdout is not None
-        said = up.stdout.readline()
-        assert "2 shards serve" in said
+    with Program(*words, until="2 shards serve") as up:
+        said = next(line for line in up.lines if "2 shards serve" in line)
         with Client("set") as client:
             client.create(TableSpec("t", 2, initializer="zeros", optimizer="sgd"))
             client.push("t", [4, 5], -ones((2, 2)))
@@ -142,16 +138,12 @@ def test_a_set_is_started_and_stopped_from_a_shell(
         page.close()
         assert clipper("snapshot", "--whole")["rows"] == 2
         assert clipper("down")["pid"] == up.pid
-        assert up.wait(PATIENCE_S) == 0
+        assert up.wait() == 0
         found = clipper("ps")
         assert found["snapshots"][-1]["complete"]
         assert all("away" in one for one in found["shards"])
         assert clipper("reshard", "--shards", "3")["shards"] == 3
         assert clipper("restore", "--number", "1")["number"] == 1
-    finally:
-        if up.poll() is None:
-            up.send_signal(signal.SIGTERM)
-        up.communicate()
     done = CliRunner().invoke(main, ["params", "down"])
     assert done.exit_code == 1
     assert "no set of shards runs" in done.output

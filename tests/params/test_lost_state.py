@@ -82,6 +82,7 @@ def test_worker_pushes_its_model_to_a_shard_that_lost_it(shards: Shards) -> None
     from clipper.params.torch import Embedding, Worker
 
     client = shards.up(2, recover_s=0.0).client()
+    torch.manual_seed(0)
     module = torch.nn.Sequential(
         Embedding(client, PLAIN), torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
     )

@@ -19,14 +19,15 @@ from clipper.params.local.address_file import (
     running_shards,
     write_address_file,
 )
-from clipper.params.local.fork_server import config_in
 from clipper.params.local.local_set import LocalSet, reshard, restore
+from clipper.params.local.shard_process import config_in
 from clipper.params.shard.durability.recovery import EpochFile
 from clipper.params.shard.resharding.decision import decide, note_move, prepare_decision
 from clipper.params.shard.server import ShardServer, folder_of, former_of_host
 from clipper.params.shard.shard import ShardConfig
 from clipper.settings.params import ParamsSettings
 from tests.params.conftest import ones, until
+from tests.threads import join
 
 
 def settings(folder: Path, shards: int = 2, **more: object) -> ParamsSettings:
@@ -64,7 +65,7 @@ def test_clients_find_shards_that_moved(tmp_path: Path) -> None:
             servers.pop(number).close(snapshot=False)
             servers[number] = begin(tmp_path, number)
             assert servers[number].ready.wait(20)
-            assert servers[number].recovered == f"its replica in shard {1 - number}"
+            assert servers[number].shard.recovery[1] == f"its replica in shard {1 - number}"
         after = read_address_file(tmp_path)["addresses"]
         assert not {*before} & {*after}
         client.push("t", range(10), -ones((10, 2)))
@@ -87,7 +88,7 @@ def test_addresses_published_at_once_are_all_stored(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        join(thread)
     assert read_address_file(tmp_path)["addresses"] == [f"tcp:h:{number}" for number in range(8)]
 
 
@@ -120,9 +121,8 @@ def test_running_shards_are_not_started_elsewhere(tmp_path: Path) -> None:
         reshard(tmp_path, 3)
     with pytest.raises(DoesNotFit, match="runs"):
         restore(tmp_path, tmp_path)
-    prepare(
-        settings(tmp_path, lag_max=5), "ray"
-    )  # those that are missing are started; those that run stay where they are
+    # those that are missing are started; those that run stay where they are
+    prepare(settings(tmp_path, lag_max=5), "ray")
     said = read_address_file(tmp_path)
     assert (said["addresses"], said["settings"]["lag_max"]) == ([UNKNOWN_ADDRESS, "tcp:h:1"], 5)
     one.close()

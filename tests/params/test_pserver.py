@@ -82,10 +82,9 @@ def test_the_service_has_the_methods_of_the_document() -> None:
         assert len(ours.fields) == len(theirs.DESCRIPTOR.fields)
         for field in theirs.DESCRIPTOR.fields:
             match = ours.fields_by_name[field.name]
-            assert (match.number, match.is_repeated) == (
-                field.number,
-                field.is_repeated,
-            ), field.full_name
+            assert (match.number, match.is_repeated) == (field.number, field.is_repeated), (
+                field.full_name
+            )
             assert match.type == field.type or (name, field.name) in wider, field.full_name
     kinds = pool().FindMessageTypeByName("Tensor").enum_types_by_name["DataType"]
     assert {one.name: one.number for one in kinds.values} == {

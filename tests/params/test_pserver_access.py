@@ -1,6 +1,7 @@
 """Access to a shard by gRPC: TLS, workers' certificates, keys, and files that change while it
 serves."""
 
+import queue
 import shutil
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from tests.params.conftest import TOKEN, Shards, until
 from tests.params.document import Shard
 from tests.params.test_pserver import ON, Fronts
 from tests.params.test_pserver import fronts as fronts
-from tests.params.test_pserver_kills import free_port
+from tests.processes import free_ports
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +169,7 @@ def test_relative_paths_of_a_set_start_at_its_working_folder(
     cert, key = authority.sign("relative")
     monkeypatch.chdir(authority.folder)
     files = {"grpc_tls_cert": Path(cert).name, "grpc_tls_key": Path(key).name}
-    address = f"127.0.0.1:{free_port(1)}"
+    address = f"127.0.0.1:{free_ports(1)[0]}"
     local = LocalSet(
         ParamsSettings(folder=str(tmp_path / "set"), snapshot_s=0.0, grpc=address, **files)
     ).start()
@@ -176,10 +177,20 @@ def test_relative_paths_of_a_set_start_at_its_working_folder(
         local.wait_ready(60.0)
         monkeypatch.chdir(tmp_path)
         token = addresses_in(tmp_path / "set")[1]
-        until(
-            lambda: outcome(address, credentials(authority.ca), token) == "answered"
-        )  # it listens there a little later
+        # it listens there a little later
+        until(lambda: outcome(address, credentials(authority.ca), token) == "answered")
         assert outcome(address, None, token) == "UNAVAILABLE"
     finally:
         local.stop(snapshot=False)
     assert local.settings.grpc_tls_cert == cert
+
+
+def test_a_call_without_a_token_is_refused_before_its_message(fronts: Fronts) -> None:
+    address, never = up(fronts), queue.Queue[bytes]()
+    with grpc.insecure_channel(address) as channel:
+        for shown in ((), (("authorization", "Bearer wrong"),)):
+            call = channel.stream_unary("/PServer/pull_dense_parameters")
+            with pytest.raises(grpc.RpcError) as refused:
+                call(iter(never.get, b""), timeout=10, metadata=shown)
+            never.put(b"")  # ends the thread of the client
+            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED

@@ -1,11 +1,10 @@
 """A worker as the design document has it trains a model against real shards by gRPC, while they are
 killed."""
 
+import contextlib
 import json
 import os
 import signal
-import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -24,22 +23,10 @@ from clipper.params.local.local_set import LocalSet, read_address_file
 from clipper.params.partition import shard_of_name
 from clipper.settings.params import ParamsSettings
 from tests.params.document import Shard, array, document, tensor
+from tests.processes import Program, free_ports
 
 PATIENCE_S = 60.0
 USERS, DIM, BATCH, STEPS = 40, 4, 16, 60
-
-
-def free_port(count: int) -> int:
-    """Return the first port of a range of so many free ones."""
-    for port in np.random.default_rng().integers(20_000, 32_000, 100).tolist():
-        try:
-            held = [socket.create_server(("127.0.0.1", port + k)) for k in range(count)]
-        except OSError:
-            continue
-        for one in held:
-            one.close()
-        return int(port)
-    raise AssertionError("no ports are free")
 
 
 class Worker:
@@ -105,7 +92,7 @@ class Worker:
 def trained(folder: Path, kills: dict[int, int]) -> tuple[list[float], Any, Any, int]:
     """Train with one worker. kills: the shard that is killed, by step. Returns the losses, the
     rows, the dense vector and the number of repeated requests."""
-    port = free_port(2)
+    port = free_ports(2)[0]
     settings = ParamsSettings(
         folder=str(folder),
         shards=2,
@@ -157,7 +144,7 @@ def test_invalid_grpc_settings_of_a_set_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_shard_started_from_a_shell_serves_grpc(tmp_path: Path) -> None:
-    port = free_port(1)
+    port = free_ports(1)[0]
     said = {
         "addresses": [f"unix:{tmp_path}/0.sock"],
         "token": "open",
@@ -165,22 +152,16 @@ def test_a_shard_started_from_a_shell_serves_grpc(tmp_path: Path) -> None:
     }
     (tmp_path / "shards.json").write_text(json.dumps(said))
     words = [sys.executable, "-m", "clipper", "params", "shard", "0", "--folder", str(tmp_path)]
-    running = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     shard = Shard(f"127.0.0.1:{port}", "open")
-    try:
-        until = time.monotonic() + PATIENCE_S
-        while True:
-            try:
-                assert not shard.pull_variable().model_init_status
-                break
-            except grpc.RpcError as error:
-                if error.code() != grpc.StatusCode.UNAVAILABLE or time.monotonic() > until:
-                    raise
-                time.sleep(0.05)
-        running.send_signal(signal.SIGTERM)
-        assert running.wait(PATIENCE_S) == 0, running.communicate()[1]
+
+    def serves() -> bool:
+        try:
+            return not shard.pull_variable().model_init_status
+        except grpc.RpcError as error:
+            if error.code() != grpc.StatusCode.UNAVAILABLE:
+                raise
+            return False
+
+    with contextlib.closing(shard), Program(*words, until=serves) as running:
+        assert running.stop() == 0, running.output
         assert shard.refused("pull_variable")[0] == "UNAVAILABLE"
-    finally:
-        shard.close()
-        running.kill()
-        running.communicate()

@@ -15,6 +15,7 @@ import grpc
 from clipper.frontend.params_grpc.server import ShardGrpc
 from tests.params.conftest import TOKEN, Shards
 from tests.params.document import CALLS, PATIENCE_S, Shard, array, document, tensor
+from tests.threads import join
 
 ANSWERS = {"OK", "INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "RESOURCE_EXHAUSTED"}
 GRPC = {"grpc": "127.0.0.1:0", "grpc_optimizer": "sgd rate=1"}
@@ -117,7 +118,7 @@ def test_pushes_of_many_workers_at_once_are_applied_exactly_once(front: ShardGrp
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        join(thread)
     assert not trouble
     shard = Shard(front.address, TOKEN)
     said = shard.pull_variable().model

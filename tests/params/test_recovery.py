@@ -102,9 +102,7 @@ def test_a_file_that_cannot_be_replaced_is_as_it_was(
     assert (path.read_bytes(), [one.name for one in tmp_path.iterdir()]) == (b"old", ["file"])
 
 
-def test_changes_are_requested_in_chunks_from_the_start(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_changes_are_requested_in_chunks_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[dict[str, Any]] = []
 
     def call_once(connection: object, call: str, **words: Any) -> tuple[None, dict[str, Any]]:

@@ -3,6 +3,7 @@
 import math
 import threading
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,17 @@ import pytest
 from clipper.errors import InvalidInput
 from clipper.params import Client, TableSpec
 from clipper.params.shard.replication import replica_reads
+from clipper.params.shard.replication.followers import ReplicaFollower
 from clipper_container.params.connection import call_once
 from tests.params.conftest import Shards, ones, until
 from tests.params.test_streams import SGD, streams
 
 PLAIN = TableSpec("plain", 2, **SGD)
 IDS = np.arange(10)
+
+
+def has_push(follower: ReplicaFollower, push: tuple[int, int]) -> bool:
+    return follower.replica is not None and follower.replica.has(0.0, push)
 
 
 def served(shards: Shards) -> int:
@@ -63,10 +69,13 @@ def test_replica_that_lags_answers_only_clients_that_accept_the_lag(
     client.create(PLAIN)
     first = client.push("plain", IDS, -ones((10, 2))).token
     until(lambda: bool((client.pull("plain", IDS, max_staleness_s=math.inf) == 1).all()))
+    asks_in_vain = []
     for server in shards.servers.values():
-        for follower in server.shard.copies.values():
-            follower._period_s = 60.0
-    time.sleep(0.4)  # both sleep for a minute now
+        for shard, follower in server.shard.copies.items():
+            until(partial(has_push, follower, first[shard]))
+            asks_in_vain.append(threading.Event())
+            monkeypatch.setattr(follower, "_once", asks_in_vain[-1].set)
+    assert all(each.wait(60) for each in asks_in_vain)
     start_s = time.monotonic()
     token = client.push("plain", IDS, -ones((10, 2))).token
     assert (client.pull("plain", IDS, max_staleness_s=math.inf) == 1).all()

@@ -234,9 +234,8 @@ def test_acknowledged_pushes_are_in_a_complete_copy(
             step(follower)
         if draw.integers(30) == 0:
             step(follower)
-            follower._drop(
-                follower.replica if draw.integers(2) else None
-            )  # it is lost, and with it the copy
+            # it is lost, and with it the copy
+            follower._drop(follower.replica if draw.integers(2) else None)
             if follower.replica is None:
                 primary.followers.each[0].start_full_sync()
         sure, copy = primary.core.sure(), follower.replica
@@ -297,7 +296,7 @@ def test_a_lost_shard_is_recovered_from_its_replica(shards: Shards, replicas: in
         shards.lose(shard)
         shards.begin(shard)
         assert shards.servers[shard].ready.wait(PATIENCE_S)
-        assert "its replica" in shards.servers[shard].recovered
+        assert "its replica" in shards.servers[shard].shard.recovery[1]
         assert all_of(shards) == before
         train_tables(client, 5 + shard, count=2)
     epochs = [client.call(shard, "stats")["server"]["epoch"] for shard in range(3)]
@@ -317,9 +316,8 @@ def test_a_push_is_not_applied_again_after_a_kill(shards: Shards) -> None:
     shards.begin(0)
     reply = client.call(0, "push_gradients", rows=rows, worker=5, sequence=3)
     assert reply["repeated"] is True
-    again = client.push(
-        "plain", [2, 4], -ones((2, 2)), sequence=2
-    )  # as one that did not hear the second answer
+    # as one that did not hear the second answer
+    again = client.push("plain", [2, 4], -ones((2, 2)), sequence=2)
     assert again.repeated == (0,)
     assert (client.pull("plain", [2, 4]) == before).all()
 
@@ -390,7 +388,7 @@ def test_recovery_uses_the_newer_of_replica_and_snapshot(shards: Shards) -> None
     shards.end(0)
     shards.begin(0)
     assert shards.servers[0].ready.wait(PATIENCE_S)
-    assert shards.servers[0].recovered == "snapshot 1", "the replica is an hour behind"
+    assert shards.servers[0].shard.recovery[1] == "snapshot 1", "the replica is an hour behind"
     assert all_of(shards) == before
 
 
@@ -551,9 +549,8 @@ def test_follower_that_a_shard_recovered_from_keeps_its_copy(
     shards.wait_for_copies()
     shards.lose(1)
     shards.begin(1)
-    until(
-        lambda: 0 in walked and not client.call(0, "stats")["exposed"]
-    )  # shard 1 has nothing: it copies all
+    # shard 1 has nothing: it copies all
+    until(lambda: 0 in walked and not client.call(0, "stats")["exposed"])
     shards.lose(0)
     shards.begin(0)
     assert (client.pull("plain", range(300)) == before).all()

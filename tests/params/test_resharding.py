@@ -19,7 +19,6 @@ import pytest
 from click.testing import CliRunner
 
 from bench.system.faults import params_reshard
-from bench.system.fixtures.store_servers import free_ports, free_range
 from clipper.cli import main
 from clipper.errors import DoesNotFit, StalePush
 from clipper.params import Client, TableSpec
@@ -28,10 +27,12 @@ from clipper.params.client.row_watcher import RowWatcher
 from clipper.params.local import live_reshard
 from clipper.params.local.address_file import write_address_file
 from clipper.params.local.live_reshard import ReshardState, request, request_in, state_in
-from clipper.params.local.local_set import LocalSet, _ForkServerProcess, reshard
+from clipper.params.local.local_set import LocalSet, reshard
 from clipper.params.local.served_set import ServedSet
 from clipper.params.partition import shard_of_name
 from clipper.params.shard.resharding.decision import decide, decision_in, prepare_decision
+from clipper.processes import Supervisor
+from clipper.processes.forked import ForkedChild
 from clipper.settings.params import ParamsSettings
 from clipper_container.params.connection import (
     ShardConnection,
@@ -45,7 +46,9 @@ from clipper_container.params.shard_set import ShardSet
 from clipper_container.tables import Tables
 from tests.params.conftest import ones, until, zeros
 from tests.params.test_watching import SPEC, Cache
+from tests.processes import free_ports
 from tests.sizes import sized
+from tests.threads import join
 
 PATIENCE_S = 60.0
 SHARDS_MAX = 4  # that a set with addresses has: each takes the next port
@@ -104,11 +107,12 @@ def until_it_serves(home: Path, number: int) -> None:
 
 class Load(threading.Thread):
     """Pushes minus ones to all rows, and, if to those of all shards, a step with two variables
-    every third time."""
+    every third time. pause_s: between two pushes. Without one a push meets each step of a change,
+    and a core is busy."""
 
-    def __init__(self, shards: Any, ids: Any = IDS) -> None:
+    def __init__(self, shards: Any, ids: Any = IDS, pause_s: float = 0.0) -> None:
         super().__init__()
-        self.ids = ids
+        self.ids, self.pause_s = ids, pause_s
         self.client = Client(shards, patience_s=PATIENCE_S)
         self.pushes = self.steps = 0
         self.enough = threading.Event()
@@ -117,7 +121,7 @@ class Load(threading.Thread):
     def run(self) -> None:
         minus = -ones((self.ids.size, 2))
         try:
-            while not self.enough.is_set():
+            while not self.enough.wait(self.pause_s):
                 if self.pushes % 3 == 2 and self.ids is IDS:
                     each = {name: -ones(1) for name in "ab"}
                     self.client.push_gradients(each, {"counts": (self.ids, minus)})
@@ -130,7 +134,7 @@ class Load(threading.Thread):
 
     def end(self) -> None:
         self.enough.set()
-        self.join()
+        join(self)
         self.client.close()
 
 
@@ -142,12 +146,12 @@ def begin(client: Client) -> None:
 
 
 @contextlib.contextmanager
-def loaded(folder: Path) -> Iterator[Client]:
+def loaded(folder: Path, pause_s: float = 0.0) -> Iterator[Client]:
     """Yield a client while others push; check at the end that each of their pushes was applied
-    once."""
+    once. pause_s: between two pushes of each."""
     with Client(folder, patience_s=PATIENCE_S) as client:
         begin(client)
-        loads = [Load(folder), Load(folder, ODD)]
+        loads = [Load(folder, IDS, pause_s), Load(folder, ODD, pause_s)]
         for load in loads:
             load.start()
         try:
@@ -221,7 +225,7 @@ def test_the_first_of_two_decisions_is_final(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        join(thread)
     assert len(set(found)) == 1
     assert decision_in(tmp_path) == found[0]
     assert decide(tmp_path / "removed", "commit") == "abort"
@@ -436,11 +440,14 @@ def test_an_old_shard_that_starts_after_resharding_does_not_disturb_the_new_set(
 ) -> None:
     """The old shard is killed at the decision, and reads the addresses of the new set."""
     killed, held, new = list[bool](), list[Callable[[], None]](), dict[int, int]()
-    requested, decides, publishes = _ForkServerProcess.request, decide, live_reshard.publish
+    supervisors = list[Supervisor]()
+    started = ForkedChild.start
+    decides = decide
+    publishes = live_reshard.publish
 
-    def hold(server: Any, number: int, folder: Path) -> None:
-        again = partial(requested, server, number, folder)
-        if killed and folder == tmp_path:
+    def hold(handle: Any, number: int, told: Any) -> None:
+        again = partial(started, handle, number, told)
+        if killed and handle._work._key[0] == tmp_path:
             held.append(again)
         else:
             again()
@@ -456,12 +463,13 @@ def test_an_old_shard_that_starts_after_resharding_does_not_disturb_the_new_set(
         publishes(folder, home)
         new.update({number: pid(home, number) for number in range(3)})
         for start in held:
-            start()
+            supervisors[0].post(start)
 
-    monkeypatch.setattr(_ForkServerProcess, "request", hold)
+    monkeypatch.setattr(ForkedChild, "start", hold)
     monkeypatch.setattr(live_reshard, "decide", kills)
     monkeypatch.setattr(live_reshard, "publish", then_starts)
     with running(tmp_path, 2, replicas=1) as local, loaded(tmp_path):
+        supervisors.append(local._supervisor)
         assert resharded(tmp_path, 3).phase == "done"
         until(lambda: "has moved to set-1" in (tmp_path / "shard-1.log").read_text())
         assert (local.pids(), local.restarts) == (new, 1)
@@ -531,7 +539,7 @@ def test_a_push_that_was_never_sent_is_made_after_several_changes(
     tmp_path: Path, address: str
 ) -> None:
     if address != "unix":
-        address = f"127.0.0.1:{free_range(SHARDS_MAX)}"
+        address = f"127.0.0.1:{free_ports(SHARDS_MAX)[0]}"
     with (
         running(tmp_path, 1, address=address) as local,
         Client(tmp_path, patience_s=PATIENCE_S) as client,
@@ -646,9 +654,7 @@ def hanging(client: Client) -> tuple[threading.Event, threading.Event]:
 
 
 @pytest.mark.slow
-def test_a_synchronous_push_left_out_of_its_step_is_not_acknowledged(
-    tmp_path: Path,
-) -> None:
+def test_a_synchronous_push_left_out_of_its_step_is_not_acknowledged(tmp_path: Path) -> None:
     """Its worker hangs between shard 0 and the others for longer than they wait."""
     failed: list[StalePush] = []
     with (
@@ -673,7 +679,7 @@ def test_a_synchronous_push_left_out_of_its_step_is_not_acknowledged(
             assert another.push_gradients(*step)["accepted"]
         assert resharded(tmp_path, 3).phase == "done"
         goes.set()
-        thread.join()
+        join(thread)
         assert len(failed) == 1, "it was acknowledged"
         assert "applied in part" in failed[0].message
         assert another.push_gradients(*step)["accepted"]
@@ -698,7 +704,7 @@ def test_a_synchronous_push_that_shard_0_has_alone_is_not_lost(tmp_path: Path) -
         time.sleep(1.0)  # for some seals
         assert request_in(tmp_path)
         goes.set()
-        push.join()
+        join(push)
         until(lambda: not request_in(tmp_path))
         client.push_gradients({"a": -ones(1)}, rows)
         assert np.unique(client.pull("counts", IDS)).tolist() == [2]
@@ -766,7 +772,7 @@ def test_an_unexpected_error_does_not_end_the_supervisor(
 
 @pytest.mark.slow
 def test_a_container_that_starts_long_after_the_changes_finds_the_set(tmp_path: Path) -> None:
-    folder, address = tmp_path / "set", f"127.0.0.1:{free_range(SHARDS_MAX)}"
+    folder, address = tmp_path / "set", f"127.0.0.1:{free_ports(SHARDS_MAX)[0]}"
     copies = [tmp_path / name for name in ("first", "second")]
 
     def copy(to: Path) -> None:
@@ -801,7 +807,7 @@ def test_a_client_with_a_copy_of_the_addresses_learns_of_the_new_set_whatever_ro
 ) -> None:
     """The old set has ended; the new shard 0 listens where the old one did, and no other does."""
     folder, copy = tmp_path / "set", tmp_path / "copy"
-    address = f"127.0.0.1:{free_range(SHARDS_MAX)}"
+    address = f"127.0.0.1:{free_ports(SHARDS_MAX)[0]}"
     with running(folder, 2, address=address, reshard_keep_s=0.0):
         shutil.copytree(folder, copy, ignore=lambda _, names: {*names} - {"shards.json"})
         with Client(copy, patience_s=PATIENCE_S) as client:

@@ -1,7 +1,6 @@
 """A replica that was away for a while catches up by the rows that changed, not by all rows."""
 
 import socket
-import time
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from clipper.params import Client, TableSpec
 from clipper.params.shard.replication import followers as replication
 from clipper.params.shard.replication.change_log import ChangeLog, History
 from clipper.params.shard.replication.followers import ReplicaFollower, ShardReplica
-from clipper.params.shard.shard import TICK_S
+from clipper.params.shard.shard import Shard
 from clipper_container.params import connection
 from clipper_container.params.frames import packed
 from tests.params.conftest import Shards, ones, until
@@ -58,8 +57,16 @@ def filled(shards: Shards, **settings: Any) -> Client:
     client.push("plain", range(2 * ROWS), -ones((2 * ROWS, DIM)))
     client.push("bounded", range(600), -ones((600, DIM)))
     shards.wait_for_copies()
-    time.sleep(2 * TICK_S)  # changes are noted once a tick
+    for server in shards.servers.values():
+        # changes are noted once a tick; one is over when the next begins
+        for _ in range(2):
+            wait_for_tick(server.shard)
     return client
+
+
+def wait_for_tick(shard: Shard) -> None:
+    before_s = shard._checked_s
+    until(lambda: shard._checked_s > before_s)
 
 
 def change_shard_0(shards: Shards, client: Client) -> None:
@@ -89,6 +96,15 @@ def copied_rows(shards: Shards, shard: int) -> list[bytes]:
     return [part.tobytes() for table in copy.parameters.tables for part in table.read(EVERY)]
 
 
+def come_back(shards: Shards, traffic: Traffic) -> dict[str, int]:
+    """Start shard 1, and wait for its copy of shard 0; return the bytes that were sent for it."""
+    traffic.since_last()
+    shards.begin(1)
+    assert shards.servers[1].ready.wait(20)
+    assert copied_rows(shards, 0) == rows_of(shards, 0)
+    return traffic.since_last()
+
+
 # -- a follower comes back
 
 
@@ -100,11 +116,7 @@ def test_a_follower_that_shut_down_is_sent_only_the_changes(
     for _ in range(2):
         shards.end(1)
         change_shard_0(shards, client)
-        traffic.since_last()
-        shards.begin(1)
-        assert shards.servers[1].ready.wait(20)
-        assert copied_rows(shards, 0) == rows_of(shards, 0)
-        moved = traffic.since_last()
+        moved = come_back(shards, traffic)
         assert "walk" not in moved
         assert sum(moved.values()) < whole / 10, moved
     before = client.pull("plain", EVERY)
@@ -121,11 +133,7 @@ def test_a_killed_follower_starts_with_the_snapshot_of_its_primary(
     change_shard_0(shards, client)
     shards.lose(1)
     change_shard_0(shards, client)
-    traffic.since_last()
-    shards.begin(1)
-    assert shards.servers[1].ready.wait(20)
-    assert copied_rows(shards, 0) == rows_of(shards, 0)
-    moved = traffic.since_last()
+    moved = come_back(shards, traffic)
     assert "walk" not in moved
     assert moved["synchronize"] < ROWS * DIM * 4 / 10
 
@@ -144,7 +152,8 @@ def test_follower_that_was_cut_off_keeps_its_copy(
     monkeypatch.setattr(ReplicaFollower, "_once", cut_off)
     with socket.socket(fileno=socket.dup(follower._connection.fileno())) as one:
         one.shutdown(socket.SHUT_RDWR)
-    time.sleep(0.7)  # the last question ends
+    each = shards.servers[0].shard.followers.each
+    until(lambda: not any(one.waiting_call or one.streaming for one in each))
     change_shard_0(shards, client)
     assert client.call(0, "stats")["exposed"], "it was given up"
     traffic.since_last()
@@ -161,11 +170,7 @@ def test_everything_is_copied_when_the_log_does_not_reach_back(
     client = filled(shards, resync_ids_max=60)
     shards.end(1)
     change_shard_0(shards, client)
-    traffic.since_last()
-    shards.begin(1)
-    assert shards.servers[1].ready.wait(20)
-    assert copied_rows(shards, 0) == rows_of(shards, 0)
-    assert traffic.since_last()["walk"] > ROWS * DIM * 4
+    assert come_back(shards, traffic)["walk"] > ROWS * DIM * 4
 
 
 def test_damaged_copy_on_disk_is_not_used(shards: Shards, traffic: Traffic) -> None:
@@ -176,11 +181,7 @@ def test_damaged_copy_on_disk_is_not_used(shards: Shards, traffic: Traffic) -> N
     data[len(data) // 2] ^= 1
     saved.write_bytes(data)
     change_shard_0(shards, client)
-    traffic.since_last()
-    shards.begin(1)
-    assert shards.servers[1].ready.wait(20)
-    assert copied_rows(shards, 0) == rows_of(shards, 0)
-    assert traffic.since_last()["walk"] > ROWS * DIM * 4
+    assert come_back(shards, traffic)["walk"] > ROWS * DIM * 4
 
 
 # -- a primary comes back
@@ -202,7 +203,7 @@ def test_killed_shard_reads_its_snapshot_and_the_changes_since(
         traffic.since_last()
         shards.begin(0)
         assert shards.servers[0].ready.wait(20)
-        assert "changes since" in shards.servers[0].recovered
+        assert "changes since" in shards.servers[0].shard.recovery[1]
         assert rows_of(shards, 0) == before
         assert copied_rows(shards, 0) == before
         moved = traffic.since_last()

@@ -19,6 +19,7 @@ from clipper.params import TableSpec
 from clipper.params.client.stats_reader import StatsReader
 from clipper.params.local.metrics_page import MetricsPage
 from tests.params.conftest import TOKEN, Shards, ones
+from tests.processes import Program
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -93,7 +94,7 @@ FIRES = {  # alert -> the series that make it fire after half an hour, by the mi
         ('clipper_params_replica_lag_seconds{shard="1", replica="2", instance="a"}', "31x40")
     ],
     "ClipperParamsSnapshotsFail": [
-        ('clipper_params_snapshots_total{shard="1", outcome="failed", instance="a"}', "0x25 1x15"),
+        ('clipper_params_snapshots_total{shard="1", outcome="failed", instance="a"}', "0x25 1x15")
     ],
     "ClipperParamsRefuses": [
         ('clipper_params_refused_total{shard="1", reason="too_stale", instance="a"}', "0+90x40")
@@ -169,28 +170,14 @@ def test_one_shard_reports_its_metrics(busy: Shards) -> None:
 
 @pytest.mark.slow
 def test_a_command_serves_a_set_that_others_run(busy: Shards) -> None:
-    arguments = [
-        sys.executable,
-        "-m",
-        "clipper",
-        "params",
-        "metrics",
-        "--folder",
-        str(busy.root),
-        "--listen",
-        "127.0.0.1:0",
-    ]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as command:
-        try:
-            assert command.stdout is not None
-            address = command.stdout.readline().rpartition("http://")[2].partition("/")[0]
-            line = http.client.HTTPConnection(address, timeout=20)
-            line.request("GET", "/metrics")
-            assert b'clipper_params_shard_up{shard="1"} 1' in line.getresponse().read()
-            line.close()
-        finally:
-            command.terminate()
-        assert command.wait(20) == 0
+    arguments = ["params", "metrics", "--folder", busy.root, "--listen", "127.0.0.1:0"]
+    with Program(sys.executable, "-m", "clipper", *arguments, apart=True) as command:
+        address = command.line().rpartition("http://")[2].partition("/")[0]
+        line = http.client.HTTPConnection(address, timeout=20)
+        line.request("GET", "/metrics")
+        assert b'clipper_params_shard_up{shard="1"} 1' in line.getresponse().read()
+        line.close()
+        assert command.stop() == 0
 
 
 def words(*more: str) -> str:

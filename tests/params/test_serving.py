@@ -5,9 +5,7 @@ import json
 import os
 import select
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -34,7 +32,8 @@ from clipper.params.local.local_set import LocalSet, supervisor_of
 from clipper.params.local.served_set import ServedSet, settings_of
 from clipper.settings.params import ParamsSettings
 from clipper_container import Model, session_of
-from tests.params.conftest import TOKEN, Shards
+from tests.params.conftest import TOKEN, Shards, until
+from tests.processes import Program
 from tests.signals import freeze
 
 QUICK: dict[str, Any] = {
@@ -89,13 +88,6 @@ class Bare(Model):
         return self.tables.pull("bare", inputs[:, 0])[:, 0]
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < give_up
-        time.sleep(0.01)
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[clipper.ClipperServer]:
     folder = tmp_path_factory.mktemp("served")
@@ -138,11 +130,10 @@ def test_the_next_query_reads_rows_trained_by_feedback(
     app = server.app("learns", models=["scores"], policy="stacking", slo_ms=30_000)
     assert call_once(app, 7).output == 0
     app.feedback(call_once(app, 7), label=3.0)
-    wait_until(lambda: call_once(app, 7).output == 3)
-    assert server.params.pull("scores", [7, 8]).tolist() == [
-        [3],
-        [0],
-    ], "whoever asks the shards sees the same"
+    until(lambda: call_once(app, 7).output == 3)
+    assert server.params.pull("scores", [7, 8]).tolist() == [[3], [0]], (
+        "whoever asks the shards sees the same"
+    )
     replicas: Any = server.stats()["models"]["scores:1"]["replicas"]
     assert sorted(replica["feedback_sent"] for replica in replicas) == [0, 1], (
         "both read what one learned"
@@ -172,7 +163,7 @@ def test_a_killed_shard_is_restarted_before_the_model_times_out(
     os.kill(own(server).pids()[0], signal.SIGKILL)
     assert server.params.pull("scores", [70]).tolist() == [[0]], "it came back with its tables"
     app.feedback(call_once(app, 71), label=5.0)
-    wait_until(lambda: call_once(app, 71).output == 5)
+    until(lambda: call_once(app, 71).output == 5)
 
 
 @pytest.mark.slow
@@ -278,13 +269,11 @@ def test_a_model_with_tables_needs_a_server_with_a_set() -> None:
             DoesNotFit, match=r"context_table='users', and this server has no tables"
         ):
             server.app("c", policy="linucb", context_table="users")
-        server.catalog.register_application(
-            "c", policy="linucb", context_table="users"
-        )  # as a server with tables made it
+        # as a server with tables made it
+        server.catalog.register_application("c", policy="linucb", context_table="users")
         assert "context" not in server.stats()["applications"]["c"]
         with pytest.raises(
-            DeployFailed,
-            match=r"declares parameter tables .'scores'.*no parameter server",
+            DeployFailed, match=r"declares parameter tables .'scores'.*no parameter server"
         ):
             server.deploy(
                 "named", "tests.params.test_serving:Scores", code=[str(Path(__file__).parents[2])]
@@ -312,7 +301,7 @@ def test_a_set_of_the_server_starts_and_stops_with_it(tmp_path: Path) -> None:
             "as many shards as the folder knows of, though nobody said so"
         )
         app = server.app("again", models=["scores"], slo_ms=30_000)
-        wait_until(lambda: server.stats()["models"]["scores:1"]["has"] == 1)
+        until(lambda: server.stats()["models"]["scores:1"]["has"] == 1)
         assert call_once(app, 4).output == 2
     assert read_address_file(tmp_path / "set")["settings"]["snapshot_s"] == 0
 
@@ -330,12 +319,10 @@ time.sleep(600)
 
 @pytest.mark.slow
 def test_a_set_ends_with_its_killed_server_and_the_next_server_continues_it(tmp_path: Path) -> None:
-    words = [sys.executable, "-c", SERVES, str(tmp_path)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        shard = os.pidfd_open(int(server.stdout.readline()))
-        server.kill()
-    assert select.select([shard], [], [], PATIENCE_S)[0], "nothing is left of it"
+    with Program(sys.executable, "-c", SERVES, tmp_path, apart=True) as server:
+        shard = os.pidfd_open(int(server.line()))
+        os.kill(server.pid, signal.SIGKILL)
+        assert select.select([shard], [], [], PATIENCE_S)[0], "nothing is left of it"
     os.close(shard)
     with clipper.start(params=str(tmp_path), **QUICK) as after:
         assert after.stats()["params"]["own"]

@@ -38,7 +38,7 @@ def target(shards: Shards, tmp_path: Path) -> Iterator[ShardServer]:
     given = {name: getattr(place, name) for name in place.__struct_fields__}
     server = ShardServer(ShardConfig(**{**given, "home": home, "generation": 1, "fills": True}))
     server.start()
-    assert server.ready.wait(10)
+    assert server.ready.wait(60)
     yield server
     server.close(snapshot=False)
 

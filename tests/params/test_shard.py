@@ -106,11 +106,9 @@ def test_values_of_the_first_worker_are_kept(shards: Shards) -> None:
     for t in range(1, 4):
         step.step(weights, state, ones(12, np.float32), t)
     assert (news["w5"].reshape(-1) == weights).all()
-    assert [a - b for a, b in zip(later, versions, strict=True)] == [
-        3,
-        3,
-        3,
-    ], "a push of a model is one version on every shard"
+    assert [a - b for a, b in zip(later, versions, strict=True)] == [3, 3, 3], (
+        "a push of a model is one version on every shard"
+    )
 
 
 def test_a_step_of_the_model_is_atomic(shards: Shards) -> None:

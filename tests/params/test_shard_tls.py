@@ -22,6 +22,7 @@ from clipper_container.tables import Tables
 from tests.frontend.certificates import Authority
 from tests.params.conftest import TOKEN, Shards, ones, until
 from tests.params.test_streams import assert_copied, streams
+from tests.processes import free_ports
 
 SGD: Any = {"optimizer": "sgd", "optimizer_settings": {"rate": 1.0}, "initializer": "zeros"}
 Up = Callable[..., tuple[str, ...]]
@@ -40,18 +41,12 @@ class TlsShards(Shards):
             shards=shards, **{"snapshot_s": 0.0, "recover_s": 1.0, **settings}
         )
         text = query or f"ca={self.settings.tls_ca}"
-        self.addresses = tuple(f"tls:127.0.0.1:{unused_port()}?{text}" for _ in range(shards))
+        self.addresses = tuple(f"tls:127.0.0.1:{free_ports(1)[0]}?{text}" for _ in range(shards))
         for shard in range(shards):
             self.begin(shard)
         for server in self.servers.values():
-            assert server.ready.wait(10)
+            assert server.ready.wait(60)
         return self
-
-
-def unused_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 @pytest.fixture
@@ -139,7 +134,7 @@ def test_a_client_without_tls_gets_the_reason(tls_shards: TlsShards, authority: 
 def test_a_client_with_tls_gets_an_error_that_the_shard_has_none(
     shards: Shards, authority: Authority
 ) -> None:
-    port = unused_port()
+    port = free_ports(1)[0]
     shards.addresses = (f"tcp:127.0.0.1:{port}",)
     place = ShardConfig(
         0,
@@ -149,7 +144,7 @@ def test_a_client_with_tls_gets_an_error_that_the_shard_has_none(
         folder_of(shards.root, 0),
     )
     shards.servers[0] = ShardServer(place).start()
-    assert shards.servers[0].ready.wait(10)
+    assert shards.servers[0].ready.wait(60)
     address = f"tls:127.0.0.1:{port}?ca={authority.ca}"
     with (
         Client([address], token=TOKEN, patience_s=0.2) as client,
@@ -194,7 +189,7 @@ def test_a_set_of_processes_with_tls(authority: Authority, tmp_path: Path) -> No
         LocalSet(ParamsSettings(**base))
     with pytest.raises(ConfigError, match=r"params\.tls_cert"):
         LocalSet(ParamsSettings(**{**base, "tls_cert": str(tmp_path / "none")}))
-    at = f"127.0.0.1:{unused_port()}"
+    at = f"127.0.0.1:{free_ports(1)[0]}"
     served = LocalSet(ParamsSettings(**base, address=at, tls_client_ca=authority.ca)).start()
     try:
         served.wait_ready()

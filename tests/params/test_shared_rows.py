@@ -184,7 +184,7 @@ def test_rows_outlive_the_connection_and_the_shard(shards: Shards) -> None:
         expected = plain.pull("users", ids)
         kept = [shared.pull("users", ids), mine.pull("users", ids)]
         shards.lose(0)
-        shards.begin(0).ready.wait(10)
+        shards.begin(0).ready.wait(60)
         kept += [shared.pull("users", ids), mine.pull("users", ids)]
         shared.close()
     assert all((one == expected).all() for one in kept)

@@ -4,6 +4,7 @@ damaged snapshots are refused."""
 import contextlib
 import errno
 import json
+import queue
 import shutil
 import threading
 from pathlib import Path
@@ -27,6 +28,7 @@ from clipper.params.shard.durability.snapshots import FILE, MANIFEST, part_of, p
 from clipper.params.shard.parameters import Parameters
 from clipper_core.params.shard_loop import ShardLoop
 from tests.params.conftest import Shards, full, ones, zeros
+from tests.threads import join
 
 TABLES = (
     TableSpec("users", 5, optimizer="adam"),
@@ -83,7 +85,10 @@ def test_a_shard_is_restored_from_its_snapshot(shards: Shards) -> None:
         {w: s[16:] for w, s in server.shard.core.pushes_seen().items()}
         for server in shards.servers.values()
     ] == [{w: s[16:] for w, s in one.items()} for one in seen]
-    assert [server.recovered for server in shards.servers.values()] == ["snapshot 1", "snapshot 2"]
+    assert [server.shard.recovery[1] for server in shards.servers.values()] == [
+        "snapshot 1",
+        "snapshot 2",
+    ]
     assert [t.steps for t in shards.servers[0].shard.parameters.tables] == [12, 12]
     train_tables(client, 2)
     assert versions(shards)[0] > version[0]
@@ -129,7 +134,7 @@ def test_a_delta_has_changed_and_removed_rows(shards: Shards) -> None:
     shutil.rmtree(root / "version-000000000004")
     shards.lose(0)
     shards.up(1)
-    assert shards.servers[0].recovered == "snapshot 3"
+    assert shards.servers[0].shard.recovery[1] == "snapshot 3"
     assert all_of(shards) == before
 
 
@@ -174,7 +179,7 @@ def test_evicted_rows_are_in_no_delta(shards: Shards, mode: str) -> None:
         assert (theirs.read(ids)[1] == rows).all()
     shards.down(snapshot=False)
     shards.up(2)
-    assert {one.recovered for one in shards.servers.values()} == {"snapshot 5"}
+    assert {one.shard.recovery[1] for one in shards.servers.values()} == {"snapshot 5"}
     assert all_of(shards) == before
     shards.down(snapshot=False)
     shards.up(1)
@@ -230,7 +235,7 @@ def test_a_damaged_snapshot_is_not_used(shards: Shards, harm: Any) -> None:
     shards.lose(0)
     harm(sorted(shards.root.glob("snapshots/version-*/shard-*"))[-1])
     shards.up(1)
-    assert shards.servers[0].recovered == "snapshot 1"
+    assert shards.servers[0].shard.recovery[1] == "snapshot 1"
     assert all_of(shards) == before
 
 
@@ -303,7 +308,7 @@ def test_a_snapshot_is_consistent(shards: Shards) -> None:
     finally:
         stop.set()
         for thread in threads:
-            thread.join()
+            join(thread)
     shards.lose(0)
     parts = parts_in(shards.root / "snapshots")
     assert len(parts) == 10
@@ -400,3 +405,27 @@ def test_a_shard_that_can_read_no_source_does_not_start_empty(tmp_path: Path) ->
 
 def test_each_start_has_a_higher_epoch(tmp_path: Path) -> None:
     assert [recovered(tmp_path).epoch for _ in range(4)] == [1, 2, 3, 4]
+
+
+def test_an_unexpected_error_of_a_snapshot_is_told_and_the_next_one_is_taken(
+    shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log on disk that is full waits for a snapshot: its thread must not end without a word."""
+    shards.up(1, durability="disk", recover_s=0.0)
+    snapshots: Any = shards.servers[0].shard.snapshots
+    known, errors = snapshots._take, [KeyError("injected"), RuntimeError("injected")]
+
+    def take(*words: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return known(*words)
+
+    monkeypatch.setattr(snapshots, "_take", take)
+    monkeypatch.setattr(snapshots, "_prune", lambda: 1 / 0)
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    for _ in range(3):
+        snapshots.request(0, answers.put, whole=True)
+    found = [answers.get(timeout=20) for _ in range(3)]
+    assert [isinstance(one, StoreError) for one in found] == [True, True, False]
+    snapshots.request(0, answers.put, whole=True)
+    assert "number" in answers.get(timeout=20)

@@ -197,7 +197,7 @@ def test_replicas_snapshots_and_recoveries_are_reported(shards: Shards) -> None:
     assert [both.get("clipper_params_shard_up", name) for name in "01"] == [1, 0]
     assert both.get("clipper_params_rows", "t", "1") is None
     server = shards.begin(1)
-    assert server.ready.wait(10)
+    assert server.ready.wait(60)
     back = eventually(shards, lambda each: all(one.get("ready") for one in each))
     metrics = samples(back)
     assert metrics.get("clipper_params_epoch", "1") == found[1]["server"]["epoch"] + 1
@@ -214,7 +214,7 @@ def test_the_age_of_a_snapshot_survives_a_restart(shards: Shards) -> None:
     client = shards.up(1).client()
     client.push_model({"w": zeros(4)})
     shards.end(0)
-    shards.begin(0).ready.wait(10)
+    shards.begin(0).ready.wait(60)
     (found,) = eventually(shards, lambda each: bool(each[0].get("ready")))
     assert (found["snapshots"]["taken"], found["snapshots"]["last"]) == (0, 1)
     age = samples([found]).get("clipper_params_snapshot_age_seconds", "0")

@@ -13,6 +13,7 @@ from clipper.params import Client, TableSpec
 from clipper.params.shard.training import synchronous as stepping
 from tests.params.conftest import Shards, full, ones, zeros
 from tests.params.test_replication import until
+from tests.threads import join
 
 COUNTS = TableSpec(
     "counts", 2, optimizer="sgd", optimizer_settings={"rate": 1.0}, initializer="zeros"
@@ -115,7 +116,7 @@ def test_workers_that_race_agree_on_every_shard(shards: Shards, seed: int) -> No
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        join(thread)
     assert client.pull_variables()[0] == [17] * 3, "32 pushes, two a step, from version 1"
     assert variables(client) == [32.0] * 4
     assert (client.pull("counts", range(6)) == 32).all()

@@ -113,9 +113,7 @@ def test_methods_of_a_remote_client(server: clipper.ClipperServer) -> None:
 
 
 @pytest.mark.slow
-def test_the_number_of_shards_changes_over_http(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
+def test_the_number_of_shards_changes_over_http(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("shards")
     with (
         clipper.start(params=str(folder), http={"admin": "127.0.0.1:0"}, warmup=False) as server,

@@ -109,6 +109,16 @@ def batches(count: int) -> list[Any]:
     return found
 
 
+def check_losses(losses: list[float], given: list[Any], twin: Any, steps: Any) -> None:
+    """Check that local training of `twin` has the same losses."""
+    for i, batch in enumerate(given):
+        steps.zero_grad()
+        loss = loss_of(twin, batch)
+        loss.backward()
+        steps.step()
+        assert losses[i] == pytest.approx(float(loss.detach()), rel=1e-3)
+
+
 @pytest.mark.parametrize("prefetch", [None, lambda model, batch: model.rows.prefetch(batch[0])])
 def test_training_through_shards_equals_local_training(shards: Shards, prefetch: Any) -> None:
     client = shards.up(3).client()
@@ -122,12 +132,7 @@ def test_training_through_shards_equals_local_training(shards: Shards, prefetch:
     )
     steps = torch.optim.SGD(twin.parameters(), lr=0.1)
     losses = list(worker.fit(batches(60), loss_of, prefetch=prefetch))
-    for i, batch in enumerate(batches(60)):
-        steps.zero_grad()
-        loss = loss_of(twin, batch)
-        loss.backward()
-        steps.step()
-        assert losses[i] == pytest.approx(float(loss.detach()), rel=1e-3)
+    check_losses(losses, batches(60), twin, steps)
 
 
 def test_a_second_worker_starts_with_the_values_of_the_first(shards: Shards) -> None:
@@ -178,9 +183,8 @@ def test_step_that_one_shard_refused_moves_the_rows_of_the_other_once(shards: Sh
     def loss_of(model: Any) -> Any:
         if not worker.refused:
             for _ in range(4):
-                other.push(
-                    "moved", [101], np.zeros((1, 1), np.float32)
-                )  # shard 1 goes ahead while the loss is computed
+                # shard 1 goes ahead while the loss is computed
+                other.push("moved", [101], np.zeros((1, 1), np.float32))
         return -model(torch.tensor([1, 2])).sum()
 
     worker.step(loss_of)
@@ -219,12 +223,7 @@ def test_collection_trains_as_tables_of_torch_do(shards: Shards, count: int) -> 
         [*twin.parameters(), *(each.weight for each in tables.values())], lr=0.1
     )
     losses = list(worker.fit(batches(40), loss_of))
-    for i, batch in enumerate(batches(40)):
-        steps.zero_grad()
-        loss = loss_of(twin, batch)
-        loss.backward()
-        steps.step()
-        assert losses[i] == pytest.approx(float(loss.detach()), rel=1e-3)
+    check_losses(losses, batches(40), twin, steps)
     with pytest.raises(UnknownTable, match=r"no table .others."):
         worker.module.rows({"others": torch.arange(2)})
 

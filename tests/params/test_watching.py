@@ -3,9 +3,8 @@ them."""
 
 import contextlib
 import json
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from clipper_container import Model
 from clipper_container.params.connection import addresses_in
 from clipper_container.params.frames import unpacked
 from clipper_core.params.shard_loop import ShardLoop
-from tests.params.conftest import Shards, full, ones
+from tests.params.conftest import Shards, full, ones, until
 
 PATIENCE_S = 60.0
 TASTE = {
@@ -37,13 +36,6 @@ TASTE = {
     }
 }
 SPEC = TableSpec("taste", **TASTE["taste"])
-
-
-def wait_until(holds: Callable[[], object]) -> None:
-    give_up = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < give_up
-        time.sleep(0.005)
 
 
 # -- what a shard tells
@@ -106,9 +98,7 @@ def test_a_request_stays_open_until_something_changes() -> None:
     assert rows_of(shard.replies[1]) == {}, "or its time is over"
 
 
-def test_a_watcher_that_is_too_far_behind_is_reset(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_watcher_that_is_too_far_behind_is_reset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changes_module, "IDS_MAX", 10)
     shard = Shard()
     position = (shard.watch(-1) or {})["position"]
@@ -165,7 +155,7 @@ class Cache:
             lambda key, n: self.dropped.append(n),
         )
         self.watching = watching
-        wait_until(lambda: watching.knows)
+        until(lambda: watching.knows)
 
     def watch(self, *ids: int) -> int:
         """Return the number of a prediction of these rows, once their shards are known."""
@@ -175,9 +165,9 @@ class Cache:
 
     def settle(self) -> None:
         """Wait until all rows were pulled and every shard has answered two more requests."""
-        wait_until(lambda: not self.watched.moves.has_new)
+        until(lambda: not self.watched.moves.has_new)
         now = [post.number for post in self.watching._posts]
-        wait_until(
+        until(
             lambda: all(
                 post.number > n + 2 for post, n in zip(self.watching._posts, now, strict=True)
             )
@@ -216,7 +206,7 @@ def test_cached_predictions_are_invalidated_when_their_row_changes(
     cache.settle()
     assert cache.dropped == []
     push(client, 2, 0.3)
-    wait_until(lambda: cache.dropped)
+    until(lambda: cache.dropped)
     assert sorted(cache.dropped) == [first, both]
     assert cache.watch(3) == second
     assert cache.watch(2) > both
@@ -233,7 +223,7 @@ def test_a_dead_shard_invalidates_all_cached_predictions(
     cache = Cache(watching)
     numbers = [cache.watch(2), cache.watch(3)]
     shards.end(1)
-    wait_until(lambda: cache.dropped)
+    until(lambda: cache.dropped)
     assert sorted(cache.dropped) == numbers
     assert not watching.knows
     assert cache.watched((2,), 1 << 2, 5) != cache.watched((2,), 1 << 2, 5), (
@@ -241,13 +231,13 @@ def test_a_dead_shard_invalidates_all_cached_predictions(
     )
     assert cache.watched.stats()["uncached"] == 2
     shards.begin(1)
-    wait_until(lambda: watching.knows)
+    until(lambda: watching.knows)
     assert cache.watch(2) == cache.watch(2)
     push(client, 3, 5.0)
     cache.settle()
     assert len(cache.dropped) == 2
     push(client, 2, 5.0)
-    wait_until(lambda: len(cache.dropped) == 3)
+    until(lambda: len(cache.dropped) == 3)
 
 
 def test_a_prediction_made_before_its_table_existed_is_invalidated(
@@ -258,7 +248,7 @@ def test_a_prediction_made_before_its_table_existed_is_invalidated(
     number = cache.watch(2)
     client.create(SPEC)
     push(client, 2, 0.001)
-    wait_until(lambda: cache.dropped)
+    until(lambda: cache.dropped)
     assert cache.dropped == [number], "what it was made of is not known"
 
 
@@ -275,7 +265,7 @@ def test_nothing_is_cached_before_the_set_of_shards_exists(
 
 def test_inputs_whose_rows_are_unknown_are_not_cached(shards: Shards, watching: RowWatcher) -> None:
     watched = watching.watched(lambda x: None, 0.5, 10, lambda key, n: None)
-    wait_until(lambda: watching.knows)
+    until(lambda: watching.knows)
     assert watched((1,), 1, 1) != watched((1,), 1, 1)
     assert watched.uncached == 2
     watching.remove(watched)
@@ -310,9 +300,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[clipper.Clipper
     with clipper.start(
         params=str(folder / "set"), http="127.0.0.1:0", state=str(folder / "state"), drain_s=1.0
     ) as started:
-        core = started.deploy(
-            "first", Taste, reads={"taste": 0}
-        )  # its threads are there from now on
+        # its threads are there from now on
+        core = started.deploy("first", Taste, reads={"taste": 0})
         started.params.create(SPEC)
         started.app("first", models=["first"])
         started.remove_app("first")
@@ -325,7 +314,7 @@ def deployed(server: clipper.ClipperServer, name: str, **settings: Any) -> Itera
     """Deploy a Taste with an application of the same name; yield the model's name, and remove both
     at the end."""
     model = server.deploy(name, Taste, **settings).name
-    wait_until(lambda: getattr(server._parameters.watching, "knows", False))
+    until(lambda: getattr(server._parameters.watching, "knows", False))
     server.app(name, models=[model], slo_ms=10_000, default=-1.0)
     try:
         yield model
@@ -342,10 +331,10 @@ def steady(server: clipper.ClipperServer, model: str) -> dict[str, Any]:
     """Return what is watched, once all rows are known."""
     watching = server._parameters.watching
     assert watching is not None
-    wait_until(lambda: watching.knows and not any(one.moves.has_new for one in watching._watched))
+    until(lambda: watching.knows and not any(one.moves.has_new for one in watching._watched))
     now = [post.number for post in watching._posts]
     push(server.params, 1 << 40, 0.1)  # a row of nobody: so that a question is answered soon
-    wait_until(
+    until(
         lambda: (
             [push(server.params, shard + (1 << 40), 0.1) for shard in range(len(now))]
             and all(post.number > n + 2 for post, n in zip(watching._posts, now, strict=True))
@@ -369,7 +358,7 @@ def test_a_cached_answer_is_invalidated_when_its_rows_change(
         steady(server, model)
         assert predict(1, 2) == 4.0, "it has not moved far: the old answer"
         push(server.params, base + 1, 0.75)
-        wait_until(lambda: steady(server, model)["predictions"] == 1)
+        until(lambda: steady(server, model)["predictions"] == 1)
         assert predict(1, 2) == 6.0
         assert predict(3, 4) == 4.0
         assert evaluated(server, model) == 3, "and what was made of other rows is still there"
@@ -378,7 +367,7 @@ def test_a_cached_answer_is_invalidated_when_its_rows_change(
         assert evaluated(server, model) == 3
         steady(server, model)
         push(server.params, base + 2, 5.0)
-        wait_until(lambda: steady(server, model)["predictions"] == 1)
+        until(lambda: steady(server, model)["predictions"] == 1)
         assert server.model(model).predict_many(many).result().tolist() == [16.0] * 64
         assert server.stats()["models"][model]["followed"]["forgotten"] == {"moved": 2}
         samples = of_model(server.stats()["models"][model], ("taste", "1"))
@@ -402,7 +391,7 @@ def test_cached_answers_are_invalidated_over_http_too(server: clipper.ClipperSer
         assert evaluated(server, model) == 1
         assert steady(server, model)["predictions"] == 1
         push(server.params, 70_000, 1.0)
-        wait_until(lambda: steady(server, model)["predictions"] == 0)
+        until(lambda: steady(server, model)["predictions"] == 0)
         assert predict() == 6.0
 
 
@@ -456,8 +445,10 @@ def test_declared_reads_are_stored_with_the_model(tmp_path: Path) -> None:
     with clipper.start(**settings) as server:
         server.deploy("taste", Taste, reads={"taste": (0, 1)}, tolerance=0.25)
     with clipper.start(**settings) as server:
-        wait_until(lambda: server.stats()["models"]["taste:1"]["has"])
+        until(lambda: server.stats()["models"]["taste:1"]["has"])
         assert server.stats()["models"]["taste:1"]["followed"]["tolerance"] == 0.25
-        wait_until(lambda: getattr(server._parameters.watching, "knows", False))
-        assert [server.model("taste").predict([1, 2]).result() for _ in range(3)] == [4.0] * 3
+        until(lambda: getattr(server._parameters.watching, "knows", False))
+        assert [
+            server.model("taste").predict([1, 2], slo_ms=30_000).result() for _ in range(3)
+        ] == [4.0] * 3
         assert evaluated(server, "taste:1") == 1

@@ -27,6 +27,7 @@ HEADERS = {  # header -> its package
     "lane": "scheduling",
     "loop_owner": "runtime",
     "row_lock": "params",
+    "policy_states": "learning",
 }
 ORDER = re.compile(r"std::memory_order_(relaxed|acquire|release|acq_rel|seq_cst)\b")
 CALLS = (

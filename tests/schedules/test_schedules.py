@@ -45,6 +45,7 @@ STRUCTURES = {
     "who leads the loop": "lead_",
     "the lock of rows": "rows_",
     "the gate of a table": "gate_",
+    "learned states": "state_",
     "the explorer itself": "litmus_",
 }
 

@@ -140,11 +140,9 @@ def test_models_are_ranked_by_the_policy() -> None:
         A,
     )
     stacking = create_policy("stacking")
-    assert rank_models(stacking, stacking.init([A, B, C]), None, (C, A, B)) == (
-        C,
-        A,
-        B,
-    ), "nobody stands out yet"
+    assert rank_models(stacking, stacking.init([A, B, C]), None, (C, A, B)) == (C, A, B), (
+        "nobody stands out yet"
+    )
     assert rank_models(stacking, learned_state("stacking"), None, (C, B, A))[0] == A
     assert set(rank_models(stacking, stacking.init([A, B]), None, (C, A, B))) == {A, B, C}
 

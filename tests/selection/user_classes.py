@@ -1,5 +1,6 @@
 """Policies and deciders as a user might write them, good and bad."""
 
+import json
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from clipper.selection import AnswerFrom, Combined, Ensemble, Plan, Predictions, Query, View, Wait
-from clipper.selection.policy import NO_ANSWER
+from clipper.selection.policy import NO_ANSWER, losses
 from clipper.types import InputType, VersionedModel
 
 
@@ -194,3 +195,63 @@ class BestQuality:
     ) -> Combined:
         best = max(arrived, key=lambda model: arrived[model].qualifiers.get("quality", 0))
         return Combined(arrived[best].output, 1.0, (best,))
+
+
+class Counts(LastWord):
+    """A policy that learns: right answers and all answers of each model. The state is a tuple of
+    (model, right, all), sorted. calls: of the methods that change the models of a state."""
+
+    calls: list[str]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = []
+
+    def init(self, models: Sequence[VersionedModel], prior: Any = None) -> Any:
+        self.calls.append("init " + " ".join(map(str, sorted(models))))
+        known = {} if prior is None else {name: right / count for name, right, count in prior}
+        return tuple((str(model), known.get(str(model), 0.5), 1.0) for model in sorted(models))
+
+    def combine(
+        self, state: Any, arrived: Predictions, missing: Sequence[VersionedModel]
+    ) -> Combined:
+        shares = {name: right / count for name, right, count in state}
+        best = max(sorted(arrived), key=lambda model: shares[str(model)])
+        return Combined(arrived[best].output, min(shares[str(best)], 1.0), (best,))
+
+    def observe(self, state: Any, observation: Any) -> Any:
+        found = losses(observation)
+        return tuple(
+            (name, right + 1 - found[model], count + 1)
+            if (model := VersionedModel.parse(name)) in found
+            else (name, right, count)
+            for name, right, count in state
+        )
+
+    def add_model(self, state: Any, model: VersionedModel) -> Any:
+        self.calls.append(f"add {model}")
+        known = [(name, right, count) for name, right, count in state if name != str(model)]
+        return tuple(sorted([*known, (str(model), 0.5, 1.0)]))
+
+    def remove_model(self, state: Any, model: VersionedModel) -> Any:
+        self.calls.append(f"remove {model}")
+        return tuple(row for row in state if row[0] != str(model))
+
+    def update_model_version(self, state: Any, old: VersionedModel, new: VersionedModel) -> Any:
+        self.calls.append(f"update {old} {new}")
+        return tuple(
+            sorted(
+                (str(new), right / count, 1.0) if name == str(old) else (name, right, count)
+                for name, right, count in state
+            )
+        )
+
+    def merge(self, base: Any, mine: Any, theirs: Any) -> Any:
+        rows = zip(base, mine, theirs, strict=True)
+        return tuple((a[0], b[1] + c[1] - a[1], b[2] + c[2] - a[2]) for a, b, c in rows)
+
+    def encode(self, state: Any) -> bytes:
+        return json.dumps(state).encode()
+
+    def decode(self, data: bytes) -> Any:
+        return tuple((name, right, count) for name, right, count in json.loads(data))

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
+from msgspec import structs
 
 from bench.node_simulator.plans import planned, rare
 from bench.node_simulator.world import Plan
@@ -103,7 +104,7 @@ def _unclaimed(was: Any) -> Callable[..., Any]:
     def complete(model: MeshModel, me: str, now_ms: int, *, size_bytes: int, **more: Any) -> Any:
         if me not in model.copies:
             claim = {**model.copies, me: Copy(now_ms, 0, size_bytes)}
-            model = claims.changed(model, copies=claim)
+            model = structs.replace(model, copies=claim)
         return was(model, me, now_ms, size_bytes=size_bytes, **more)
 
     return complete
@@ -150,9 +151,9 @@ MUTATIONS = (
     Mutation("a failed load leaves no failure", "claims.failed", _silent, 10),
     Mutation("a copy in use is given up", "maintenance.janitor", _generous, 0),
     Mutation(
-        "placement ignores that a node is full", "placement._Wish.fits", _unlimited, 21, share=1.0
+        "placement ignores that a node is full", "placement._Wish.fits", _unlimited, 9, share=1.0
     ),
-    Mutation("copies of a policy are not kept", "maintenance._reaped", _without(LoadCopy), 7),
+    Mutation("copies of a policy are not kept", "maintenance._reaped", _without(LoadCopy), 4),
     Mutation("any number of copies is claimed", "claims.claimed", _any_number, 9),
     Mutation("failures never block", "failures.blocked_until", _always(0), 10),
     Mutation("failures are never forgotten", "failures.is_over", _always(False), 0),
@@ -164,8 +165,8 @@ MUTATIONS = (
     ),
     Mutation("the janitor does nothing", "maintenance.janitor", _always([]), 1, plan=rare),
     Mutation("what is given up stays claimed", "claims.released", _first, 0),
-    Mutation("never scales up", "scaling.decide", _never_more, 39),
-    Mutation("a rate asks for nothing", "maintenance.rates", _always([]), 39),
+    Mutation("never scales up", "scaling.decide", _never_more, 31),
+    Mutation("a rate asks for nothing", "maintenance.rates", _always([]), 31),
     Mutation("a drain moves nothing", "maintenance.migration", _always([]), 69),
     Mutation("a record is never published", "maintenance.worth_publishing", _always(False), 0),
     Mutation("nothing is pinned", "model_cache.ModelCache.pin", _unpinned, 0),

@@ -47,7 +47,7 @@ def a_life(
         )
         figures.compared += mine
         figures.agreed += sum(rng.random() < agrees for _ in range(mine))
-        after = moved(now, decide(now, figures, time_us, 0))
+        after = moved(now, decide(now, figures, (time_us - now.stage_us) / 1e6))
         if after != now:
             now = msgspec.structs.replace(after, stage_us=time_us)
             figures = Figures(Counts(slower={20_000: 0}), Counts())

@@ -1,16 +1,13 @@
-"""The stores of the conformance tests, and a real Redis server with a log, so that its data
-survives a kill."""
+"""The stores of the conformance tests."""
 
 import shutil
-import signal
-import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from bench.system.fixtures.store_servers import Redis
 from clipper.store import MemoryStore, RedisStore, SqliteStore, Store, open_store
 from tests.store import etcd_server as etcd
 from tests.store.etcd_server import EtcdServer
@@ -19,61 +16,11 @@ from tests.store.rebased import Rebased
 OpenStore = Callable[[int], Store]
 
 
-class RedisServer:
-    """A redis-server process that can be killed, frozen and started again on the same folder."""
+class RedisServer(Redis):
+    """A Redis that takes DEBUG commands."""
 
     def __init__(self, folder: Path, *options: str) -> None:
-        self.folder, self._options = folder, options
-        self.url = f"unix://{folder}/redis.sock"
-        self.start()
-
-    def start(self, *options: str) -> None:
-        command = [
-            "redis-server",
-            "--port",
-            "0",
-            "--unixsocket",
-            f"{self.folder}/redis.sock",
-            "--dir",
-            str(self.folder),
-            "--save",
-            "",
-            "--appendonly",
-            "yes",
-            "--enable-debug-command",
-            "local",
-            *self._options,
-            *options,
-        ]
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        until = time.monotonic() + 20
-        while self._ask("PING") != b"+PONG":
-            assert self.process.poll() is None, (
-                "redis-server ended at once; run it by hand to see why"
-            )
-            assert time.monotonic() < until, "redis-server did not come up within 20 s"
-            time.sleep(0.01)
-
-    def _ask(self, command: str) -> bytes:
-        import socket
-
-        with socket.socket(socket.AF_UNIX) as line:
-            try:
-                line.settimeout(1)
-                line.connect(f"{self.folder}/redis.sock")
-                line.sendall(command.encode() + b"\r\n")
-                return line.recv(64).strip()
-            except OSError:
-                return b""
-
-    def signal(self, number: signal.Signals) -> None:
-        etcd.send(self.process, number)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
+        super().__init__(folder, "--enable-debug-command", "local", *options)
 
 
 def started(*options: str) -> Iterator[RedisServer]:

@@ -5,9 +5,7 @@ import json
 import shutil
 import signal
 import socket
-import subprocess
 import tempfile
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,23 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.signals import freeze
-
-
-def free_ports(count: int) -> list[int]:
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [socket_held.getsockname()[1] for socket_held in held]
-    for socket_held in held:
-        socket_held.close()
-    return ports
-
-
-def send(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    """Send a signal. After SIGSTOP all threads of the server stand still when this returns."""
-    if number == signal.SIGSTOP:
-        freeze(process.pid)
-    else:
-        process.send_signal(number)
+from tests.processes import Program, free_ports
 
 
 class EtcdServer:
@@ -51,43 +33,22 @@ class EtcdServer:
     def begin(self) -> None:
         ours, theirs = f"{self._scheme}://{self.address}", self.member.partition("=")[2]
         beat_ms = 10 if self.members == self.member else 50
-        elections = ["--heartbeat-interval", f"{beat_ms}", "--election-timeout", f"{10 * beat_ms}"]
-        command = [
-            "etcd",
-            "--name",
-            self._name,
-            "--data-dir",
-            str(self._folder / self._name),
-            *elections,
-            "--log-level",
-            "error",
-            "--listen-client-urls",
-            ours,
-            "--advertise-client-urls",
-            ours,
-            "--initial-cluster",
-            self.members,
-            "--listen-peer-urls",
-            theirs,
-            "--initial-advertise-peer-urls",
-            theirs,
-            *self._options,
-        ]
-        with (self._folder / "log").open("ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+        words = ["etcd", "--name", self._name, "--data-dir", str(self._folder / self._name)]
+        words += ["--heartbeat-interval", f"{beat_ms}", "--election-timeout", f"{10 * beat_ms}"]
+        words += ["--listen-client-urls", ours, "--advertise-client-urls", ours]
+        words += ["--listen-peer-urls", theirs, "--initial-advertise-peer-urls", theirs]
+        words += ["--initial-cluster", self.members, "--log-level", "error"]
+        self.program = Program(*words, *self._options)
 
-    def start(self) -> None:
+    def wait(self) -> None:
+        self.program.until(self.is_up)
+
+    def start(self, *options: str) -> None:
         self.begin()
         self.wait()
 
-    def wait(self) -> None:
-        until = time.monotonic() + 30
-        while b"is there" not in self._health():
-            assert self.process.poll() is None, (
-                f"etcd ended at once: {(self._folder / 'log').read_text()[-2000:]}"
-            )
-            assert time.monotonic() < until, "etcd did not come up within 30 s"
-            time.sleep(0.02)
+    def is_up(self) -> bool:
+        return b"is there" in self._health()
 
     def _health(self) -> bytes:
         try:
@@ -113,12 +74,11 @@ class EtcdServer:
         """Delete the data of the server."""
         shutil.rmtree(self._folder / self._name)
 
-    def signal(self, number: signal.Signals) -> None:
-        send(self.process, number)
+    def send(self, number: signal.Signals) -> None:
+        self.program.send(number)
 
     def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
+        self.program.stop(signal.SIGKILL)
 
 
 def started(*options: str, scheme: str = "http", count: int = 1) -> Iterator[list[EtcdServer]]:

@@ -1,7 +1,7 @@
 """An etcd store whose revisions are counted from when it was opened, so that the conformance tests
 can state expected revisions."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -93,7 +93,3 @@ class _RebasedWatch:
     @property
     def closed(self) -> bool:
         return self._watch.closed
-
-    def __iter__(self) -> Iterator[Event]:
-        while (event := self.next()) is not None:
-            yield event

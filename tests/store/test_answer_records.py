@@ -9,12 +9,7 @@ import pytest
 
 from clipper.errors import StoreError, UnknownPrediction
 from clipper.selection import Plan, Prediction
-from clipper.serving.feedback.answer_records import (
-    BATCH_MAX,
-    SIZES,
-    AnswerRecords,
-    RecordLimits,
-)
+from clipper.serving.feedback.answer_records import BATCH_MAX, SIZES, AnswerRecords, RecordLimits
 from clipper.serving.feedback.learning import Learning
 from clipper.serving.feedback.states import Learner
 from clipper.serving.feedback.window import FeedbackWindow
@@ -25,6 +20,7 @@ from clipper.types import VersionedModel
 from clipper_core.learning.label_feedback import Joined
 from tests.memory_container import wait_until
 from tests.store.test_shared_states import Connect, connect
+from tests.threads import join
 
 __all__ = ["connect"]
 A = "aaaaaaaa"
@@ -94,7 +90,7 @@ def test_lists_keep_their_order_and_each_number_is_claimed_once(connect: Connect
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        join(thread)
     for key in "ab":
         claimed = [number for each in counts for number in each[key]]
         assert len(claimed) == len(set(claimed)) > 200
@@ -133,11 +129,10 @@ def test_feedback_about_answers_of_a_killed_server_counts_exactly_once(
     threads = [threading.Thread(target=send_feedback, args=(other,)) for other in others]
     for thread in threads:
         thread.start()
-    late = sum(
-        killed.give_feedback(id) for id in ids
-    )  # it was alive all the time, but not heard of
+    # it was alive all the time, but not heard of
+    late = sum(killed.give_feedback(id) for id in ids)
     for thread in threads:
-        thread.join()
+        join(thread)
     assert early + late + len(found) == 300
     assert len({id for id, _ in found}) == len(found)
     for _, joined in found:
@@ -207,9 +202,7 @@ def test_an_unavailable_store_delays_no_feedback_and_gets_all_later(
     assert isinstance(other.records.take(later[-1], "app"), Joined)
 
 
-def test_records_are_left_while_another_thread_starts_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_records_are_left_while_another_thread_starts_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server is closed while its store returns."""
     begins, plain = threading.Event(), threading.Thread.start
 
@@ -224,7 +217,7 @@ def test_records_are_left_while_another_thread_starts_them(
     monkeypatch.setattr(threading.Thread, "start", start)
     starter = threading.Thread(target=records.start)
     starter.start()
-    assert begins.wait(10)
+    assert begins.wait(60)
     assert records.leave(FeedbackWindow(1, 1.0)) == 0
-    starter.join()
+    join(starter)
     assert not [one for one in threading.enumerate() if one.name == "clipper-answer-records"]

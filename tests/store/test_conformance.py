@@ -11,6 +11,7 @@ from clipper.errors import InvalidInput, StoreConflict, StoreError
 from clipper.store import ABSENT, Compare, Delete, Event, Get, Op, Put, Record, Store, Watch
 from clipper.store.store import KEY_BYTES_MAX, TXN_OPS_MAX, VALUE_BYTES_MAX
 from tests.memory_container import wait_until
+from tests.threads import join
 
 OpenStore = Callable[[int], Store]
 
@@ -225,10 +226,9 @@ def test_a_watch_that_fell_too_far_behind_is_reset_and_continues(open_with: Open
     new = store.put("a", b"new")
     assert drain(watch, 1) == [Event("PUT", 12, "a", new)]
     assert [e.kind for e in drain(store.watch("", 1), 2)] == ["RESET", "SYNC"]
-    assert [e.revision for e in drain(store.watch("", 2), 11)] == [
-        *range(3, 13),
-        12,
-    ], "the last ten are still there"
+    assert [e.revision for e in drain(store.watch("", 2), 11)] == [*range(3, 13), 12], (
+        "the last ten are still there"
+    )
 
 
 def test_a_transaction_is_compacted_as_a_whole(open_with: OpenStore) -> None:
@@ -250,22 +250,22 @@ def test_watches_wake_when_something_changes_and_end_when_closed(store: Store) -
     seen: queue.SimpleQueue[Event] = queue.SimpleQueue()
 
     def read() -> None:
-        for event in watch:
+        for event in iter(watch.next, None):
             seen.put(event)
 
     reader = threading.Thread(target=read)
     reader.start()
     store.put("a", b"1")
-    assert {seen.get(timeout=10).kind for _ in range(2)} == {"PUT", "SYNC"}
+    assert {seen.get(timeout=60).kind for _ in range(2)} == {"PUT", "SYNC"}
     watch.close()
-    reader.join(10)
+    reader.join(60)
     assert not reader.is_alive()
     assert watch.closed
     assert not other.closed
-    blocked = threading.Thread(target=lambda: list(other))
+    blocked = threading.Thread(target=lambda: list(iter(other.next, None)))
     blocked.start()
     store.close()
-    blocked.join(10)
+    blocked.join(60)
     assert not blocked.is_alive()
 
 
@@ -286,13 +286,13 @@ def test_threads_lose_no_update(store: Store) -> None:
     def work() -> None:
         start.wait()
         for _ in range(50):
-            store.update("n", lambda old: b"%d" % (int(old or b"0") + 1), tries=10_000)
+            store.update("n", lambda old: b"%d" % (int(old or b"0") + 1))
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        join(thread)
     record = store.get("n")
     assert record is not None
     assert record.value == b"200"

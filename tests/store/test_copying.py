@@ -7,11 +7,23 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from clipper.catalog.catalog import Catalog
 from clipper.cli import main
-from clipper.errors import InvalidInput
-from clipper.store import Delete, MemoryStore, Put, SqliteStore, Store, copying, open_store
+from clipper.errors import InvalidInput, StoreError
+from clipper.store import (
+    Delete,
+    MemoryStore,
+    Put,
+    RedisStore,
+    SqliteStore,
+    Store,
+    copying,
+    open_store,
+)
 from tests.memory_container import wait_until
+from tests.store.conftest import RedisServer
 from tests.store.etcd_server import EtcdServer
+from tests.threads import join
 
 
 def run(*words: str) -> Result:
@@ -85,8 +97,40 @@ def test_a_target_follows_its_source(store: Store) -> None:
             source.put(f"k{i % 30}", b"%d" % i)
         wait_until(lambda: copying.different(source, store) == [])
     go_on.set()
-    follower.join()
+    join(follower)
     assert len(contents(store)) == 31
+
+
+@pytest.mark.parametrize("loss", ["FLUSHALL", "DEL", "records"])
+def test_a_source_that_is_emptied_empties_no_target(
+    own_redis: RedisServer, tmp_path: Path, loss: str
+) -> None:
+    with RedisStore(own_redis.url) as source, MemoryStore() as target:
+        if loss == "records":
+            for key in "abc":
+                source.put(key, b"1")
+        else:
+            with Catalog(source, follow=False) as catalog:
+                for name in "abc":
+                    catalog.register_application(name)
+        copied = copying.copy(source, target)
+        known, failed, rounds = contents(target), threading.Event(), iter(range(2000))
+
+        def lose(count: int) -> bool:
+            if not failed.is_set():
+                failed.set()
+                if loss == "DEL":
+                    for record in source.range("")[0]:
+                        source.delete(record.key)
+                else:
+                    assert own_redis.ask("FLUSHALL") == b"+OK"
+            return next(rounds, None) is not None
+
+        with pytest.raises(StoreError, match=r"has lost the catalog|came back without 3 of 3"):
+            copying.follow(source, target, copied.revision, on_change=lose, check_s=0.02)
+        if loss != "DEL":
+            assert contents(target) == known
+        assert "catalog/guard" in known or loss == "records"
 
 
 def test_the_command_copies_and_verifies(tmp_path: Path, etcd_server: EtcdServer) -> None:

@@ -22,10 +22,11 @@ from clipper.errors import ConfigError, ForkedProcess, LeaseLost, StoreError
 from clipper.store import Event, Mirror, Put, Store, open_store
 from clipper.store.etcd import channel as etcd_channel
 from clipper.store.etcd import watch as etcd_watch
-from clipper.store.etcd.address import parse_url, redacted_url
+from clipper.store.etcd.address import parse_url
 from clipper.store.etcd.store import EtcdStore
 from tests.memory_container import wait_until
 from tests.store.etcd_server import EtcdServer, started
+from tests.threads import join
 
 
 @pytest.fixture
@@ -135,7 +136,7 @@ def test_a_watch_and_a_mirror_lose_nothing_when_etcd_is_killed(own_etcd: EtcdSer
             own_etcd.kill()
             own_etcd.start()
         stop.set()
-        threads[1].join()
+        join(threads[1])
         put_surely(store, "n", b"-1")
         wait_until(
             lambda: seen and seen[-1].record and seen[-1].record.value == b"-1",
@@ -143,7 +144,7 @@ def test_a_watch_and_a_mirror_lose_nothing_when_etcd_is_killed(own_etcd: EtcdSer
         )
         assert mirror.wait_for(lambda m: m.get("") == -1, 20)
         watch.close()
-        threads[0].join()
+        join(threads[0])
     revisions = [event.revision for event in seen]
     assert {event.kind for event in seen} == {"PUT"}
     assert revisions == sorted(set(revisions)), "in order, once"
@@ -158,14 +159,14 @@ def test_a_hung_etcd_raises_an_error_and_is_used_again_later(own_etcd: EtcdServe
         store.put("a", b"1")
         watch = store.watch("")
         assert watch.next(20) == Event("SYNC", store.revision)
-        own_etcd.signal(signal.SIGSTOP)
+        own_etcd.send(signal.SIGSTOP)
         with pytest.raises(StoreError, match=r"did not answer within 0\.5 s|cannot be reached"):
             store.get("a")
         with pytest.raises(
             StoreError, match=r"has not answered for 0\.6 s|did not answer|cannot be reached"
         ):
             watch.next(20)
-        own_etcd.signal(signal.SIGCONT)
+        own_etcd.send(signal.SIGCONT)
         put_surely(store, "b", b"2")
         found: list[str] = []
         while "b" not in found:
@@ -242,11 +243,11 @@ def test_a_mirror_is_complete_after_a_compaction_that_it_missed(own_etcd: EtcdSe
             mirror.on_change(
                 lambda changes: seen.update({change.key: change.after for change in changes})
             )
-            follow = mirror._watch._follow  # type: ignore[union-attr]
+            wait_until(lambda: mirror._follower._watch._call is not None)  # type: ignore[union-attr]
+            follow = mirror._follower._watch._follow  # type: ignore[union-attr]
             asleep = threading.Event()
-            mirror._watch._follow = lambda at: asleep.wait(20) and follow(at)  # type: ignore[union-attr]
-            wait_until(lambda: mirror._watch._call is not None)  # type: ignore[union-attr]
-            mirror._watch._cancel()  # type: ignore[union-attr]
+            mirror._follower._watch._follow = lambda at: asleep.wait(20) and follow(at)  # type: ignore[union-attr]
+            mirror._follower._watch._cancel()  # type: ignore[union-attr]
             wait_until(lambda: mirror.trouble)
             other.delete("gone")
             other.put("new", b"1")
@@ -295,6 +296,20 @@ def test_watch_is_reset_by_an_emptied_server_that_has_more_changes_than_it_has_s
                 with contextlib.suppress(StoreError):
                     event = watch.next(20)
             assert event == Event("RESET", other.revision)
+
+
+def test_a_record_of_a_revision_that_the_cluster_has_not_reached_is_of_another_history(
+    etcd_store: Store,
+) -> None:
+    """etcd answers with an error, and a watch that took it for an outage tried again for ever."""
+    etcd_store.put("a", b"1")
+    watch = etcd_store.watch("")
+    assert watch.next(20) is not None
+    seen = watch._seen  # type: ignore[attr-defined]
+    assert watch._is_there(seen)  # type: ignore[attr-defined]
+    seen.mod_revision += 1_000_000
+    assert not watch._is_there(seen)  # type: ignore[attr-defined]
+    watch.close()
 
 
 # -- endpoints
@@ -356,14 +371,14 @@ def test_a_transaction_of_unknown_fate_is_not_sent_twice(
             "_call",
             lambda at, name, *rest: (calls.append(f"{name} {at}"), call(at, name, *rest))[1],
         )
-        own_etcd.signal(signal.SIGSTOP)
+        own_etcd.send(signal.SIGSTOP)
         with pytest.raises(StoreError):
             store.put("a", b"2")
         assert len(calls) == 1
         with pytest.raises(StoreError):
             store.get("a")
         assert len(calls) == 3
-        own_etcd.signal(signal.SIGCONT)
+        own_etcd.send(signal.SIGCONT)
 
 
 # -- being let in
@@ -503,7 +518,8 @@ def test_urls_are_parsed(
 def test_invalid_urls_are_refused() -> None:
     assert parse_url("etcd://u:p%40q@a").password == "p@q"
     assert (
-        redacted_url("etcd://u:p@a/x?user=v&password=w") == "etcd://u:***@a/x?user=v&password=***"
+        parse_url("etcd://u:p@a/x?user=v&password=w").shown
+        == "etcd://u:***@a/x?user=v&password=***"
     )
     for url, why in (("etcd:///x", "names no host"), ("etcd://a?c=1", "unknown 'c'")):
         with pytest.raises(ConfigError, match=why):
@@ -539,10 +555,10 @@ def test_a_server_restores_its_state_from_etcd(etcd_server: EtcdServer, tmp_path
     with clipper.start(**settings) as server:
         server.deploy("m", total, input="f64[2]")
         app = server.app("a", models=["m"], policy="exp4", slo_ms=5000)
-        assert app.feedback(app.predict(np.ones(2)).result(10), label=2.0)
+        assert app.feedback(app.predict(np.ones(2)).result(60), label=2.0)
     with clipper.start(**settings) as server:
         app = server.app("a")
-        assert server.model("m").predict(np.ones(2), slo_ms=10_000).result(10) == 2.0
+        assert server.model("m").predict(np.ones(2), slo_ms=10_000).result(60) == 2.0
         assert app._resolve("a").learner.state(None).seen == 1
 
 
@@ -561,7 +577,7 @@ def test_feedback_continues_without_etcd_and_is_written_later(
         app = server.app("a", models=["m"], policy="kl_ucb", slo_ms=10_000, default=-1.0)
         assert app.feedback(app.predict(np.ones(2), user="u").result(20), label=2.0)
         if how == "stopped":
-            own_etcd.signal(signal.SIGSTOP)
+            own_etcd.send(signal.SIGSTOP)
         else:
             own_etcd.kill()
         for user in ("u", "v", ""):
@@ -569,7 +585,7 @@ def test_feedback_continues_without_etcd_and_is_written_later(
             assert (answer.output, answer.is_default) == (2.0, False)
             assert app.feedback(answer, label=2.0)
         if how == "stopped":
-            own_etcd.signal(signal.SIGCONT)
+            own_etcd.send(signal.SIGCONT)
         else:
             own_etcd.start()
     with clipper.start(**settings) as server:

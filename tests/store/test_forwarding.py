@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from clipper.component import Stop
 from clipper.errors import AlreadyExists, InvalidInput, Overloaded, StoreError, UnknownPrediction
 from clipper.serving.feedback import forwarding, presence
 from clipper.serving.feedback.forwarding import (
@@ -133,9 +134,8 @@ def test_a_request_without_a_reply_is_withdrawn_and_may_be_repeated(
     feedback = ForwardedFeedback("app", [f"{A}-1"], [1])
     with pytest.raises(StoreError, match="counts once"):
         there.send(A, feedback)
-    with pytest.raises(
-        StoreError, match="counts once"
-    ):  # it waits behind the first, and is withdrawn before it is looked at
+    # it waits behind the first, and is withdrawn before it is looked at
+    with pytest.raises(StoreError, match="counts once"):
         there.send(A, ForwardedFeedback("app", [f"{A}-2"], [1]))
     assert not connect().range(PREFIX)[0]
     hold.set()
@@ -210,7 +210,7 @@ def test_the_server_of_the_same_folder_is_back_at_once_and_one_elsewhere_after_t
     folder, moved = tmp_path / "folder", tmp_path / "moved"
     folder.mkdir()
     moved.mkdir()
-    stop, store = threading.Event(), connect()
+    stop, store = Stop(), connect()
     monkeypatch.setattr(presence, "LEASE_S", 600.0)
     killed = Presence(store, "name", A, folder)
     killed.enter(stop)
@@ -220,6 +220,7 @@ def test_the_server_of_the_same_folder_is_back_at_once_and_one_elsewhere_after_t
     assert again.is_held
     assert again._lease is not None
     again._lease._end()  # killed: it is not renewed
+    monkeypatch.setattr(presence, "LEASE_S", 600.0)  # that of the other is not to end meanwhile
     other = Presence(store, "name", "cccccccc", moved)
     other.enter(stop)
     assert other.is_held

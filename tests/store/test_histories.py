@@ -16,6 +16,7 @@ from clipper.store.store import ABSENT
 from tests.store.conftest import RedisServer
 from tests.store.etcd_server import EtcdServer
 from tests.store.linearizability import History, Operation, is_linearizable, violations
+from tests.threads import join
 
 CLIENTS, OPERATIONS, KEYS = 4, 60, 8
 
@@ -93,7 +94,7 @@ def run_clients(
     started.wait()
     faults()
     for thread in threads:
-        thread.join()
+        join(thread)
     assert not failed, failed
     return history
 

@@ -5,7 +5,6 @@ import os
 import random
 import resource
 import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -15,6 +14,8 @@ import pytest
 from clipper.errors import Overloaded, StoreError
 from clipper.store import journal
 from clipper.store.journal import Journal
+from tests.processes import Program
+from tests.threads import join
 
 
 @pytest.fixture
@@ -240,7 +241,7 @@ def test_threads_append_without_gaps(tmp_path: Path, mode: journal.Mode) -> None
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        join(thread)
     log.close()
     found = [record for _, record in reopened(tmp_path)]
     assert sorted(numbers) == list(range(1, 401))
@@ -268,15 +269,10 @@ while True:
 def test_what_was_acknowledged_survives_a_kill(tmp_path: Path, mode: str) -> None:
     acknowledged = 0
     for seed in range(4):
-        process = subprocess.Popen(
-            [sys.executable, "-c", WRITER, tmp_path, mode], stdout=subprocess.PIPE
-        )
-        assert process.stdout is not None
-        for _ in range(random.Random(seed).randint(1, 300)):
-            acknowledged = int(process.stdout.readline())
-        os.kill(process.pid, signal.SIGKILL)
-        rest = process.communicate()[0].split()
-        acknowledged = max([acknowledged, *map(int, rest[:-1] if rest else [])])
+        with Program(sys.executable, "-c", WRITER, tmp_path, mode, apart=True) as process:
+            for _ in range(random.Random(seed).randint(1, 300)):
+                process.line()
+        acknowledged = int(process.lines[-1])
         found = reopened(tmp_path)
         assert [(n, int(record)) for n, record in found] == [
             (n, n) for n in range(1, len(found) + 1)

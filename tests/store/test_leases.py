@@ -6,9 +6,9 @@ from time import monotonic
 
 import pytest
 
+from clipper.component.threads import SYSTEM_THREADS
 from clipper.errors import InvalidInput, LeaseLost, StoreError
 from clipper.store import ABSENT, Compare, Event, Lease, MemoryStore, Put, Store, Watch
-from clipper.store.threads import SYSTEM_THREADS
 from tests.memory_container import wait_until
 
 OpenStore = Callable[[int], Store]

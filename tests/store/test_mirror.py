@@ -3,28 +3,32 @@
 import random
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
+from clipper.component import Stop
 from clipper.errors import StoreError
 from clipper.store import (
     ABSENT,
     Compare,
     Delete,
     Event,
+    Follower,
     MemoryStore,
     Mirror,
     Put,
+    Record,
     Store,
     open_store,
 )
-from clipper.store import mirror as mirror_module
+from clipper.store import follower as follower_module
 from clipper.store.etcd import watch as etcd_watch
 from clipper.store.mirror import KeyChange
 from tests.memory_container import wait_until
 from tests.store.etcd_server import EtcdServer
+from tests.threads import join
 
 OpenStore = Callable[[int], Store]
 
@@ -77,7 +81,7 @@ def test_changes_are_reported_when_they_are_readable(store: Store) -> None:
 def test_changes_are_delivered_in_batches_of_a_limit(
     count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mirror_module, "_BATCH", 3)
+    monkeypatch.setattr(follower_module, "_BATCH", 3)
     changes_seen: list[list[str]] = []
     with MemoryStore() as store, Mirror(store, "m/", bytes) as mirror:
         mirror.on_change(lambda changes: changes_seen.append([change.key for change in changes]))
@@ -171,7 +175,7 @@ def test_a_mirror_follows_random_writers(open_with: OpenStore, seed: int) -> Non
         for writer in writers:
             writer.start()
         for writer in writers:
-            writer.join()
+            join(writer)
         end = store.put("m/end", b"1")
         assert mirror.wait_for(lambda m: m.revision >= end.revision, 20)
         wait_until(lambda: "end" in twin)
@@ -265,11 +269,89 @@ def test_closing_wakes_waiting_threads(store: Store) -> None:
     assert found == [False]
 
 
+class Recording:
+    """A sink that fails as often as it is told."""
+
+    def __init__(self, failures: int, error: Exception) -> None:
+        self.left, self._error, self.keys = failures, error, set[str]()
+
+    @property
+    def known(self) -> int:
+        return len(self.keys)
+
+    def begin(self, stop: Stop) -> bool:
+        return True
+
+    def reset(self, records: Sequence[Record], revision: int) -> None:
+        self.keys = {record.key for record in records}
+
+    def changed(self, events: Sequence[Event]) -> None:
+        if self.left:
+            self.left -= 1
+            raise self._error
+        self.keys |= {event.key for event in events}
+
+    def poll(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("error", [KeyError("value"), MemoryError(), StoreError("no")])
+def test_an_error_of_a_sink_makes_it_begin_anew(store: Store, error: Exception) -> None:
+    sink = Recording(2, error)
+    follower = Follower(store, "m/", sink, name="clipper-test")
+    follower.start()
+    wait_until(lambda: follower.contact_s > 0, "it has listed")
+    for key in ("m/a", "m/b", "m/c"):
+        store.put(key, b"")
+        wait_until(lambda key=key: key in sink.keys, "nothing is lost")
+    assert follower.trouble is None or sink.left == 0
+    assert follower.health().state == "running"
+    assert follower.end()
+    assert follower.health().state == "ended"
+
+
+class Interrupted(MemoryStore):
+    """A store whose watch says after each event that it was interrupted."""
+
+    def watch(self, prefix: str, from_revision: int | None = None) -> Any:
+        watch, told = super().watch(prefix, from_revision), list[Event]()
+        plain = watch.next
+
+        def next(timeout_s: float | None = None) -> Event | None:
+            if told:
+                told.clear()
+                raise StoreError("interrupted")
+            event = plain(timeout_s)
+            if event is not None:
+                told.append(event)
+            return event
+
+        watch.next = next  # type: ignore[method-assign]
+        return watch
+
+
+def test_what_came_before_an_interruption_is_taken_in() -> None:
+    store = Interrupted()
+    with Mirror(store, "", int) as mirror:
+        for number in range(5):
+            store.put("a", b"%d" % number)
+            assert mirror.wait_for(lambda m, number=number: m.get("a") == number, 20)
+
+
+def test_a_sink_that_follows_no_more_ends_its_follower(store: Store) -> None:
+    class Done(Recording):
+        def begin(self, stop: Stop) -> bool:
+            return False
+
+    follower = Follower(store, "m/", Done(0, KeyError()), name="clipper-test")
+    follower.start()
+    assert follower.join(store.threads.now_s() + 20)
+
+
 def test_a_mirror_ends_with_its_store(store: Store) -> None:
     mirror = Mirror(store, "m/", int)
     store.close()
-    mirror._thread.join(20)
-    assert not mirror._thread.is_alive()
+    assert mirror._follower.join(store.threads.now_s() + 20)
     mirror.close()
 
 
@@ -277,9 +359,9 @@ def test_a_mirror_ends_with_its_store(store: Store) -> None:
 def test_a_hung_store_is_not_mistaken_for_a_quiet_one(own_etcd: EtcdServer) -> None:
     """The test waits twice for the time after which the watch considers etcd hung."""
     with open_store(own_etcd.url) as store, Mirror(store, "m/", int) as mirror:
-        own_etcd.signal(signal.SIGSTOP)
+        own_etcd.send(signal.SIGSTOP)
         wait_until(lambda: mirror.stale_s > 2 * (etcd_watch.SILENCE_S + etcd_watch.WATCHDOG_S))
         assert mirror.trouble is not None
-        own_etcd.signal(signal.SIGCONT)
+        own_etcd.send(signal.SIGCONT)
         wait_until(lambda: mirror.stale_s < etcd_watch.SILENCE_S)
         assert mirror.trouble is None

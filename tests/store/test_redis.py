@@ -19,9 +19,10 @@ import pytest
 
 import clipper
 from clipper.errors import ConfigError, StoreError
-from clipper.store import Event, Put, Record, RedisStore, open_store
+from clipper.store import Event, Mirror, Put, Record, RedisStore, open_store
 from clipper.store.redis import store as redis
 from tests.memory_container import wait_until
+from tests.threads import join
 
 RedisServer = Any  # conftest.py has it
 
@@ -71,7 +72,7 @@ def test_what_was_acknowledged_survives_a_kill(own_redis: RedisServer) -> None:
                 n = acknowledged + 1
                 store.txn((), (Put("n", b"%d" % n), Put("twin", b"%d" % n)))
                 acknowledged = n
-        timer.join()
+        join(timer)
         own_redis.start()
         records, revision = store.range("")
         assert len({record.value for record in records}) == 1
@@ -86,10 +87,10 @@ def test_a_hung_redis_raises_an_error_and_is_used_again_later(
     monkeypatch.setattr(redis, "PATIENCE_S", 0.3)
     with RedisStore(own_redis.url) as store:
         store.put("a", b"1")
-        own_redis.signal(signal.SIGSTOP)
+        own_redis.send(signal.SIGSTOP)
         with pytest.raises(StoreError, match=r"did not answer within 0\.3 s|cannot be reached"):
             store.get("a")
-        own_redis.signal(signal.SIGCONT)
+        own_redis.send(signal.SIGCONT)
         record = store.get("a")
         assert record is not None
         assert record.value == b"1"
@@ -133,10 +134,10 @@ def refusing(server: RedisServer, control: Any, how: str) -> Iterator[str]:
         with socket.socket(socket.AF_UNIX) as line:
             line.connect(server.url.removeprefix("unix://"))
             line.sendall(b'EVAL "while true do end" 0\r\n')
-            wait_until(lambda: server._ask("PING").startswith(b"-BUSY"))
+            wait_until(lambda: server.ask("PING").startswith(b"-BUSY"))
             yield "refused: .*BUSY|refused: .*busy"
             control.script_kill()
-            wait_until(lambda: server._ask("PING") == b"+PONG")
+            wait_until(lambda: server.ask("PING") == b"+PONG")
     else:
         draw = random.Random(1)
         control.mset({f"filler:{i}": draw.randbytes(100) for i in range(1000)})
@@ -148,11 +149,9 @@ def refusing(server: RedisServer, control: Any, how: str) -> Iterator[str]:
             args=("--key-load-delay", "500", "--loading-process-events-interval-bytes", "1024"),
         )
         starting.start()
-        wait_until(
-            lambda: server.process.poll() is None and server._ask("PING").startswith(b"-LOADING")
-        )
+        wait_until(lambda: server.ask("PING").startswith(b"-LOADING"))
         yield "loading"
-        starting.join()
+        join(starting)
 
 
 def test_a_server_that_lost_its_memory_resets_its_watches(own_redis: RedisServer) -> None:
@@ -226,6 +225,47 @@ def test_watches_of_other_connections_are_notified(redis_server: RedisServer) ->
         assert watch.next(5) == Event("PUT", 2, "a", record)
 
 
+def test_an_entry_of_another_version_hides_no_change(
+    redis_server: RedisServer, tmp_path: Path
+) -> None:
+    """One entry of the stream that could not be read ended the thread that reads for all."""
+    url = f"{redis_server.url}?prefix={tmp_path.name}:"
+    with RedisStore(url) as store, Mirror(store, "m/", bytes) as mirror:
+        store.put("m/a", b"1")
+        wait_until(lambda: "a" in mirror)
+        raw, prefix = store._redis, store._prefix
+        raw.xadd(f"{prefix}events", {"kind": "RENAME", "other": "fields"}, id="2-1")
+        raw.set(f"{prefix}revision", 2)
+        store.put("m/b", b"2")
+        wait_until(lambda: "b" in mirror, "the changes after it come")
+        raw.hset(f"{prefix}r:m/odd", mapping={"revision": 3, "more": "fields"})
+        raw.zadd(f"{prefix}keys", {"m/odd": 0})
+        records, _ = store.range("m/")
+        assert [record.key for record in records] == ["m/a", "m/b", "m/odd"]
+        assert records[2] == Record("m/odd", b"", 3, 3, 1)
+
+
+def test_an_error_of_any_kind_ends_no_watch(
+    redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        RedisStore(f"{redis_server.url}?prefix={tmp_path.name}:") as store,
+        Mirror(store, "m/", bytes) as mirror,
+    ):
+        changes, failed = store.changes, threading.Event()
+
+        def fail(after: int) -> Any:
+            monkeypatch.setattr(store, "changes", changes)
+            failed.set()
+            raise MemoryError
+
+        monkeypatch.setattr(store, "changes", fail)
+        store.put("m/a", b"1")
+        assert failed.wait(20)
+        store.put("m/b", b"2")
+        wait_until(lambda: "b" in mirror)
+
+
 def test_an_unreachable_redis_is_reported(tmp_path: Path) -> None:
     with pytest.raises(
         StoreError, match=r"store unix://.* cannot be reached: .*redis-server is running there"
@@ -234,10 +274,6 @@ def test_an_unreachable_redis_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_password_is_not_shown() -> None:
-    assert (
-        redis.redacted_url("redis://me:secret@host:1/0?prefix=x:")
-        == "redis://me:***@host:1/0?prefix=x:"
-    )
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         with pytest.raises(StoreError) as caught:
@@ -260,10 +296,10 @@ def test_a_server_restores_its_state_from_redis(own_redis: RedisServer, tmp_path
     with clipper.start(**settings) as server:
         server.deploy("m", total, input="f64[2]")
         app = server.app("a", models=["m"], policy="exp4", slo_ms=5000)
-        assert app.feedback(app.predict(np.ones(2)).result(10), label=2.0)
+        assert app.feedback(app.predict(np.ones(2)).result(60), label=2.0)
     with clipper.start(**settings) as server:
         app = server.app("a")
-        assert server.model("m").predict(np.ones(2), slo_ms=10_000).result(10) == 2.0
+        assert server.model("m").predict(np.ones(2), slo_ms=10_000).result(60) == 2.0
         assert app._resolve("a").learner.state(None).seen == 1
 
 
@@ -286,7 +322,7 @@ def test_feedback_continues_without_redis_and_is_written_later(
         control = cached._store
         match how:
             case "stopped":
-                own_redis.signal(signal.SIGSTOP)
+                own_redis.send(signal.SIGSTOP)
             case "killed":
                 own_redis.kill()
             case "read only":
@@ -301,7 +337,7 @@ def test_feedback_continues_without_redis_and_is_written_later(
         assert app.feedback_many(answers, [2.0] * 5).counted == 5
         match how:
             case "stopped":
-                own_redis.signal(signal.SIGCONT)
+                own_redis.send(signal.SIGCONT)
             case "killed":
                 own_redis.start()
             case "read only":

@@ -84,13 +84,13 @@ class SimulatedServer(Server):
         self._watch = store.watch(PREFIX)
         self.busy = False
         self.states.replay(self.read)
-        self.states._sync._read_all()
+        self.states._sync.reset((), 0)
 
     def read_changes(self, count: int) -> None:
         """Read so many changes of the store; 0: read all."""
         if not count:
             with contextlib.suppress(StoreError):
-                self.states._sync._read_all()
+                self.states._sync.reset((), 0)
         for _ in range(count):
             event = self._watch.next(NOTHING_S)
             if event is None:

@@ -1,17 +1,19 @@
 """The learned state of one server is used by all that share its store, for each kind of store."""
 
 import random
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from clipper.errors import StoreError
 from clipper.serving.feedback.states import Learner, States
 from clipper.serving.feedback.stored_state import PREFIX, SHARED
 from clipper.store import MemoryStore, RedisStore, SqliteStore, Store, open_store
 from clipper.store.journal import Journal
+from tests.memory_container import wait_until
+from tests.store.conftest import RedisServer
 from tests.unit.serving.test_states import Server, observation
 
 PATIENCE_S = 20.0
@@ -57,13 +59,6 @@ class Following(Server):
         self.journal = Journal(folder)
         self.states = States(store, self.journal, node, 1000, write_s=3600, follows=True)
         self.states.replay(self.read)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < give_up
-        time.sleep(0.005)
 
 
 def seen(learner: Learner, user: str = SHARED) -> float:
@@ -132,3 +127,50 @@ def test_states_not_in_memory_are_not_read(connect: Connect, tmp_path: Path) -> 
     wait_until(lambda: seen(here) == 2)
     for server in (ours, theirs):
         server.states.close()
+
+
+class Known:
+    """A catalog that says whether the store is the known one."""
+
+    def __init__(self) -> None:
+        self.trouble = ""
+
+    def require_same_store(self) -> None:
+        if self.trouble:
+            raise StoreError(self.trouble)
+
+
+def test_states_that_the_store_lost_are_written_again_once_it_is_accepted(
+    own_redis: RedisServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The journal has forgotten what was written, so only the memory of the server has it."""
+    draw, known = random.Random(2), Known()
+    with RedisStore(own_redis.url) as store, caplog.at_level("WARNING"):
+        journal = Journal(tmp_path / "a")
+        states = States(store, journal, "a", 1000, write_s=0.005, follows=True, trust=known)
+        server = Server.__new__(Server)
+        server.journal, server.states = journal, states
+        states.replay(server.read)
+        states.start_writing()
+        learner = server.learner(TEXT)
+        for _ in range(20):
+            server.observe(learner, "u", observation(draw))
+        wait_until(lambda: len(store.range(PREFIX)[0]) >= 3 and not states.dirty)
+        known.trouble = "it has lost the catalog"
+        assert own_redis.ask("FLUSHALL") == b"+OK"
+        wait_until(lambda: states._sync._waited >= 20)
+        assert store.range(PREFIX)[0] == [], "nothing is written meanwhile"
+        waits = [one for one in caplog.records if "wait to be written" in one.message]
+        assert len(waits) == 1, "one warning, however often it was tried"
+        known.trouble = ""
+        wait_until(
+            lambda: (
+                {"shared", "u:u"}
+                <= {record.key.rpartition("/")[2] for record in store.range(PREFIX)[0]}
+            )
+        )
+        states.close()
+    with RedisStore(own_redis.url) as store:
+        again = Server(store, tmp_path / "a", node="a")
+        assert seen(again.learner(TEXT), "u") == 20
+        again.states.close()

@@ -6,7 +6,6 @@ import fcntl
 import os
 import random
 import sqlite3
-import subprocess
 import sys
 import tempfile
 import threading
@@ -20,25 +19,21 @@ import pytest
 import clipper.store.store
 from clipper.errors import ConfigError, ForkedProcess, StoreError
 from clipper.store import Event, MemoryStore, Put, Record, SqliteStore, open_store
+from tests.processes import Program
 from tests.signals import freeze
+from tests.threads import join
 
 SOURCE = str(Path(clipper.store.store.__file__).parents[2])
 
 
-def spawn(code: str, *args: object) -> "subprocess.Popen[bytes]":
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join((SOURCE, os.environ.get("PYTHONPATH", ""))),
-    }
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, args)], stdout=subprocess.PIPE, env=environment
-    )
+def spawn(code: str, *args: object) -> Program:
+    path = os.pathsep.join((SOURCE, os.environ.get("PYTHONPATH", "")))
+    return Program(sys.executable, "-c", code, *args, environment={"PYTHONPATH": path}, apart=True)
 
 
-def finish(process: "subprocess.Popen[bytes]") -> str:
-    out, _ = process.communicate(timeout=120)
-    assert process.returncode == 0
-    return out.decode()
+def finish(process: Program) -> str:
+    assert process.wait() == 0
+    return process.output
 
 
 def content(store: SqliteStore) -> dict[str, bytes]:
@@ -79,14 +74,10 @@ while True:
 def test_kill_9_of_the_writer_loses_nothing_acknowledged(tmp_path: Path) -> None:
     path, rng, acknowledged = tmp_path / "state.db", random.Random(9), 0
     for _ in range(20):
-        writer = spawn(WRITER, path)
-        assert writer.stdout is not None
-        for _ in range(rng.randrange(1, 30)):
-            acknowledged = int(writer.stdout.readline())
-        writer.kill()
-        acknowledged = max([acknowledged, *map(int, writer.stdout.read().split())])
-        writer.wait()
-        writer.stdout.close()
+        with spawn(WRITER, path) as writer:
+            for _ in range(rng.randrange(1, 30)):
+                writer.line()
+        acknowledged = max(acknowledged, int(writer.lines[-1]))
         with SqliteStore(path) as store:
             found = content(store)
             assert acknowledged <= int(found["n"]) <= acknowledged + 1, (
@@ -120,7 +111,7 @@ import sys
 from clipper.store import SqliteStore
 with SqliteStore(sys.argv[1], durable=False) as store:
     for _ in range(int(sys.argv[2])):
-        store.update("n", lambda old: b"%d" % (int(old or b"0") + 1), tries=100_000)
+        store.update("n", lambda old: b"%d" % (int(old or b"0") + 1))
 """
 
 
@@ -146,7 +137,7 @@ def test_a_new_file_that_another_process_is_switching_to_the_log_is_waited_for(
     with SqliteStore(path, busy_s=30) as store:
         store.put("a", b"1")
         assert store.get("a")
-    release.join()
+    join(release)
 
 
 def test_a_watch_sees_writes_of_another_process(tmp_path: Path) -> None:
@@ -349,9 +340,8 @@ def without_privilege() -> Iterator[None]:
 
 
 def test_a_read_only_folder_is_a_typed_error() -> None:
-    with (
-        tempfile.TemporaryDirectory() as name
-    ):  # pytest's own folders are closed to nobody altogether
+    # pytest's own folders are closed to nobody altogether
+    with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         filled(folder / "state.db", 1)
         folder.chmod(0o555)
@@ -402,12 +392,10 @@ def test_a_stopped_reader_blocks_no_writer(tmp_path: Path) -> None:
     with SqliteStore(tmp_path / "state.db") as store:
         store.put("a", b"1")
         reader = spawn(READER, store.path)
-        assert reader.stdout is not None
-        reader.stdout.readline()
+        reader.line()
         freeze(reader.pid)
         store.put("a", b"2")
         reader.kill()
-        reader.communicate()
 
 
 @pytest.mark.slow
@@ -429,7 +417,7 @@ def test_servers_that_start_at_once_on_a_new_file_all_come_up(tmp_path: Path) ->
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join()
+            join(thread)
     assert not failed
 
 
@@ -521,10 +509,8 @@ def test_leased_keys_of_a_dead_process_disappear(tmp_path: Path) -> None:
     with SqliteStore(path) as store:
         watch = store.watch("")
         holder = spawn(HOLDER, path)
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"held\n"
+        assert holder.line() == "held"
         holder.kill()
-        holder.communicate()
         kinds: list[str] = []
         while kinds[-1:] != ["DELETE"]:
             event = watch.next(20)

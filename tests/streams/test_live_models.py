@@ -15,6 +15,7 @@ from clipper.errors import InvalidInput
 from clipper.frontend.streams.model_updates import descriptor_of
 from tests.memory_container import wait_until
 from tests.store.conftest import RedisServer
+from tests.threads import join
 
 redis = pytest.importorskip("redis")
 onnx = pytest.importorskip("onnx")
@@ -24,14 +25,6 @@ datasets = pytest.importorskip("sklearn.datasets")
 pytest.importorskip("onnxruntime")
 Client = Any
 START_S = 60.0  # for a container that imports what its model needs, on a busy machine
-
-
-@pytest.fixture
-def client(redis_server: RedisServer) -> Iterator[Client]:
-    with redis.Redis.from_url(
-        redis_server.url, decode_responses=True, encoding_errors="replace"
-    ) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")
@@ -73,20 +66,23 @@ def entries(client: Client, stream: str) -> list[dict[str, str]]:
 @pytest.fixture
 def updates(
     serving: clipper.ClipperServer, redis_server: RedisServer, fresh: Callable[[], str]
-) -> Iterator[Any]:
-    """Yield a stream of models; retire what it deployed after the test."""
-    with serving.models_from(redis_server.url, stream=fresh(), keep=0) as running:
-        yield running
+) -> Iterator[str]:
+    """Yield the name of a stream of models; retire what it deployed after the test."""
+    stream = fresh()
+    with serving.models_from(redis_server.url, stream=stream, keep=0):
+        yield stream
     for model in serving.catalog.models():
         serving.retire(model.id, force=True)
 
 
 def test_versions_are_deployed_from_a_stream_without_a_failed_query(
-    serving: clipper.ClipperServer, client: Client, updates: Any, digits: Any
+    serving: clipper.ClipperServer, client: Client, updates: str, digits: Any
 ) -> None:
     """ONNX and skops models are deployed by data, by key and in chunks, while queries are sent:
     none fails or gets the default."""
-    stream, old, new = updates.settings.stream, trained(digits, 300), trained(digits, 1500)
+    stream = updates
+    old = trained(digits, 300)
+    new = trained(digits, 1500)
     contents = [as_onnx(old), as_onnx(new), skops.dumps(old)]
     with redis.Redis.from_url("unix://" + client.connection_pool.connection_kwargs["path"]) as raw:
         raw.xadd(
@@ -103,7 +99,7 @@ def test_versions_are_deployed_from_a_stream_without_a_failed_query(
 
         def ask() -> None:  # without end, but not so fast that it starves the containers that start
             for i in itertools.count():
-                answers.append((i % 1797, app.predict(digits[0][i % 1797], salt=i).result(10)))
+                answers.append((i % 1797, app.predict(digits[0][i % 1797], salt=i).result(60)))
                 if stopping.wait(0.002):
                     return
 
@@ -133,7 +129,7 @@ def test_versions_are_deployed_from_a_stream_without_a_failed_query(
         finally:
             stopping.set()
             for asker in askers:
-                asker.join()
+                join(asker)
         unhook()
     assert all(ready), "a version is the latest only when its container is connected"
     assert not [answer for _, answer in answers if answer.is_default or answer.missing]
@@ -150,9 +146,9 @@ def test_versions_are_deployed_from_a_stream_without_a_failed_query(
 
 
 def test_an_invalid_model_is_refused_and_changes_nothing(
-    serving: clipper.ClipperServer, client: Client, updates: Any, digits: Any
+    serving: clipper.ClipperServer, client: Client, updates: str, digits: Any
 ) -> None:
-    stream, good = updates.settings.stream, as_onnx(trained(digits, 300))
+    stream, good = updates, as_onnx(trained(digits, 300))
     with redis.Redis.from_url("unix://" + client.connection_pool.connection_kwargs["path"]) as raw:
         raw.rpush(stream + ".list", "x")
         raw.xadd(stream, described("m", "onnx", good, data=good))
@@ -199,7 +195,7 @@ def test_an_invalid_model_is_refused_and_changes_nothing(
         )
     assert [str(model.id) for model in serving.catalog.models()] == ["m:1"]
     assert (
-        serving.app("asks").predict(digits[0][0].astype(np.float32), slo_ms=5000).result(10).output
+        serving.app("asks").predict(digits[0][0].astype(np.float32), slo_ms=5000).result(60).output
         == 0
     )
     serving.catalog.unregister_application("asks")
@@ -233,9 +229,9 @@ def test_large_and_untrusted_models_are_refused(
 
 
 def test_an_entry_that_is_delivered_again_is_deployed_once(
-    serving: clipper.ClipperServer, client: Client, updates: Any, digits: Any
+    serving: clipper.ClipperServer, client: Client, updates: str, digits: Any
 ) -> None:
-    stream, content = updates.settings.stream, as_onnx(trained(digits, 300))
+    stream, content = updates, as_onnx(trained(digits, 300))
     with redis.Redis.from_url("unix://" + client.connection_pool.connection_kwargs["path"]) as raw:
         for _ in range(2):
             raw.xadd(stream, described("again", "onnx", content, data=content))

@@ -145,9 +145,8 @@ def test_a_lone_caller_of_both_and_of_each(pair: Pair, stress: int) -> None:
             assert right((model,), model.predict(row(serial)).result(30), serial)
         models = some_models(pair, rng)
         assert right(models, predict_all(models, row(serial)).result(30), serial)
-    for loop, name in zip(
-        pair.dispatch.loops, (b"a0", b"b1"), strict=True
-    ):  # each is led by a lone caller again
+    # each is led by a lone caller again
+    for loop, name in zip(pair.dispatch.loops, (b"a0", b"b1"), strict=True):
         before, give_up = loop.snapshot()["led"], time.monotonic() + 20
         while loop.snapshot()["led"] == before and time.monotonic() < give_up:
             pair.models[name].predict(row(1)).result(30)

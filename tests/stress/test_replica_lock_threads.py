@@ -37,7 +37,7 @@ def test_replicas_are_read_while_they_come_and_go(tmp_path: Path, stress: int) -
                 node.engine.attach(conn, model.index, b"", number=number, size_max=16)
                 conns.append((conn, number))
                 with contextlib.suppress(StatusError):
-                    model.predict(np.array([1.0, 2.0])).result(10)
+                    model.predict(np.array([1.0, 2.0])).result(60)
                 container.drop()
                 assert wait_for_event(node, "DISCONNECTED") == conn
         finally:

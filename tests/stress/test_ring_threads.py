@@ -10,11 +10,8 @@ from clipper_core.runtime.ring import SpscRing, WorkRing
 from tests.stress.node import together
 
 PRODUCERS = 4
-WORDS = {
-    2: 500,
-    8: 5_000,
-    1024: 50_000,
-}  # by size of the ring: a small one changes hands at every word
+# by size of the ring: a small one changes hands at every word
+WORDS = {2: 500, 8: 5_000, 1024: 50_000}
 
 
 @pytest.mark.parametrize("size", WORDS)

@@ -24,6 +24,7 @@ from clipper.errors import (
 )
 from clipper.store import Compare, MemoryStore, Op, SqliteStore, Store, TxnResult
 from clipper.types import Application, Batching, InputType, Model, VersionedModel
+from tests.threads import join
 
 
 @pytest.fixture
@@ -161,7 +162,15 @@ def test_a_linked_model_is_retired_only_by_force(catalog: Catalog) -> None:
     catalog.register_application("latest", ["svm"])
     with pytest.raises(StillLinked, match="'svm:1' is still linked to: pinned"):
         catalog.retire_model("svm:1")
-    catalog.retire_model("svm:2")
+    with pytest.raises(StillLinked, match="'svm:2' is still linked to: latest") as caught:
+        catalog.retire_model("svm:2")
+    assert "clipper promote svm:1 " in caught.value.hint
+    assert catalog.latest("svm").version == 2
+    catalog.retire_model("svm:2", force=True)
+    assert [app.models for app in catalog.applications()] == [
+        (VersionedModel("svm"),),
+        (VersionedModel("svm", 1),),
+    ]
     with pytest.raises(StillLinked, match="latest, pinned"):
         catalog.retire_model("svm:1")
     catalog.retire_model("svm:1", force=True)
@@ -200,9 +209,9 @@ def test_the_latest_is_what_came_last_deployed_or_promoted(store: Store, catalog
     assert register_model(catalog, "svm", "f64[64]").version == 4
     assert catalog.latest("svm").version == 4
     catalog.promote("svm:2")
-    catalog.retire_model("svm:2")
+    catalog.retire_model("svm:2", force=True)
     assert catalog.latest("svm").version == 1, "not a version that somebody went back from"
-    catalog.retire_model("svm:1")
+    catalog.retire_model("svm:1", force=True)
     assert catalog.latest("svm").version == 4
 
 
@@ -647,9 +656,59 @@ def test_many_writers_keep_the_rules(store: Store) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        join(thread)
     final = Catalog(store, follow=False)
     assert sorted(given) == list(links(*(f"m:{i}" for i in range(1, len(given) + 1))))
     assert [m.version for m in final.versions("m")] == list(range(1, len(given) + 1))
     for app in final.applications():
         assert app.input == final.view.model(app.models[0]).input
+
+
+# -- a read that is older than what another thread has written meanwhile is no older store
+
+
+class _Overtaken(MemoryStore):
+    """A store that another thread writes to after the next listing was read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.then: Callable[[], object] | None = None
+
+    def range(self, prefix: str) -> tuple[list[Any], int]:
+        found = super().range(prefix)
+        then, self.then = self.then, None
+        if then is not None:
+            then()
+        return found
+
+
+@pytest.mark.parametrize("kind", ["change", "record", "listing"])
+def test_a_writer_that_was_overtaken_takes_the_store_for_no_older_one(kind: str) -> None:
+    with _Overtaken() as store, Catalog(store, follow=False) as catalog:
+        register_model(catalog, "m", "f64[1]")
+
+        def other() -> None:
+            register_model(catalog, "other", "f64[1]")
+
+        if kind == "listing":  # of a follower; its view is not newer than the listing
+            records, revision = store.range("catalog/")
+            other()
+            catalog.take(records, revision + 1000)
+        elif kind == "change":
+            store.then = other
+            catalog.set_replicas(VersionedModel("m", 1), 2, 2)
+            assert catalog.view.model("m").replicas == 2
+        else:
+            get, taken = store.get, []
+
+            def slow(key: str) -> Any:
+                found = get(key)
+                if key == "catalog/guard" and not taken:
+                    taken.append(key)
+                    other()
+                return found
+
+            store.get = slow  # type: ignore[method-assign]
+            catalog.record("verb", "k", b"", b"{}")
+        assert catalog.continuity.trouble == ""
+        assert "other" in catalog.view.versions

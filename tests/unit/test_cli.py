@@ -6,12 +6,12 @@ import importlib.metadata
 import json
 import os
 import re
-import select
 import signal
 import subprocess
 import sys
 import time
 import tomllib
+from functools import partial
 from pathlib import Path
 
 import click
@@ -25,6 +25,7 @@ from clipper.cli.servers import doctor
 from clipper.clock import wall_time_us
 from clipper.config import describe
 from tests.frontend.certificates import Authority
+from tests.processes import Program
 
 PATIENCE_S = 60.0
 
@@ -43,12 +44,8 @@ def every_command(group: click.Group, at: tuple[str, ...] = ()) -> list[tuple[st
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Change to an empty folder, without settings in the environment."""
-    monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("CLIPPER_")]:
-        monkeypatch.delenv(name)
-    return tmp_path
+def here(bare_folder: Path) -> Path:
+    return bare_folder
 
 
 # -- help
@@ -144,9 +141,9 @@ def test_show_lists_every_key_and_where_it_comes_from(
 ) -> None:
     (here / "clipper.toml").write_text(
         "[limits]\ntasks_max = 1000\n[models.svm]\nreplicas = 2\n"
-        "[streams.a]\napp = 'x'\nurl = 'redis://me:secret@host'\n"
+        "[streams.a]\napp = 'x'\nurl = 'redis://me:s3cr3t@host'\n"
     )
-    monkeypatch.setenv("CLIPPER_SERVER__TOKEN", "secret")
+    monkeypatch.setenv("CLIPPER_SERVER__TOKEN", "s3cr3t")
     result = run("config", "show", "--json")
     rows = {row["key"]: row for row in json.loads(result.output)}
     assert {info.key for info in describe() if "NAME" not in info.key} <= set(rows)
@@ -157,7 +154,7 @@ def test_show_lists_every_key_and_where_it_comes_from(
     assert rows["server.token"]["origin"] == "CLIPPER_SERVER__TOKEN"
     assert rows["server.heartbeat_ms"]["origin"] == "default"
     assert rows["streams.a.url"]["value"] == "redis://me:***@host"
-    assert "secret" not in result.output
+    assert "s3cr3t" not in result.output
 
 
 def test_show_prints_a_table_of_what_changed(here: Path) -> None:
@@ -173,8 +170,16 @@ def test_show_prints_a_table_of_what_changed(here: Path) -> None:
 
 def test_check_prints_what_is_valid(here: Path) -> None:
     assert run("config", "check").output == "ok: defaults: 0 keys, 0 models, 0 applications\n"
-    (here / "clipper.toml").write_text('[apps.digits]\nmodels = ["svm"]\nslo_ms = 5\n')
-    assert run("config", "check").output == "ok: clipper.toml: 2 keys, 0 models, 1 application\n"
+    app = '[apps.digits]\nmodels = ["svm"]\nslo_ms = 5\n'
+    (here / "clipper.toml").write_text("[models.svm]\n" + app)
+    assert run("config", "check").output == "ok: clipper.toml: 3 keys, 1 model, 1 application\n"
+    (here / "clipper.toml").write_text(app)
+    result = run("config", "check")
+    assert result.exit_code == 1
+    assert "clipper.toml:2: application 'digits': no model 'svm' is declared" in result.output
+    (here / "clipper.toml").write_text('[server]\nstate = "st"\n' + app)
+    assert run("config", "check").output.startswith("note: application 'digits' links 'svm'")
+    assert not (here / "st").exists()
 
 
 def test_check_prints_what_is_invalid(here: Path) -> None:
@@ -191,8 +196,8 @@ def test_check_prints_what_is_invalid(here: Path) -> None:
 
 def only(monkeypatch: pytest.MonkeyPatch, trial: str) -> None:
     """Have the doctor run this check only."""
-    early = ("core", "machine", "memory", "descriptors", "interpreter", "round_trip")
-    for name in (*early, "disk", "certificates", "packages", "containers"):
+    early = ("core", "machine", "memory", "descriptors", "control_groups", "interpreter")
+    for name in (*early, "round_trip", "disk", "certificates", "packages", "containers"):
         if name != trial:
             monkeypatch.setattr(doctor, name, list)
 
@@ -204,6 +209,18 @@ def test_doctor_finds_this_machine_in_order(here: Path) -> None:
     assert not [finding for finding in findings if finding["verdict"] == "fail"]
     assert any("a model in a process of its own" in finding["text"] for finding in findings)
     assert list(here.iterdir()) == []
+
+
+def test_doctor_tells_whether_what_models_start_ends_with_them(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only(monkeypatch, "control_groups")
+    monkeypatch.setattr(doctor, "own_group", partial(Path, "/group"))
+    assert doctor.examine() == [("ok", "what models start ends with them (cgroup v2, /group)")]
+    monkeypatch.setattr(doctor, "own_group", Path("/no/such").read_text)
+    ((verdict, text),) = doctor.examine()
+    assert verdict == "skip"
+    assert text.endswith("what a model starts in a session of its own outlives the model")
 
 
 def test_doctor_checks_certificates(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,19 +325,6 @@ def test_doctor_finds_a_folder_that_cannot_be_written(
 # -- up
 
 
-def read_until(process: "subprocess.Popen[str]", text: str) -> str:
-    assert process.stdout is not None
-    seen, give_up = "", time.monotonic() + PATIENCE_S
-    while text not in seen:
-        assert select.select([process.stdout], [], [], max(0.0, give_up - time.monotonic()))[0], (
-            seen
-        )
-        data = os.read(process.stdout.fileno(), 4096).decode()
-        assert data, f"it ended before saying {text!r}: {seen}"
-        seen += data
-    return seen
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_up_serves_a_file_until_it_is_stopped(here: Path, number: signal.Signals) -> None:
     (here / "doubler.py").write_text("def double(rows):\n    return rows.sum(axis=1) * 2\n")
@@ -329,18 +333,11 @@ def test_up_serves_a_file_until_it_is_stopped(here: Path, number: signal.Signals
         ' ["doubler"]\n'
     )
     command = [sys.executable, "-u", "-m", "clipper", "up"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
-        try:
-            seen = read_until(process, "doubler:1/0 is connected")
-            if "containers connect to" not in seen:
-                seen += read_until(process, "--name NAME")
-            process.send_signal(number)
-            seen += read_until(process, "closed\n")
-            assert process.wait(PATIENCE_S) == 0
-        finally:
-            process.kill()
+    with Program(*command) as process:
+        process.until("doubler:1/0 is connected", "containers connect to")
+        assert process.stop(number) == 0
+    seen = process.output
+    assert seen.endswith("closed\n")
     assert "models: doubler:1" in seen
     assert "applications: double" in seen
     assert "clipper-container serve MODULE:MODEL --connect unix:" in seen
@@ -358,16 +355,9 @@ def test_up_keeps_pauses_short(here: Path) -> None:
         "-c",
         f"import atexit, gc, sys; {report_script}; import clipper.cli as c; c.main(['up'])",
     ]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
-        try:
-            read_until(process, "--name NAME")
-            process.send_signal(signal.SIGTERM)
-            read_until(process, "frozen True 0.001")
-            assert process.wait(PATIENCE_S) == 0
-        finally:
-            process.kill()
+    with Program(*command, until="--name NAME") as process:
+        assert process.stop() == 0
+    assert "frozen True 0.001" in process.output
 
 
 def test_up_takes_queries_over_http(here: Path) -> None:
@@ -376,48 +366,28 @@ def test_up_takes_queries_over_http(here: Path) -> None:
         '[models.doubler]\ntarget = "doubler:double"\ninput = "f64[3]"\n[apps.double]\nmodels ='
         ' ["doubler"]\nslo_ms = 5000\n'
     )
-    command = [
-        sys.executable,
-        "-u",
-        "-m",
-        "clipper",
-        "up",
-        "--http",
-        "127.0.0.1:0",
-        "--http-workers",
-        "2",
-        "--admin",
-    ]
-    command += ["127.0.0.1:0"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
-        try:
-            seen = read_until(process, "doubler:1/0 is connected")
-            if "containers connect to" not in seen:
-                seen += read_until(process, "--name NAME")
-            found = dict(
-                re.findall(
-                    r"^(queries|management|dashboard)\b.*? at http://(127\.0\.0\.1:\d+)", seen, re.M
-                )
+    command = ["up", "--http", "127.0.0.1:0", "--http-workers", "2", "--admin", "127.0.0.1:0"]
+    with Program(sys.executable, "-u", "-m", "clipper", *command) as process:
+        process.until("doubler:1/0 is connected", "containers connect to", "--name NAME")
+        found = dict(
+            re.findall(
+                r"^(queries|management|dashboard)\b.*? at http://(127\.0\.0\.1:\d+)",
+                process.output,
+                re.M,
             )
-            query, admin = found["queries"], found["management"]
-            assert found["dashboard"] == admin
-            lines = [
-                http.client.HTTPConnection(address, timeout=PATIENCE_S)
-                for address in (query, admin)
-            ]
-            lines[0].request("POST", "/api/double/predict", '{"input": [1, 2, 3]}')
-            assert json.loads(lines[0].getresponse().read())["output"] == 12
-            lines[1].request("GET", "/admin/applications/double")
-            assert json.loads(lines[1].getresponse().read())["slo_ms"] == 5000
-            process.send_signal(signal.SIGTERM)
-            read_until(process, "closed\n")
-            for line in lines:
-                line.close()
-            assert process.wait(PATIENCE_S) == 0
-        finally:
-            process.kill()
+        )
+        query, admin = found["queries"], found["management"]
+        assert found["dashboard"] == admin
+        lines = [
+            http.client.HTTPConnection(address, timeout=PATIENCE_S) for address in (query, admin)
+        ]
+        lines[0].request("POST", "/api/double/predict", '{"input": [1, 2, 3]}')
+        assert json.loads(lines[0].getresponse().read())["output"] == 12
+        lines[1].request("GET", "/admin/applications/double")
+        assert json.loads(lines[1].getresponse().read())["slo_ms"] == 5000
+        assert process.stop() == 0
+        for line in lines:
+            line.close()
 
 
 def test_up_prints_what_is_wrong_with_its_file(here: Path) -> None:

@@ -2,12 +2,13 @@
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 import pytest
 
 import clipper
+from clipper import config
 from clipper.config import Config, KeyInfo, describe, load, merge_batching
 from clipper.errors import ConfigError
 from clipper.settings.server import ApplicationSettings, ModelSettings
@@ -532,3 +533,109 @@ def test_a_number_that_may_be_none_is_a_number() -> None:
         ConfigError, match=r"coverage = 2: expected a number from 0.5 to 0.999 share"
     ):
         load(env={}, apps={"digits": {"coverage": 2}})
+
+
+# -- each setting, in each form that a variable of the environment may have
+
+
+def forms_of(type_: Any, meta: msgspec.Meta) -> list[tuple[str, object]]:
+    """Return texts for a setting of this type, with the values they stand for."""
+    if type_ is Batching:
+        return [
+            ("static", Batching(mode="static")),
+            ('{"mode": "static", "size_max": 3}', Batching(mode="static", size_max=3)),
+        ]
+    if type_ is Any:
+        return [("7", 7), ('"7"', "7"), ("a word", "a word"), ("[1, 2]", [1, 2]), ("null", None)]
+    if type_ is str:
+        return [("a, b", "a, b"), ('["a"]', '["a"]'), ('{"a": "f64"}', '{"a": "f64"}'), ("1", "1")]
+    if type_ is bool:
+        words = {"true": True, "false": False, "yes": True, "no": False}
+        return [*words.items(), ("TRUE", True), ("1", True), ("0", False), ("Off", False)]
+    if type_ in (int, float):
+        least = 1 if meta.ge is None else meta.ge
+        texts = [(str(type_(least)), least), (f"{type_(least + 1)}", least + 1)]
+        return texts if meta.le is None or least + 1 <= meta.le else texts[:1]
+    if get_origin(type_) is Literal:
+        return [(one, one) for one in get_args(type_)]
+    if get_origin(type_) is tuple:
+        return [
+            ('["gpu", "a, b"]', ("gpu", "a, b")),
+            ("gpu,x", ("gpu", "x")),
+            (" gpu , x ", ("gpu", "x")),
+            ("gpu", ("gpu",)),
+            ("[::1]:80,[::1]:81", ("[::1]:80", "[::1]:81")),
+            ("[]", ()),
+            ("", ()),
+        ]
+    if get_origin(type_) is dict:
+        is_text = get_args(type_)[1] is str
+        return (
+            [('{"a": "f64", "b": "str"}', {"a": "f64", "b": "str"})]
+            if is_text
+            else [('{"a": [0, 1], "b": 2}', {"a": (0, 1), "b": 2})]
+        )
+    assert type_ == bool | list[Any], f"no forms for {type_}"
+    return [("true", True), ("no", False), ("OFF", False), ("[[1.5]]", [[1.5]])]
+
+
+@pytest.mark.parametrize("table", config.tables())
+def test_each_setting_takes_each_form_from_the_environment(table: str) -> None:
+    kind, (section, _, is_named) = config.tables()[table], table.partition(".")
+    at = (section, "n") if is_named else (section,)
+    for key in kind.__struct_fields__:
+        variable = "CLIPPER_" + "__".join((*at, key)).upper()
+        for text, value in forms_of(*config._typed(kind, key)):
+            built = config._build(kind, config._from_env({variable: text}), at)
+            found = getattr(built, key)
+            assert found == value, f"{variable}={text!r}"
+            assert isinstance(found, type(value)) or isinstance(value, int | float)
+
+
+def test_tables_of_the_environment() -> None:
+    env = {
+        "CLIPPER_MODELS__M": '{"target": "a:b", "replicas": 2, "batching": {"size_max": 4}}',
+        "CLIPPER_MODELS__M__READS__TASTE": "[0, 1]",
+        "CLIPPER_MODELS__M__INPUTS__IDS": "i64[2,3]",
+        "CLIPPER_MESH__RUNTIMES": '["clipper_container.adapters.oip:Oip"]',
+    }
+    found = load(env=env)
+    model = found.models["m"]
+    assert (model.target, model.replicas, model.batching.size_max) == ("a:b", 2, 4)
+    assert (model.reads, model.inputs) == ({"taste": (0, 1)}, {"ids": "i64[2,3]"})
+    assert found.mesh.runtimes == ("clipper_container.adapters.oip:Oip",)
+    assert found.origins["models.m.replicas"] == "CLIPPER_MODELS__M"
+    for name, text in {
+        "MESH__LABELS": '["gpu", 1]',
+        "MESH__RUNTIMES": '["a" "b"]',
+        "MODELS__M__INPUTS": "f64",
+        "MODELS__M__WARMUP": "maybe",
+    }.items():
+        assert refusal(env={f"CLIPPER_{name}": text}).startswith(f"CLIPPER_{name}: ")
+
+
+def test_named_tensors_are_tables(tmp_path: Path) -> None:
+    path = write(tmp_path, '[models.m]\ninputs = { age = "f64" }\n[models.m.outputs]\nA = "str"\n')
+    model = load(path, {}).models["m"]
+    assert (model.inputs, model.outputs) == ({"age": "f64"}, {"A": "str"})
+    write(tmp_path, '[models.m]\ninput = { age = "f64" }\n')
+    assert "inputs = { NAME = TYPE }" in refusal(path)
+    write(tmp_path, "[models.m]\nwarmup = [[1.0, 2.0]]\n")
+    assert load(path, {}).models["m"].warmup == [[1.0, 2.0]]
+
+
+# -- secrets
+
+
+@pytest.mark.parametrize("token", ["two\nlines", " leading", "trailing ", "\x7f", "zero\0"])
+def test_a_token_that_no_header_can_carry_is_refused(token: str) -> None:
+    text = refusal(http={"token": token})
+    assert "no header can carry it" in text
+    assert token not in text
+    assert "http.token = '***'" in text
+
+
+def test_a_secret_of_a_wrong_type_is_not_shown(tmp_path: Path) -> None:
+    assert "1234" not in refusal(write(tmp_path, "[http]\ntoken = 1234\n"))
+    state = 'state = "redis://u:geheim@h"\nstate_ = 1\n'
+    assert "geheim" not in refusal(write(tmp_path, f"[server]\n{state}"))

@@ -161,10 +161,7 @@ def test_of_load() -> None:
     table(
         "load",
         (searched, [(10, 1000), (200, 250), (1000, 5000), (0.5, 1), (400, 400), (2000, 1e5)]),
-        (
-            lambda text: rows_of("random", InputType.parse(text))[:2],
-            types,
-        ),
+        (lambda text: rows_of("random", InputType.parse(text))[:2], types),
         (
             lambda text, type: rows_of(text, InputType.parse(type)),
             [
@@ -252,28 +249,21 @@ def test_rollouts() -> None:
         (
             decide,
             [
-                (
-                    rollout(stage=stage, state=state, guard=guard, stage_us=now - age),
-                    Figures(new, some),
-                    now,
-                    counting,
-                    reason,
-                )
-                for now in (100_000_000,)
-                for stage, state, guard, age, new, counting, reason in (
-                    (0, "running", "", 60_000_000, some, 0, ""),
-                    (1, "running", "", 60_000_000, some, 0, ""),
-                    (0, "running", "", 59_999_999, some, 0, ""),
-                    (0, "running", "", 60_000_000, some, 41_000_000, ""),
-                    (0, "running", "", 60_000_000, none, 0, ""),
-                    (0, "running", "error<5%", 60_000_000, some, 0, ""),
-                    (0, "running", "error<5%", 60_000_000, bad, 0, ""),
-                    (0, "running", "error<5%", 60_000_000, none, 0, ""),
-                    (0, "running", "error<5%, p99<1ms", 60_000_000, bad, 0, ""),
-                    (0, "paused", "error<5%", 60_000_000, some, 0, ""),
-                    (0, "paused", "error<5%", 60_000_000, bad, 0, ""),
-                    (0, "running", "", 60_000_000, some, 0, "it is gone"),
-                    (0, "promoted", "", 60_000_000, some, 0, "it is gone"),
+                (rollout(stage=stage, state=state, guard=guard), Figures(new, some), held_s, reason)
+                for stage, state, guard, held_s, new, reason in (
+                    (0, "running", "", 60.0, some, ""),
+                    (1, "running", "", 60.0, some, ""),
+                    (0, "running", "", 59.999999, some, ""),
+                    (0, "running", "", 59.0, some, ""),
+                    (0, "running", "", 60.0, none, ""),
+                    (0, "running", "error<5%", 60.0, some, ""),
+                    (0, "running", "error<5%", 60.0, bad, ""),
+                    (0, "running", "error<5%", 60.0, none, ""),
+                    (0, "running", "error<5%, p99<1ms", 60.0, bad, ""),
+                    (0, "paused", "error<5%", 60.0, some, ""),
+                    (0, "paused", "error<5%", 60.0, bad, ""),
+                    (0, "running", "", 60.0, some, "it is gone"),
+                    (0, "promoted", "", 60.0, some, "it is gone"),
                 )
             ],
         ),

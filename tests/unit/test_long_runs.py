@@ -69,9 +69,8 @@ def test_stacking_many_models_that_agree_stays_finite(weight: float, in_the_core
     policy = create_policy("stacking(rate=1.0)")
     assert isinstance(policy, LearningPolicy)
     fresh, native = policy.init(models), native_update_of(policy) if in_the_core else None
-    state = LearnedState(
-        models, np.full((50, 1), 20.0), fresh.seen, fresh.labels, fresh.sure
-    )  # as large as they become
+    # as large as they become
+    state = LearnedState(models, np.full((50, 1), 20.0), fresh.seen, fresh.labels, fresh.sure)
     for turn in range(12):
         arrived = {model: Prediction(turn % 3 if i % 10 else 7) for i, model in enumerate(models)}
         state = observe(
@@ -97,9 +96,8 @@ def test_a_state_that_is_not_finite_heals(name: str, how: str) -> None:
     rows[0, 0], sure[3, 1] = math.nan, math.inf
     broken = LearnedState(state.models, rows, state.seen, state.labels, sure, state.tracked)
     if how == "decoded" and name.startswith("lin"):
-        with pytest.raises(
-            ValueError, match="no factor of a positive matrix"
-        ):  # whoever reads it begins anew
+        # whoever reads it begins anew
+        with pytest.raises(ValueError, match="no factor of a positive matrix"):
             policy.decode(policy.encode(broken))
         return
     if how == "decoded":

@@ -447,6 +447,23 @@ def test_an_old_state_learns_probabilities_and_is_stored_and_merged() -> None:
     assert np.isfinite(POLICY.observe(broken, seen).rows).all()
 
 
+def test_the_rows_of_a_user_equal_numpy() -> None:
+    rng, sums = np.random.default_rng(12), [5, 6, 9, 10, 13, 14]
+    for state in (POLICY.init(MODELS), trained(60), trained(200)):
+        for counts in (1.0, 30.0, 300.0, *rng.integers(1, 50, 20).astype(float)):
+            expected = state.rows.copy()
+            evidence = expected[:-1, sums].max(axis=1) / 0.25
+            share = np.minimum(1.0, counts / np.maximum(evidence, 1e-300))
+            expected[:-1, sums] *= share[:, None]
+            expected[:-1, 17::2] *= share[:, None]
+            limited = mixture.limited(state.rows, counts)
+            assert np.array_equal(limited, expected)
+            others = [*range(6), 10]
+            expected[-1, others] *= 6.0 / 7.0 / expected[-1, others].sum()
+            expected[-1, 6], expected[:-1, 15] = 1 / 7, 1 / 3
+            assert np.array_equal(mixture.of_user(limited), expected)
+
+
 def test_stacking_learns_the_same_from_certain_probabilities_and_votes() -> None:
     policy: Any = create_policy("stacking")
     one = two = policy.init(MODELS)
@@ -580,7 +597,7 @@ def test_right_and_wrong_are_feedback_without_labels() -> None:
         plan = Plan(MODELS)
         state = POLICY.observe(state, Observation(plan, predictions(said), score, answer))
     assert answer == label
-    assert state.labels == 0
+    assert state.labels, "an answer that was right is a label"
 
 
 @pytest.mark.parametrize("weight", [1e-300, 1.0, 1e300])
@@ -606,13 +623,7 @@ def test_labels_with_a_high_hash_widen_the_rows_in_every_way_of_learning() -> No
     state = POLICY.init(MODELS)
     outputs = tuple([labels[(t * i) % 5] for t in range(100)] for i in (1, 2, 3))
     rows = ObservationRows(
-        MODELS,
-        outputs,
-        (None,) * 3,
-        (None,) * 3,
-        outputs[0],
-        np.array([-1], np.int32),
-        np.ones(1),
+        MODELS, outputs, (None,) * 3, (None,) * 3, outputs[0], np.array([-1], np.int32), np.ones(1)
     )
     at_once = observe_rows(POLICY, state, rows)
     for i in range(100):

@@ -3,8 +3,6 @@ store, records of feedback, rollouts, and sums of counts for dashboard and stati
 
 import hashlib
 import os
-import signal
-import subprocess
 import sys
 import termios
 from pathlib import Path
@@ -17,9 +15,8 @@ import pytest
 from clipper.cli.servers.end_process import end_process
 from clipper.config_schema import schema
 from clipper.credential_file import CredentialFile, line_of
-from clipper.deploy.deployer import LogLines, LogTail
+from clipper.deploy.deployer import LogTail
 from clipper.deploy.kubernetes.params import ParamsShipment
-from clipper.deploy.restarts import RestartPolicy, Restarts
 from clipper.errors import ConfigError, UnknownModel
 from clipper.frontend.inference.operations import _of_model
 from clipper.frontend.streams.consumer_group import ConsumerGroup
@@ -27,6 +24,7 @@ from clipper.keys import Keys
 from clipper.manage.dashboard import shards, sources
 from clipper.manage.overview import _pid_here, followed
 from clipper.manage.rollouts.decisions import Step, moved, verdicts_of
+from clipper.processes.restarts import RestartPolicy, Restarts
 from clipper.selection.learning.batch_learning import ObservationRows
 from clipper.serving.feedback import journal_records
 from clipper.serving.rollout.guards import Counts, Figures
@@ -36,6 +34,7 @@ from clipper.store.store import Delete, Event, Put, Record
 from clipper.types import VersionedModel
 from clipper_core.runtime.histogram import LatencyHistogram
 from tests.expected import table
+from tests.processes import Program
 from tests.unit.test_functions_tables import rollout
 
 RECORD, LEASED = Record("k", b"v", 5, 5, 1, ""), Record("k", b"v", 5, 5, 1, "x")
@@ -85,8 +84,9 @@ def test_files_of_keys(tmp_path: Path) -> None:
 
 
 def exits(policy: RestartPolicy, *times: tuple[float, float]) -> object:
-    some = Restarts()
-    return [[some.pause(policy, *one) for one in times], some.looped]
+    some = Restarts(policy)
+    verdicts = [some.ended(now_s, ready_s) for ready_s, now_s in times]
+    return [one.held or one.pause_s for one in verdicts]
 
 
 def changed(events: list[Event | None]) -> object:
@@ -256,9 +256,8 @@ def test_counts_of_a_model_and_what_its_replicas_wrote(tmp_path: Path) -> None:
     latency.record(3000)
     latency.record(5000)
     row = {"ended": {"OK": 4, "FULL": 2}, "hits": 3, "joined": 2, "evaluated": 9, "batches": 5}
-    lines = LogLines(3)
-    lines.extend(f"line {i}" for i in range(10))
-    written: dict[int, list[str]] = {0: LogTail(lines), 1: ["a", "b"], 2: []}
+    last = [f"line {i}" for i in range(7, 10)]
+    written: dict[int, list[str]] = {0: LogTail(last, 10), 1: ["a", "b"], 2: []}
 
     def logs(id: VersionedModel, number: int) -> list[str]:
         if number == 3:
@@ -277,10 +276,7 @@ def test_counts_of_a_model_and_what_its_replicas_wrote(tmp_path: Path) -> None:
         "counts",
         (_of_model, [("m:2", {**row, "latency_us": one}) for one in (latency.snapshot(), empty)]),
         (lambda after: followed(server, "m", after), ["", "2.0:9", "2.0:5,2.1:2", "2.0:99", "x"]),
-        (
-            _pid_here,
-            [{}, {"pid": 7}, *({"pid": pid, "restart_count": 0} for pid in (0, 1, 2, 7))],
-        ),
+        (_pid_here, [{}, {"pid": 7}, *({"pid": pid, "restart_count": 0} for pid in (0, 1, 2, 7))]),
         (
             lambda mib, gib, n: ParamsShipment(ParamsSettings(**settings[n]), mib, gib).volume_gib,
             [(1024, 0, 0), (1025, 0, 0), (4096, 0, 1), (4096, 7, 0)],
@@ -328,9 +324,7 @@ def test_a_process_is_signalled_to_end(
     times: int, now: bool, ends: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = [sys.executable, "-c", TWICE, str(times)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
+    with Program(*command, until="ready\n") as process:
         if ends:
             end_process(process.pid, 60.0, "still there", now=now)
             assert process.wait() == 5
@@ -339,8 +333,7 @@ def test_a_process_is_signalled_to_end(
             with pytest.raises(SystemExit) as ended:
                 end_process(process.pid, 0.05, "still there", now=now)
             assert (ended.value.code, capsys.readouterr().err) == (1, "still there\n")
-            assert process.poll() is None
-            process.send_signal(signal.SIGKILL)
+            assert process.lives
     with pytest.raises(ProcessLookupError):
         end_process(process.pid, 0.0, "still there")
 

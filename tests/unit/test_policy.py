@@ -52,10 +52,9 @@ def test_models_come_and_go(policy: Policy) -> None:
     assert policy.encode(policy.add_model(state, B)) == policy.encode(state)
     assert policy.rank_models_desc(policy.remove_model(state, B), None) == (A,)
     assert set(policy.rank_models_desc(policy.update_model_version(state, A, A2), None)) == {A2, B}
-    assert set(policy.rank_models_desc(state, None)) == {
-        A,
-        B,
-    }, "the state that was given is as it was"
+    assert set(policy.rank_models_desc(state, None)) == {A, B}, (
+        "the state that was given is as it was"
+    )
 
 
 @every_policy

@@ -94,11 +94,9 @@ def test_a_set_is_given_only_where_it_is_requested():
     policy: Any = create_policy("stacking")
     with_sets: Any = create_policy("stacking(coverage=0.9)")
     plain: Any = create_policy("stacking")
-    assert (policy.coverage, with_sets.coverage, plain.coverage) == (
-        None,
-        0.9,
-        None,
-    ), "one policy object does not change another"
+    assert (policy.coverage, with_sets.coverage, plain.coverage) == (None, 0.9, None), (
+        "one policy object does not change another"
+    )
     state, arrived = policy.init(models(2)), {model: Prediction(1) for model in models(2)}
     assert policy.combine(state, arrived, ()).set == ()
     assert (

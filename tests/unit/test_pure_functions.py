@@ -29,7 +29,7 @@ from clipper.serving.query.named_outputs import columns_of, only, with_default
 from clipper.serving.query.progress import line
 from clipper.types import Application, Batching, InputType, Model, VersionedModel
 from clipper_container.adapters.classes import labelled
-from clipper_container.adapters.onnx import _is_short, _largest
+from clipper_container.adapters.onnx import _is_short, _probabilities
 from clipper_container.artifacts.source import RemoteFile, fingerprint
 from clipper_container.loading.files import (
     _trouble_of_lightgbm,
@@ -175,10 +175,18 @@ def test_columns_and_arrays() -> None:
     columns = {"x": pairs, "s": ["a", "b"], "n": np.array([1, 2])}
     probabilities = np.array([[0.2, 0.8], [0.6, 0.4]], np.float32)
     output = [
-        Object(type=f"tensor({name})", shape=[0] * n)
-        for name, n in (("int64", 1), ("string", 1), ("float", 2), ("double", 2), ("float", 1))
+        Object(name=name, type=f"tensor({kind})", shape=[0] * n)
+        for name, kind, n in (
+            ("label", "int64", 1),
+            ("label", "string", 1),
+            ("probabilities", "float", 2),
+            ("probabilities", "double", 2),
+            ("probabilities", "float", 1),
+            ("other", "float", 2),
+            ("classes", "int64", 2),
+        )
     ]
-    maps = Object(type="seq(map(int64,tensor(float)))", shape=[])
+    maps = Object(name="output_probability", type="seq(map(int64,tensor(float)))", shape=[])
     number = InputType.parse("f64[3]")
     cases = of_text(
         (
@@ -217,19 +225,22 @@ def test_columns_and_arrays() -> None:
             ],
         ),
         (
-            _largest,
+            _probabilities,
             [
-                (probabilities, 2),
-                (probabilities, 3),
-                (probabilities + 0.3, 2),
-                (probabilities - 0.3, 2),
-                (probabilities[0], 2),
-                (probabilities.astype(int), 2),
-                ([{0: 0.25, 1: 0.75}], 1),
-                ([{0: 0.5}], 2),
-                ([{}], 1),
-                ([0.5], 1),
-                (np.array([[0.0, 1.0009]]), 1),
+                (probabilities, np.arange(2)),
+                (probabilities, np.arange(3)),
+                (probabilities + 0.3, np.arange(2)),
+                (probabilities - 0.3, np.arange(2)),
+                (probabilities[0], np.arange(2)),
+                (probabilities.astype(int), np.arange(2)),
+                ([{0: 0.25, 1: 0.75}], np.array([1])),
+                ([{0: 0.25, 1: 0.75}], np.array([0])),
+                ([{"no": 0.25, "yes": 0.75}], np.array(["no"], object)),
+                ([{0: 0.5, 1: 1.5}], np.array([1])),
+                ([{0: 0.5}], np.arange(2)),
+                ([{}], np.arange(1)),
+                ([0.5], np.arange(1)),
+                (np.array([[0.0, 1.0009]]), np.arange(1)),
             ],
         ),
         (
@@ -374,12 +385,18 @@ def test_the_state_and_the_trouble_of_a_model() -> None:
         [{**ready, "suspect": True}],
         [{**ready, "profile": [(1, 5000.0, 3)]}],
     ]
+
+    def state_of(rows: Any, has: int, wanted: int, stage: str = "", **more: Any) -> str:
+        row: Any = {"replicas": rows, "has": has, "wanted": wanted, "stage": stage, **more}
+        return _state(row)
+
+    assert state_of([ready], 1, 1, warmup_error="it fails") == "warm-up failed"
+    assert state_of([ready], 1, 1, warmup_error="it fails", evaluated=1) == "ready"
     out = []
     for rows in replicas:
-        states = [
-            _state(rows, *more) for more in ((0, 0, ""), (1, 2, ""), (2, 2, ""), (0, 1, "failed"))
-        ]
-        out.append(", ".join((*states, _state(rows, 0, 1, ""))))
+        states = [state_of(rows, 0, 0), state_of(rows, 1, 2), state_of(rows, 2, 2)]
+        states += [state_of(rows, 0, 1, "failed"), state_of(rows, 0, 1)]
+        out.append(", ".join(states))
         for state, ended in (
             ("ready", {}),
             ("failed", {}),

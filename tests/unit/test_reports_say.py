@@ -56,9 +56,9 @@ def test_axes() -> None:
     shown += [milliseconds(value) for value in (0, 9.999, 99.994, 100, math.nan, math.inf)]
     for log in (False, True):
         for points in ([(1, 1)], [(0, -5), (10, 5)], [(3, 1e-5), (3e5, 1e4), (7, math.inf)]):
-            for least, most in ((None, None), (0.5, 6)):
-                axes = [Axis("x<y", log, least=least, most=most), Axis("y", log)]
-                axes.append(Axis("t", log, [(2, "two"), (9, "<9>")], least, most))
+            for least in (None, 0.5):
+                axes = [Axis("x<y", log, least=least), Axis("y", log)]
+                axes.append(Axis("t", log, [(2, "two"), (9, "<9>")], least))
                 lines = [Series("<a>", points, "a", dots) for dots in (False, True)]
                 for x, y in (axes[:2], axes[::-1][:2]):
                     shown.append(Chart('"t"', x, y, lines, [("<rule>", 4)]).svg())

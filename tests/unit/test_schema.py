@@ -28,7 +28,7 @@ TEXT = '{"ids": "i64[*]", "mask": "i64[*]"}'
 def test_the_notation() -> None:
     schema = Schema.parse(TEXT + ' -> {"embedding": "float32[384]"}')
     assert str(schema) == TEXT + ' -> {"embedding": "f32[384]"}'
-    assert schema == Schema.from_json(schema.to_json())
+    assert schema == Schema.of(**schema.to_json())
     assert [spec.type for spec in schema.input_specs()] == ["i64[*]", "i64[*]"]
     assert schema.inputs.row_type == "bytes"
     assert schema.outputs.row_type == "u8[1536]"

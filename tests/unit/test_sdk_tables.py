@@ -3,9 +3,11 @@
 import json
 import math
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace as Object
@@ -14,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from clipper_container import parent_death
 from clipper_container.adapters.onnx import OnnxModel
 from clipper_container.adapters.ragged import run_by_shape
 from clipper_container.artifacts.errors import PullError
@@ -33,6 +36,7 @@ from clipper_container.tensor_spec import FREE, InvalidTensor, TensorSpec, _with
 from clipper_container.worker import warmup
 from clipper_container.worker.replies import COMPLAIN_S, FailureLog
 from tests.expected import check_expected, shown, table
+from tests.threads import join
 
 
 def read(answer: bytes, dtype: str, at: int) -> object:
@@ -297,7 +301,7 @@ def test_the_same_failure_is_printed_now_and_then(
 ) -> None:
     times = iter([0.5, 1.0, COMPLAIN_S, 0.5 + COMPLAIN_S, 6.0, 6.5])
     monkeypatch.setattr("time.monotonic", lambda: next(times))
-    log = FailureLog("m")
+    log = FailureLog("model 'm' failed")
     for text in ("a\n", "a\n", "a\n", "a\n", "b", "a"):
         log.report(text)
     monkeypatch.undo()
@@ -398,6 +402,7 @@ def test_memory_is_given_back_when_it_is_due(monkeypatch: pytest.MonkeyPatch) ->
 
 TITLE = """
 import sys
+import threading
 from clipper_container.forking.replica import set_title
 for title in ("replica 1", "x" * 5000):
     set_title(title)
@@ -416,6 +421,7 @@ def test_the_title_of_a_replica_fits_into_its_command_line() -> None:
 
 ENDS = """
 import sys
+import threading
 from clipper_container.forking.fork_server import _run_and_exit
 def work():
     print("said")
@@ -435,16 +441,38 @@ def test_output_of_a_child_is_written_before_it_ends(ends: str, code: int) -> No
 
 PARENT = """
 import ctypes, signal, sys
-from clipper_container.__main__ import die_with_parent
-die_with_parent(0)
+from clipper_container.parent_death import end_with_parent
+end_with_parent(ignores_ctrl_c=True)
 sent = ctypes.c_int()
 ctypes.CDLL(None).prctl(2, ctypes.byref(sent))  # PR_GET_PDEATHSIG
 print(sent.value, signal.getsignal(signal.SIGINT) is signal.SIG_IGN, flush=True)
-die_with_parent(1 << 22)
+end_with_parent(1 << 22)
 print("still there")
 """
 
 
 def test_a_container_ends_with_its_parent() -> None:
     done = subprocess.run([sys.executable, "-c", PARENT], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "9 True\n")
+    assert (done.returncode, done.stdout) == (-9, "9 True\n")
+
+
+TELLS = "import os; print(os.getpriority(os.PRIO_PROCESS, 0), os.getcwd(), flush=True); input()"
+
+
+def test_a_program_ends_with_the_thread_that_started_it() -> None:
+    """The program tells its priority and its folder, and waits for ever."""
+    started: list[tuple[subprocess.Popen[str], str]] = []
+
+    def start() -> None:
+        words = parent_death.command([sys.executable, "-c", TELLS], "/", 3)
+        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        started.append((process, process.stdout.readline()))
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    join(thread)
+    [(process, told)] = started
+    with process:
+        assert process.wait(30) == -signal.SIGKILL
+    assert told == f"{min(19, os.getpriority(os.PRIO_PROCESS, 0) + 3)} /\n"

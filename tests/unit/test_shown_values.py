@@ -1,4 +1,4 @@
-"""How numbers, times and values are shown to people, at each side of every bound."""
+"""The texts of numbers, times and values for people, at each side of every bound."""
 
 import math
 from types import SimpleNamespace as Object
@@ -26,6 +26,10 @@ def beside(*bounds: float) -> list[float]:
     return [near for bound in bounds for near in (bound - bound / 1000, bound, bound + bound / 500)]
 
 
+def shown_setting(value: object) -> str:
+    return _shown(value, "server.address")
+
+
 def test_numbers_and_times() -> None:
     links = [{"name": "m", "version": None}, {"name": "n", "version": 2}]
     texts = ["x" * 58, "x" * 59, links, [{"name": "m"}], [], {"a": 1}]
@@ -39,7 +43,7 @@ def test_numbers_and_times() -> None:
         (entry, ["y" * 70, *texts]),
         (table, [([], "none"), ([("a", "b")], "none"), ([("a", "b"), (1, "long"), ("x", 2)], "")]),
         (setting, [0.0, 1.0, 1.5, -2.0]),
-        (_shown, ["x" * 58, "x" * 59, 7, ("a",)]),
+        (shown_setting, ["x" * 58, "x" * 59, 7, ("a",)]),
         (_type_name, [str, int, float, bool, Batching, UserValue, dict[str, list[int]], list[str]]),
         (sample, [1, 1.5, math.inf, -math.inf, math.nan]),
         (tick, [0, *beside(0.001, 1e6, -1e6), 0.0009]),
@@ -50,8 +54,7 @@ def test_numbers_and_times() -> None:
 
 
 @pytest.mark.parametrize(
-    ("copies", "info", "size"),
-    [([3, 9, 4], 5, 9), ([], 5, 5), ([], None, 0), ([2], None, 2)],
+    ("copies", "info", "size"), [([3, 9, 4], 5, 9), ([], 5, 5), ([], None, 0), ([2], None, 2)]
 )
 def test_size_of_a_model(copies: list[int], info: int | None, size: int) -> None:
     status: Any = Object(

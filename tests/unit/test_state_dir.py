@@ -1,5 +1,6 @@
 """The folder of one server: created, locked, released."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -7,7 +8,7 @@ import sys
 import pytest
 
 from clipper.errors import AlreadyExists, ConfigError
-from clipper.state_dir import StateDir, sweep
+from clipper.state_dir import StateDir, lock_file, sweep
 
 
 @pytest.mark.parametrize("state", ["", "memory", "memory://"])
@@ -48,6 +49,25 @@ def test_one_server_a_folder(tmp_path):
     first.close()
     first.close()
     StateDir(str(tmp_path)).close()
+
+
+def test_a_file_system_without_locks_is_no_other_server(tmp_path, monkeypatch):
+    opened, closed = [], []
+    close = os.close
+
+    def fails(fd, operation):
+        opened.append(fd)
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    def closes(fd):
+        closed.append(fd)
+        close(fd)
+
+    monkeypatch.setattr("fcntl.flock", fails)
+    monkeypatch.setattr("os.close", closes)
+    with pytest.raises(OSError, match="No locks available"):
+        lock_file(tmp_path / "lock", AlreadyExists("taken"))
+    assert opened[0] in closed
 
 
 def test_a_refused_folder_leaves_no_other_behind(tmp_path, monkeypatch):

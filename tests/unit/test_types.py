@@ -1,6 +1,11 @@
 """Notations of types: what is written is read back, and anything else is refused."""
 
+import copy
+import dataclasses
+import gc
+import pickle
 import re
+import weakref
 from typing import Any
 
 import msgspec
@@ -9,6 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import clipper
+from clipper.selection import Combined, Prediction
 from clipper.types import (
     ANY,
     DTYPES,
@@ -22,6 +29,7 @@ from clipper.types import (
     VersionedModel,
     check_name,
 )
+from clipper_core.results.answer import answer_of
 
 # -- names
 
@@ -291,6 +299,103 @@ def test_requests_and_answers_may_hold_arrays() -> None:
 )
 def test_an_answer_shows_itself_in_one_line(answer: Answer, shown: str) -> None:
     assert repr(answer) == shown
+
+
+SVM = VersionedModel("svm", 1)
+PARTS = {
+    "output": 3,
+    "confidence": 0.5,
+    "is_default": True,
+    "reason": "why",
+    "models": (SVM,),
+    "missing": (VersionedModel("cnn", 2),),
+    "latency_us": 17,
+    "id": "node-ff",
+    "agreement": 0.25,
+    "decided_by": "majority",
+    "set": (3, 4),
+    "request_id": "mine",
+    "qualifiers": {SVM: {"quality": 3}},
+}
+
+
+def parts_of(answer: Answer) -> dict[str, Any]:
+    return {name: getattr(answer, name) for name in PARTS}
+
+
+def test_an_answer_has_the_parts_that_it_is_made_of() -> None:
+    assert parts_of(Answer(*PARTS.values())) == parts_of(Answer(**PARTS)) == PARTS
+    assert parts_of(Answer(None)) == {
+        "output": None,
+        "confidence": 1.0,
+        "is_default": False,
+        "reason": "",
+        "models": (),
+        "missing": (),
+        "latency_us": 0,
+        "id": "",
+        "agreement": 1.0,
+        "decided_by": "all",
+        "set": (),
+        "request_id": "",
+        "qualifiers": {},
+    }
+    assert Answer(1).qualifiers is not Answer(1).qualifiers
+    with pytest.raises(TypeError):
+        Answer()  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="nonsense"):
+        Answer(1, nonsense=2)  # type: ignore[call-arg]
+
+
+def test_the_answer_of_a_query_equals_one_that_is_made_of_its_parts() -> None:
+    combined = Combined(3, 0.5, (SVM,), 0.25, (3, 4))
+    arrived = {SVM: Prediction(3, None, {"quality": 3}), VersionedModel("lda", 1): Prediction(4)}
+    missing = [VersionedModel("cnn", 2)]
+    arguments: tuple[Any, ...] = ("majority", "mine", arrived)
+    answer = answer_of(3, combined, "why", missing, 17, "node", 255, *arguments)
+    assert parts_of(answer) == PARTS
+    assert answer.id is answer.id, "it is made once"
+    plain = answer_of(3, combined, "", [], 0, "node", 2**64 - 1, "all", "", {})
+    assert (plain.is_default, plain.missing, plain.qualifiers) == (False, (), {})
+    assert plain.id == f"node-{2**64 - 1:x}"
+    assert plain.qualifiers is plain.qualifiers
+
+
+def test_an_answer_is_copied_replaced_pickled_and_matched() -> None:
+    combined = Combined(3, 0.5, (SVM,), 0.25, (3, 4))
+    arrived = {SVM: Prediction(3, None, {"quality": 3})}
+    missing = [VersionedModel("cnn", 2)]
+    arguments: tuple[Any, ...] = ("majority", "mine", arrived)
+    lazy = answer_of(3, combined, "why", missing, 17, "node", 255, *arguments)
+    for answer in (lazy, Answer(**PARTS)):
+        for other in (copy.copy(answer), copy.deepcopy(answer), pickle.loads(pickle.dumps(answer))):
+            assert type(other) is Answer
+            assert parts_of(other) == PARTS
+            assert other != answer, "by identity"
+        assert len({answer, copy.copy(answer), answer}) == 2
+        assert parts_of(dataclasses.replace(answer, output=4)) == {**PARTS, "output": 4}
+        assert dataclasses.asdict(answer) == PARTS
+        encoded = msgspec.to_builtins(Answer(1, models=(SVM,)))
+        assert encoded["models"] == ({"name": "svm", "version": 1},)
+        match answer:
+            case Answer(output, 0.5, is_default=True):
+                assert output == 3
+            case _:
+                pytest.fail("it does not match")
+    assert Answer is clipper.Answer
+    assert (Answer.__module__, Answer.__qualname__) == ("clipper.types", "Answer")
+
+
+def test_a_cycle_through_an_answer_is_collected() -> None:
+    class Output:
+        answer: Answer
+
+    output = Output()
+    output.answer = Answer(output)
+    gone = weakref.ref(output)
+    del output
+    gc.collect()
+    assert gone() is None
 
 
 def test_records_read_back_as_written() -> None:

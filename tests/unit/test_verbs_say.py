@@ -392,6 +392,8 @@ def test_the_verbs_of_models_and_applications(transcript: Any) -> None:
         "application": {"name": "digits", "slo_ms": 20.0, "default": "x" * 70},
         "rollouts": lambda app: [ROLLOUT, REVERTED] if not app else [],
         "ps": ROWS,
+        "about": {"store": "store redis://one has lost the catalog"},
+        "accept_store": change,
         "logs": lambda model, replica: ["one", "two"] if replica == 1 else [],
         "predict_plainly": lambda app, input: (
             reply
@@ -452,6 +454,9 @@ scale svm 1-4 --dry-run
 scale svm x
 retire svm --force
 retire svm:1 --dry-run
+store accept
+store accept --restore
+store accept --as-is --dry-run
 rollout svm:2 --app digits
 rollout svm:2 --app digits --canary 5% --stages 5,50 --hold 5m --guard p99<20ms --error-rate 0.5
 rollout start svm:2 --app digits --error-rate 0

@@ -33,7 +33,7 @@ KINDS = (
     "FEEDBACK",
     "ACCURACY",
 )
-VARIABLE, CONFIDENCE, ROW_STATUS, COMPRESSED, CHECKED, SHARED, SESSIONS, QUALIFIERS = (
+VARIABLE, CONFIDENCE, ROW_STATUS, COMPRESSED, CHECKED, SHARED, SESSIONS, QUALIFIERS, PARTIAL = (
     1,
     2,
     4,
@@ -42,6 +42,7 @@ VARIABLE, CONFIDENCE, ROW_STATUS, COMPRESSED, CHECKED, SHARED, SESSIONS, QUALIFI
     32,
     64,
     128,
+    256,
 )
 FLAGS = {
     1: "VARIABLE",
@@ -52,6 +53,7 @@ FLAGS = {
     32: "SHARED",
     64: "SESSIONS",
     128: "QUALIFIERS",
+    256: "PARTIAL",
 }
 DTYPES = (
     "any",
@@ -417,6 +419,8 @@ def version2() -> list[Vector]:
             id=10,
             qualifiers=["81a171cb3fe8000000000000", "", "81a17102"],
         ),
+        fixed("reply_partial", REPLY, "f64", [0.5, 2.0], id=9, flags=PARTIAL),
+        variable("reply_str_partial", REPLY, "str", ["cat"], id=9, flags=PARTIAL | CHECKED),
         fixed(
             "predict_sessions",
             PREDICT,
@@ -729,6 +733,11 @@ def refused_learning(add: Any) -> None:
         "a PREDICT has no qualifiers",
         header(**told, payload_bytes=16) + bytes(8) + bytes(8),
     )
+    add(
+        "partial_predict",
+        "only a REPLY is PARTIAL",
+        header(**(row | {"flags": PARTIAL}), payload_bytes=8) + one,
+    )
     add("qualifiers_missing", "a length a row", header(REPLY, **told, payload_bytes=8) + bytes(8))
     add(
         "qualifiers_cut",
@@ -840,11 +849,7 @@ def records() -> list[Vector]:
         (
             "ragged",
             {"ids": "i64[*]", "mask": "i64[*]"},
-            [
-                {"ids": [7, 9], "mask": [1, 1]},
-                {"ids": [5], "mask": [1]},
-                {"ids": [], "mask": []},
-            ],
+            [{"ids": [7, 9], "mask": [1, 1]}, {"ids": [5], "mask": [1]}, {"ids": [], "mask": []}],
         ),
         (
             "ragged_and_fixed",

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-_LINEAR = pickle.loads(
-    Path(os.environ["PEER_FOLDER"], "linear.pickle").read_bytes()
-)  # written by the benchmark itself
+# written by the benchmark itself
+_LINEAR = pickle.loads(Path(os.environ["PEER_FOLDER"], "linear.pickle").read_bytes())
 
 
 def noop(rows: list[list[float]]) -> list[float]:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.processes import Program
+
 SOURCE = Path(__file__).with_name("floor.c")
 NO_COMPILER = "not measured: no C compiler (gcc, cc or clang) to build bench/system/anchors/floor.c"
 
@@ -27,22 +29,14 @@ class Bare:
     floor.c has the names."""
 
     def __init__(self, program: Path) -> None:
-        self._process = subprocess.Popen(
-            [program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        self._program = Program(program, apart=True)
 
     def measure(self, what: str, n: int) -> float:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(f"{what} {n}\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"floor.c ended at {what!r} with exit status {self._process.wait()}")
-        return float(line)
+        self._program.say(f"{what} {n}")
+        return float(self._program.line())
 
     def close(self) -> None:
-        self._process.communicate()
+        self._program.kill()
 
 
 @contextmanager

@@ -30,9 +30,8 @@ from bench.harness import Row, Sample, awaited_ns, interleave, per_call_ns, row,
 HEAD = struct.Struct("<II")  # rows, elements of a row
 BATCH_MAX = 1024
 
-Item = tuple[
-    bytes | None, Any, Future[Any] | None
-]  # key (None: x is an array of rows), x, future (None: the end)
+# key (None: x is an array of rows), x, future (None: the end)
+Item = tuple[bytes | None, Any, Future[Any] | None]
 Batch = list[Any]
 
 

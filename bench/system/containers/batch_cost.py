@@ -88,12 +88,7 @@ def main(quick: bool) -> list[Row]:
         for name, batching in WAYS.items():
             model = name.replace(" ", "-")
             server.deploy(
-                model,
-                encoder(),
-                input="i64[*]",
-                cache=False,
-                batching=batching,
-                warmup=rows[:16],
+                model, encoder(), input="i64[*]", cache=False, batching=batching, warmup=rows[:16]
             )
             apps[name] = server.app(model, [model], slo_ms=SLO_MS)
 

@@ -1,4 +1,4 @@
-"""What does a prediction cost, part by part? Every row of the goals of the engine, beside its floor
+"""The cost of a prediction, part by part: every row of the goals of the engine, beside its floor
 and its peers.
 
 A group of rows is a module with `rows(effort) -> list[Row]`; its first line is the question. What a

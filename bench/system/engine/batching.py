@@ -91,9 +91,11 @@ def rows(effort: Effort) -> list[Row]:
 
 
 def times_of(cost: Cost, shape: str, load: float, share: float) -> NDArray[np.float64]:
-    return arrivals(
-        load * cost.capacity(), max(cost.seconds * share, 0.05), seed=1, burst=SHAPES[shape]
-    )
+    """Return Poisson arrivals, in seconds, in the busy part of each 200 ms."""
+    burst, seconds = SHAPES[shape], max(cost.seconds * share, 0.05)
+    spell_s = 0.2 / burst
+    busy_s = arrivals(load * cost.capacity() * burst, seconds / burst, seed=1)
+    return busy_s // spell_s * 0.2 + busy_s % spell_s
 
 
 def run(

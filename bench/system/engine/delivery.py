@@ -77,9 +77,8 @@ def wakes_a_batch(server: clipper.ClipperServer, n: int) -> list[Row]:
                 await future
 
     before, wrote = batches(server), writes_of(thread)
-    dispatch._resolve = (
-        counted  # the reader that an event loop is given, from the next await on a new loop
-    )
+    # the reader that an event loop is given, from the next await on a new loop
+    dispatch._resolve = counted
     try:
         with asyncio.Runner(loop_factory=loop_factory(True)) as runner:
             runner.run(run())

@@ -15,12 +15,8 @@ from bench.system.engine.effort import FULL, TINY, Effort, median
 from bench.system.engine.peers import not_installed, peer
 from clipper_core.cache.clock_cache import ClockCache
 
-PEERS = {
-    "cachebox": "cachebox",
-    "theine": "theine",
-    "lru-dict": "lru",
-    "functools": "functools",
-}  # package: module
+# package: module
+PEERS = {"cachebox": "cachebox", "theine": "theine", "lru-dict": "lru", "functools": "functools"}
 LEAST = {1: 15, 2: 50}  # times cachebox
 MODEL, ROW_BYTES = 1, 8
 CORE_TIMES = 20  # as many lookups as a peer makes: a run must be long beside a thread's start

@@ -19,7 +19,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -45,6 +44,7 @@ from clipper.serving.feedback.journal_records import read
 from clipper.store.journal import Journal
 from clipper.types import VersionedModel
 from clipper_container import Scored
+from tests.processes import Program
 
 APPLICATIONS = {
     "a": "exp3",
@@ -223,7 +223,7 @@ class Book:
             " the states differ"
         )
 
-    def read(self, lines: list[bytes], journal: Path) -> str:
+    def read(self, lines: list[str], journal: Path) -> str:
         """Add the report of a killed process and its journal; return what is wrong with them."""
         counts: dict[str, int] = dict.fromkeys(APPLICATIONS, 0)
         for line in lines:
@@ -261,42 +261,24 @@ class Book:
 class Teacher:
     """A teacher's process, and what it says."""
 
-    def __init__(self, state: str, folder: str, seed: int, log: Path) -> None:
-        words = [sys.executable, "-m", "bench.system.faults.durability", state, folder, str(seed)]
-        self._log = log.open("ab")
-        self.process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=self._log, cwd=ROOT)
-        self._lines: list[bytes] = []
-        self._news = threading.Condition()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+    def __init__(self, state: str, folder: str, seed: int) -> None:
+        words = [sys.executable, "-m", "bench.system.faults.durability", state, folder, seed]
+        self.program = Program(*words, folder=ROOT)
 
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            with self._news:
-                if line.endswith(b"\n"):
-                    self._lines.append(line)
-                self._news.notify_all()
-        with self._news:
-            self._lines.append(b"")
-            self._news.notify_all()
+    def said(self) -> list[str]:
+        """Return the lines that are no log."""
+        return [line for line in self.program.lines if line.startswith("{")]
 
-    def line(self, i: int) -> dict[str, Any] | None:
-        """Return a line of the process; None if it ended without one, or was too slow."""
-        with self._news:
-            self._news.wait_for(lambda: len(self._lines) > i, LIVES_MAX_S)
-            text = self._lines[i] if len(self._lines) > i else b""
-        return json.loads(text) if text else None
+    def ready(self) -> dict[str, Any]:
+        """Wait until it is ready; return what it found. Raises: AssertionError."""
+        self.program.until(lambda: len(self.said()) >= 2, limit_s=LIVES_MAX_S)
+        found: dict[str, Any] = json.loads(self.said()[0])
+        return found
 
-    def kill(self) -> list[bytes]:
+    def kill(self) -> list[str]:
         """Kill the process. Return its output after it was ready."""
-        self.process.kill()
-        self.process.wait()
-        self._reader.join()
-        self._log.close()
-        if self.process.stdout is not None:
-            self.process.stdout.close()
-        return [line for line in self._lines[2:] if line]
+        self.program.kill()
+        return self.said()[2:]
 
 
 def disturb(store: Redis | Etcd, draw: random.Random) -> None:
@@ -307,9 +289,9 @@ def disturb(store: Redis | Etcd, draw: random.Random) -> None:
         time.sleep(draw.uniform(0.0, 0.3))
         store.start()
         return
-    store.send_signal(signal.SIGSTOP)
+    store.send(signal.SIGSTOP)
     time.sleep(draw.uniform(0.0, 0.6))
-    store.send_signal(signal.SIGCONT)
+    store.send(signal.SIGCONT)
 
 
 class Life:
@@ -327,20 +309,16 @@ class Life:
     def one_kill(self, seed: int) -> str:
         """Kill the process once. Return what went wrong."""
         draw = random.Random(seed)
-        log = self.folder / "log"
-        teacher = Teacher(self.state, str(self.folder / "state"), seed, log)
+        teacher = Teacher(self.state, str(self.folder / "state"), seed)
         try:
-            first, ready = teacher.line(0), teacher.line(1)
-            if first is None or ready is None:
-                code = teacher.process.poll()
-                why = f"not within {LIVES_MAX_S:g} s" if code is None else f"it ended with {code}"
-                return f"the server did not come up, {why}: {log.read_text()[-4000:]}"
-            wrong = self.book.check(first["states"])
+            wrong = self.book.check(teacher.ready()["states"])
             if wrong:
                 return wrong
             if self.server:
                 disturb(self.server, draw)
             time.sleep(draw.uniform(0.0, 0.5))
+        except AssertionError as error:
+            return f"the server did not come up: {error}"
         finally:
             said = teacher.kill()
         return self.book.read(said, self.folder / "state" / "journal")

@@ -5,10 +5,8 @@ state that was learned."""
 import contextlib
 import http.client
 import json
-import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -21,10 +19,10 @@ from typing import Any
 import clipper
 from bench.harness import Goal, Row, row
 from bench.system.faults.feedback_history import FeedbackHistory, Reply
-from bench.system.fixtures.store_servers import free_ports
 from clipper.selection import Observation
 from clipper.serving.feedback.journal_records import read
 from clipper.store.journal import Journal
+from tests.processes import Program, free_ports
 
 CLIENTS = 3
 POLICY = "kl_ucb(discount=1)"  # its state counts what it has seen
@@ -82,24 +80,21 @@ class Server:
 
     def start(self) -> None:
         """Start it, and compare what it has learned with the journal."""
-        words = [sys.executable, "-m", "bench.system.faults.feedback_kills", str(self._folder)]
-        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "cwd": ROOT}
-        self.process = subprocess.Popen([*words, str(self.port), self._planted], **pipes)
-        line = self.process.stdout.readline() if self.process.stdout else b""
-        seen, expected = int(line or -1), self.counted.total()
+        words = [sys.executable, "-m", "bench.system.faults.feedback_kills", self._folder]
+        self.program = Program(*words, self.port, self._planted, folder=ROOT, apart=True)
+        seen, expected = int(self.program.line()), self.counted.total()
         if seen != expected:
             self.errors.append(f"the state has {seen} observations, and the journal {expected}")
 
     def freeze(self) -> None:
         """Stop it for a while."""
-        os.kill(self.process.pid, signal.SIGSTOP)
+        self.program.send(signal.SIGSTOP)
         time.sleep(FROZEN_S)
-        os.kill(self.process.pid, signal.SIGCONT)
+        self.program.send(signal.SIGCONT)
 
     def kill(self) -> None:
         """Kill it, and read what is new in its journal."""
-        self.process.kill()
-        self.process.communicate()
+        self.program.kill()
         journal = Journal(self._folder / "journal")
         for number, record in journal.replay(self._last):
             seen = read(record)[4]
@@ -177,8 +172,7 @@ def life(kills: int, seed: int, planted: str = "") -> tuple[FeedbackHistory, lis
     draw, history = random.Random(seed), FeedbackHistory()
     with tempfile.TemporaryDirectory(prefix="feedback-") as name, contextlib.ExitStack() as ends:
         server = Server(Path(name), planted)
-        ends.callback(lambda: server.process.communicate())
-        ends.callback(lambda: server.process.kill())
+        ends.callback(lambda: server.program.kill())
         clients = [Client(server, history, i, seed + i) for i in range(CLIENTS)]
         for client in clients:
             client.start()

@@ -10,7 +10,6 @@ import contextlib
 import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -39,6 +38,7 @@ from clipper.params.local.address_file import read_address_file
 from clipper.params.local.live_reshard import request, request_in, sets_of, state_in
 from clipper.params.shard.resharding.decision import decision_in
 from clipper_container.params.connection import ShardConnection, addresses_in, call_once
+from tests.processes import Program
 
 SIZES = (2, 3, 4)
 VICTIMS = ("old", "new", "supervisor")
@@ -70,7 +70,7 @@ class Supervisor:
 
     def __init__(self, folder: Path, options: tuple[str, ...]) -> None:
         self._folder, self._options = folder, options
-        self._process: subprocess.Popen[bytes] | None = None
+        self._program: Program | None = None
 
     def start(self, shards: int = 0) -> None:
         """Start it. shards: 0 for those that the folder has, which the start may find to be more
@@ -79,16 +79,11 @@ class Supervisor:
         while time.monotonic() < until_s:
             number = shards or len(addresses_in(self._folder)[0])
             words = ["up", "--folder", str(self._folder), "--shards", str(number), *self._options]
-            with open(self._folder / "up.log", "ab") as log:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", "clipper", "params", *words],
-                    stdout=log,
-                    stderr=log,
-                    env={**os.environ, **ENVIRONMENT},
-                )
-            while time.monotonic() < until_s and self._process.poll() is None:
+            words = [sys.executable, "-m", "clipper", "params", *words]
+            program = self._program = Program(*words, environment=ENVIRONMENT)
+            while time.monotonic() < until_s and program.lives:
                 # the shards of one that was killed may still answer
-                if read_address_file(self._folder).get("pid") == self._process.pid:
+                if read_address_file(self._folder).get("pid") == program.pid:
                     with contextlib.suppress(ClipperError), Client(self._folder) as client:
                         client.call_all("tables")
                         return
@@ -97,16 +92,14 @@ class Supervisor:
 
     def kill(self) -> None:
         """Kill it, and start it again."""
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait()
+        assert self._program is not None
+        self._program.kill()
         self.start()
 
     def stop(self) -> None:
         """End it, with its shards."""
-        if self._process is not None:
-            self._process.terminate()
-            self._process.wait(PATIENCE_S)
+        if self._program is not None:
+            self._program.stop()
 
 
 def kill_shard(home: Path, draw: random.Random) -> bool:

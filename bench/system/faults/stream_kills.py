@@ -3,11 +3,9 @@ producers add records and a reader reads answers; the history of both is checked
 
 import contextlib
 import json
-import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -21,6 +19,7 @@ from bench.harness import Goal, Row, absent, row
 from bench.system.faults.stream_history import StreamHistory
 from bench.system.fixtures.store_servers import SYNCED, Redis
 from clipper.frontend.streams import consumer_group
+from tests.processes import Program
 
 SERVERS, PRODUCERS = 2, 2
 CLAIM_S = 0.4  # of silence, after which a server's records are taken from it
@@ -59,40 +58,33 @@ class Servers:
 
     def __init__(self, url: str, planted: str) -> None:
         self._words = [sys.executable, "-m", "bench.system.faults.stream_kills", url, planted]
-        self.running: list[subprocess.Popen[bytes]] = []
+        self.running: list[Program] = []
 
     def __enter__(self) -> "Servers":
         for _ in range(SERVERS):
             self.start()
-        for process in self.running:
-            assert process.stdout is not None
-            if process.stdout.readline() != b"up\n":
-                raise RuntimeError("a server of the streams did not come up")
+        for program in self.running:
+            program.until("up\n")
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self.running:
-            process.kill()
-            process.communicate()
+        for program in self.running:
+            program.kill()
 
     def start(self) -> None:
         """Start one more."""
-        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self.running.append(subprocess.Popen(self._words, cwd=ROOT, **pipes))
+        self.running.append(Program(*self._words, folder=ROOT))
 
     def kill(self, one: int) -> None:
         """Kill one, and start another."""
-        process = self.running.pop(one)
-        process.kill()
-        process.communicate()
+        self.running.pop(one).kill()
         self.start()
 
     def freeze(self, one: int, seconds: float) -> None:
         """Stop one for so long."""
-        pid = self.running[one].pid
-        os.kill(pid, signal.SIGSTOP)
+        self.running[one].send(signal.SIGSTOP)
         time.sleep(seconds)
-        os.kill(pid, signal.SIGCONT)
+        self.running[one].send(signal.SIGCONT)
 
 
 # -- clients

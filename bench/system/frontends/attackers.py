@@ -51,9 +51,8 @@ class Target(NamedTuple):
     pid: int
 
 
-Attack = Callable[
-    [Target, float], int
-]  # until that time of time.monotonic; how many times it did what it does
+# until that time of time.monotonic; how many times it did what it does
+Attack = Callable[[Target, float], int]
 
 
 # -- the server

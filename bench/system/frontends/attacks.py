@@ -11,9 +11,7 @@ much of the waiting is the machine's.
 
 import contextlib
 import json
-import os
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -22,13 +20,12 @@ from pathlib import Path
 
 from bench.harness import Goal, Row, Sample, row
 from bench.system.frontends.attackers import ATTACKS, Target, ask
-from bench.system.load.deadlines import bare_sleeper
+from bench.system.load.deadlines import bare_sleeper, lateness_us
+from tests.processes import Program
 
 EVERY_S = 0.005
-TIMES, MORE_MS = (
-    2.0,
-    5.0,
-)  # the goal: p99 under attack is at most so many times idle and so much more
+# the goal: p99 under attack is at most so many times idle and so much more
+TIMES, MORE_MS = (2.0, 5.0)
 GROWTH_MIB = 64.0
 PATIENCE_S = 10.0
 NICE = 10
@@ -84,7 +81,7 @@ class Client:
             answer = self._ask()
             into.latency_ms.append((time.perf_counter() - due) * 1000)
             into.bad += not answer.startswith(b"HTTP/1.1 200") or b'"default":true' in answer
-        into.asleep_ms += [float(late) / 1000 for late in sleeper.communicate()[0].split()]
+        into.asleep_ms += [late / 1000 for late in lateness_us(sleeper)]
 
     def _ask(self) -> bytes:
         self._count += 1
@@ -110,35 +107,19 @@ class Attacker:
     """A process that attacks when it is told to."""
 
     def __init__(self, name: str, target: Target) -> None:
-        command = [sys.executable, "-W", "ignore", "-m", MODULE, name, json.dumps(target)]
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            preexec_fn=lambda: os.nice(NICE) and None,
-        )
-        assert self._process.stdin
-        assert self._process.stdout
-        self._in, self._out = self._process.stdin, self._process.stdout
-        self._out.readline()
+        words = ["nice", "-n", NICE, sys.executable, "-W", "ignore", "-m", MODULE]
+        self._program = Program(*words, name, json.dumps(target), apart=True)
+        self._program.line()
 
     def begin(self, seconds: float) -> None:
-        self._in.write(f"{seconds}\n")
-        self._in.flush()
+        self._program.say(seconds)
 
     def end(self) -> int:
         """Wait until it has ended; how many times it did what it does."""
-        return int(self._out.readline())
+        return int(self._program.line())
 
     def close(self) -> None:
-        self._in.close()
-        try:
-            self._process.wait(PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._out.close()
+        self._program.kill()
 
 
 @contextlib.contextmanager
@@ -146,19 +127,11 @@ def served(keys: bool = False) -> Iterator[Target]:
     """Start a server in a process of its own, from the root of the repository. keys: whether its
     clients need one."""
     root = Path(__file__).resolve().parents[3]
-    command = [sys.executable, "-W", "ignore", "-m", MODULE, "server", *(["keys"] if keys else [])]
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        cwd=root,
-    ) as process:
-        assert process.stdin
-        assert process.stdout
-        yield Target(*json.loads(process.stdout.readline()))
-        process.stdin.close()
+    words = [sys.executable, "-W", "ignore", "-m", MODULE, "server", *(["keys"] if keys else [])]
+    with Program(*words, folder=root, apart=True) as program:
+        yield Target(*json.loads(program.line()))
+        program.end_input()
+        program.wait()
 
 
 def memory_mib(pid: int, line: str) -> float:

@@ -7,7 +7,6 @@ every line it reads.
 
 import asyncio
 import contextlib
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ import uvloop
 import clipper
 from bench.system.fixtures.noop import first, fragile
 from clipper.demo import digits
+from tests.processes import Program
 
 
 class Trivial(asyncio.Protocol):
@@ -112,28 +112,16 @@ class Process:
     containers aside."""
 
     def __init__(self, *kind: str, module: str = "bench.system.frontends.http_servers") -> None:
-        command = [sys.executable, "-W", "ignore", "-m", module, *kind]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        assert self._process.stdin
-        assert self._process.stdout
-        self._in, self._out = self._process.stdin, self._process.stdout
-        try:
-            self.address, self.pid = self._out.readline().strip(), self._process.pid
-        except BaseException:
-            self._process.kill()
-            raise
+        self._program = Program(sys.executable, "-W", "ignore", "-m", module, *kind, apart=True)
+        self.address, self.pid = self._program.line(), self._program.pid
 
     def cpu_s(self) -> float:
-        self._in.write("\n")
-        self._in.flush()
-        return float(self._out.readline())
+        self._program.say()
+        return float(self._program.line())
 
     def close(self) -> None:
-        self._in.close()
-        self._process.wait(30)
-        self._out.close()
+        self._program.end_input()
+        self._program.wait()
 
 
 @contextlib.contextmanager

@@ -101,12 +101,7 @@ def theirs(peer: Peer, linear: object) -> Iterator[Server]:
     """Start a peer."""
     with serving(peer, linear) as served:
         yield Server(
-            peer.name,
-            served.address,
-            served.asked,
-            served.pid,
-            served.model_pid,
-            served.start_s,
+            peer.name, served.address, served.asked, served.pid, served.model_pid, served.start_s
         )
 
 

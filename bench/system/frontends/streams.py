@@ -4,14 +4,15 @@ bare loop of redis-py."""
 import contextlib
 import json
 import shutil
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import clipper
 from bench.harness import Goal, Row, absent, interleave, row
+from bench.system.fixtures.store_servers import Redis
 
 NAME, ANCHOR = (
     "records a second, in to out",
@@ -47,40 +48,10 @@ def total(xs: Any) -> Any:
 @contextlib.contextmanager
 def redis_server() -> Iterator[str]:
     """Start a Redis with an append-only file, which keeps what it acknowledges."""
-    import redis
-
     with tempfile.TemporaryDirectory() as folder:
-        words = [
-            "redis-server",
-            "--port",
-            "0",
-            "--unixsocket",
-            f"{folder}/s",
-            "--dir",
-            folder,
-            "--save",
-            "",
-            "--appendonly",
-            "yes",
-        ]
-        process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
-        url = f"unix://{folder}/s"
-        try:
-            until = time.monotonic() + 20
-            while True:
-                with (
-                    contextlib.suppress(redis.exceptions.RedisError),
-                    redis.Redis.from_url(url) as client,
-                ):
-                    client.ping()
-                    break
-                if time.monotonic() > until:
-                    raise TimeoutError("redis-server did not come up within 20 s")
-                time.sleep(0.01)
-            yield url
-        finally:
-            process.kill()
-            process.wait()
+        server = Redis(Path(folder))
+        with server.program:
+            yield server.url
 
 
 def filled(client: Any, n: int) -> None:

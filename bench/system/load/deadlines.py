@@ -7,7 +7,6 @@ machine wakes that one says how much of the lateness is the machine's.
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -20,6 +19,7 @@ import numpy as np
 
 import clipper
 from bench.harness import Goal, Row, row
+from tests.processes import Program
 
 SLO_MS = 20.0
 SLEEPER = """
@@ -85,7 +85,7 @@ def measured(app: Any, n: int) -> Lateness:
         futures.append(app.predict(x))
         time.sleep(0.0002)
     answers = [future.result(timeout=10) for future in futures]
-    control = np.array([float(word) for word in sleeper.communicate()[0].split()])
+    control = np.array(lateness_us(sleeper))
     late = np.array([answer.latency_us for answer in answers]) - SLO_MS * 1000
     return Lateness(late, control, sum(answer.is_default for answer in answers) / n)
 
@@ -113,12 +113,15 @@ def killing(server: clipper.ClipperServer, name: str) -> Iterator[list[int]]:
         thread.join()
 
 
-def bare_sleeper(seconds: float) -> "subprocess.Popen[str]":
+def bare_sleeper(seconds: float) -> Program:
     """Start a process that prints how late, in us, each of its sleeps of 1 ms ended. Returns after
     its start."""
-    sleeper = subprocess.Popen(
-        [sys.executable, "-c", SLEEPER, str(seconds)], stdout=subprocess.PIPE, text=True
-    )
-    assert sleeper.stdout is not None
-    sleeper.stdout.readline()
+    sleeper = Program(sys.executable, "-c", SLEEPER, seconds, apart=True)
+    sleeper.line()
     return sleeper
+
+
+def lateness_us(sleeper: Program) -> list[float]:
+    """Return what a process of `bare_sleeper` has printed at its end."""
+    sleeper.wait()
+    return [float(word) for word in sleeper.lines[1].split()]

@@ -16,7 +16,6 @@ import contextlib
 import functools
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import threading
@@ -39,6 +38,7 @@ from bench.results import RESULTS
 from clipper.demo import digits
 from clipper.errors import Overloaded
 from clipper.types import Answer
+from tests.processes import Program
 
 try:
     import mlperf_loadgen as loadgen
@@ -315,16 +315,11 @@ def highest_rate(probe: Callable[[float], bool], most: float) -> float:
 @contextlib.contextmanager
 def served(folder: Path) -> Iterator[str]:
     """Serve the model over HTTP by a process of its own; yield its address."""
-    command = [sys.executable, "-W", "ignore", "-m", "bench.system.load.mlperf", str(folder)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdin
-    assert process.stdout
-    try:
-        yield process.stdout.readline().strip()
-    finally:
-        process.stdin.close()
-        process.wait(PATIENCE_S)
-        process.stdout.close()
+    words = [sys.executable, "-W", "ignore", "-m", "bench.system.load.mlperf", folder]
+    with Program(*words, apart=True) as program:
+        yield program.line()
+        program.end_input()
+        program.wait()
 
 
 def start(folder: Path, http: str = "") -> clipper.ClipperServer:

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 import clipper
-from bench.harness import Goal, Row, row
-from bench.system.load.deadlines import bare_sleeper
-from clipper.load.open_loop import arrivals, send_blocking
+from bench.harness import Goal, Row, row, send_blocking
+from bench.system.load.deadlines import bare_sleeper, lateness_us
+from clipper.load.open_loop import arrivals
 
 SLO_MS = 20.0
 FIXED_S, ROW_S = 0.002, 0.0001  # one batch
@@ -119,7 +119,7 @@ def main(quick: bool) -> list[Row]:
         before = offer(model, calm, max(seconds, 1.0), 4)
         sleeper_process = bare_sleeper(2 * seconds)
         found = {load: offer(model, load, seconds, 3) for load in (2.0, 10.0)}
-        control = np.array([float(word) for word in sleeper_process.communicate()[0].split()])
+        control = np.array(lateness_us(sleeper_process))
         after = offer(model, calm, max(seconds, 1.0), 4)
     over = [r for load, one in found.items() for r in load_rows(load, one, peaks, control)]
     return [*peak_rows(peaks), *over, *after_rows(before, after)]

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from clipper.mesh.decisions.model_cache import ModelCache, NoRoom
 
-STEP_MS = (
-    100  # between two uses: some cover the time for which a model that has just been loaded stays
-)
+# between two uses: some cover the time for which a model that has just been loaded stays
+STEP_MS = 100
 
 
 @dataclass(frozen=True)

@@ -64,14 +64,14 @@ def main(quick: bool = False) -> list[Row]:
             offer(node, warm, seconds / 2)
             found = [row("loads while every query needs one", rate, "1/s")]
             for kind, draw in KINDS.items():
-                models, cpu_s = draw(count, RATE, seconds, seed=2), used_s(node.process.pid)
+                models, cpu_s = draw(count, RATE, seconds, seed=2), used_s(node.program.pid)
                 loads, began_s = node.mesh().stats()["loads"], time.perf_counter()
                 outcome = offer(node, models, seconds)
                 took_s = time.perf_counter() - began_s
                 outcome.loads = node.mesh().stats()["loads"] - loads
                 outcome.cores = [
                     (after - before) / took_s
-                    for before, after in zip(cpu_s, used_s(node.process.pid), strict=True)
+                    for before, after in zip(cpu_s, used_s(node.program.pid), strict=True)
                 ]
                 best = bound(warm, models, arrivals(RATE, seconds, seed=1), places(count), rate)
                 found += rows_of(kind, outcome, *best)

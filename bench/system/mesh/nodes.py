@@ -247,9 +247,8 @@ def many(quick: bool, folder: Path) -> list[Row]:
 def _offered(
     node: clipper.ClipperServer, rate: float, seconds: float, draw_ids: Callable[[Any, int], Any]
 ) -> Load:
-    draw = np.random.default_rng(
-        time.perf_counter_ns()
-    )  # other rows than the last time: none is answered by the cache
+    # other rows than the last time: none is answered by the cache
+    draw = np.random.default_rng(time.perf_counter_ns())
     times = arrivals(rate, seconds, seed=1)
     ids = [f"m{i:05d}" for i in draw_ids(draw, len(times))]
     rows = list(draw.standard_normal((len(times), 3)))

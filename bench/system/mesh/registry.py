@@ -121,7 +121,7 @@ def _seen(kind: str, store: Store, quick: bool) -> Iterator[Row]:
     times: list[float] = []
 
     def read() -> None:
-        for event in watch:
+        for event in iter(watch.next, None):
             seen[event.revision] = time.perf_counter()
 
     reader = threading.Thread(target=read)

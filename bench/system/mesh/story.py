@@ -3,10 +3,8 @@
 
 import http.client
 import json
-import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -17,9 +15,10 @@ from typing import Any
 import clipper
 from bench.harness import Goal, Row, absent, row
 from bench.plots import timeline
-from bench.system.fixtures.store_servers import NO_ETCD, etcd, free_ports
+from bench.system.fixtures.store_servers import NO_ETCD, etcd
 from bench.system.load.scenario import Load, play, rows_of
 from bench.system.mesh.nodes import CODE, wait_until
+from tests.processes import Program, free_ports
 
 RATE_S = 100.0  # queries of all clients, over HTTP
 CLIENTS = 4
@@ -68,36 +67,15 @@ class Node:
             "--capacity-mib",
             "512",
         ]
-        self.log = (self._folder / f"{self.name}.log").open("ab")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "clipper", *words],
-            stdout=subprocess.PIPE,
-            stderr=self.log,
-            text=True,
-            cwd=self._folder,
-        )
-        assert self.process.stdout is not None
-        try:
-            if any(line.strip() == "ready" for line in self.process.stdout):
-                return
-            raise RuntimeError(
-                f"node {self.name} did not come up:"
-                f" {(self._folder / f'{self.name}.log').read_text()[-2000:]}"
-            )
-        except BaseException:
-            self.stop(signal.SIGKILL)
-            raise
+        words = [sys.executable, "-u", "-m", "clipper", *words]
+        self.program = Program(*words, folder=self._folder, until="\nready\n")
 
     @property
     def lives(self) -> bool:
-        return self.process.poll() is None
+        return self.program.lives
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
-        os.kill(self.process.pid, number)
-        assert self.process.stdout is not None
-        self.process.stdout.read()
-        self.process.wait()
-        self.log.close()
+        self.program.stop(number)
 
     def mesh(self) -> Any:
         return clipper.connect(f"http://127.0.0.1:{self.admin}").mesh

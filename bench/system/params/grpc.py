@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from bench.harness import Goal, Row, absent, interleave, row
-from bench.system.fixtures.store_servers import free_ports
 from bench.system.params import wire
 from bench.system.params.wire import DIM, ROWS, TABLE, TOKEN, p50_us
+from tests.processes import free_ports
 
 BARE = "bare grpcio, the same messages"
 OURS = "its own protocol"

@@ -63,9 +63,8 @@ def _pull(n: int, dim: int, quick: bool) -> list[Row]:
         )
     with floor() as kernel:
         if kernel is not None:
-            beside = np.ones(
-                (n, world.table.width), np.float32
-            )  # rows as the table has them, with their state
+            # rows as the table has them, with their state
+            beside = np.ones((n, world.table.width), np.float32)
             cases[PULL_LIMIT] = lambda places, _: kernel.gather_by_lines(
                 _at(beside),
                 dim,
@@ -138,10 +137,7 @@ def _push(n: int, dim: int, optimizer: str, better: float, quick: bool) -> list[
                 optimizer == "adagrad"
                 and (peer := fbgemm.table(torch, world.weights, gradients)) is not None
             ):
-                cases |= {
-                    "fbgemm forward": peer.forward,
-                    "fbgemm both": peer.forward_and_backward,
-                }
+                cases |= {"fbgemm forward": peer.forward, "fbgemm both": peer.forward_and_backward}
         rates = world.rates(cases, 10 if quick else 30, 3 if quick else 7)
     goals: dict[str, Goal | None] = {
         "torch, sparse gradients": Goal("at_least", better),
@@ -252,24 +248,12 @@ def loops_in_c(kernel: "Kernel", world: "World", gradients: Any) -> dict[str, Ca
     def gather(places: Ids, _: Ids) -> None:
         out = np.empty((len(places), 64), np.float32)  # as a pull makes its own
         kernel.gather_by_lines(
-            _at(beside),
-            64,
-            world.table.width,
-            _at(world.lines),
-            _at(places),
-            len(places),
-            _at(out),
+            _at(beside), 64, world.table.width, _at(world.lines), _at(places), len(places), _at(out)
         )
 
     def update(places: Ids, _: Ids) -> None:
         kernel.step(
-            "adagrad",
-            _at(beside),
-            64,
-            _at(world.lines),
-            _at(places),
-            len(places),
-            _at(gradients),
+            "adagrad", _at(beside), 64, _at(world.lines), _at(places), len(places), _at(gradients)
         )
 
     return {"pull": gather, "push": update}
@@ -377,11 +361,7 @@ class World:
 
 
 def _beside(
-    name: str,
-    rates: dict[str, Sample],
-    goals: Mapping[str, Goal | None],
-    limit: str,
-    limit_is: str,
+    name: str, rates: dict[str, Sample], goals: Mapping[str, Goal | None], limit: str, limit_is: str
 ) -> list[Row]:
     """Return the rows of ours beside each of the others. limit: the case that bounds ours,
     described by `limit_is`."""

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from bench.harness import Goal, Row, Sample, absent, interleave, row
-from bench.system.fixtures.store_servers import free_ports
 from bench.system.params.wire import TOKEN, messages, process
+from tests.processes import free_ports
 
 DIM, BATCH, PUSHED = 64, 4096, 512
 ROW_BYTES = 8 + 4 + 4 * 2 * DIM  # with its stamp and Adagrad's state

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from bench.harness import Goal, Row, absent, interleave, row
-from bench.system.fixtures.store_servers import free_ports
 from bench.system.params.wire import DIM, ROWS, ours, p50_us
+from tests.processes import free_ports
 
 NO_OPENSSL = "not measured: no openssl to make a certificate"
 

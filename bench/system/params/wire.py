@@ -5,10 +5,8 @@ bench.system.params.wire KIND` runs one contender as a process: it prints its ad
 until it is killed.
 """
 
-import select
 import shutil
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,7 +18,7 @@ from typing import Any, cast
 import numpy as np
 
 from bench.harness import Goal, Row, absent, interleave, row
-from bench.system.fixtures.store_servers import free_ports
+from tests.processes import Program, free_ports
 
 ROWS, DIM, TABLE = 512, 64, 100_000
 MANY = 8192
@@ -169,29 +167,15 @@ def cpu_us(pull: ShardRequest, draw: Any, n: int) -> float:
 @contextmanager
 def process(*words: str, module: str = "bench.system.params.wire") -> Iterator[str]:
     """Start `python -m module words`. Yield the first line that it prints."""
-    running = subprocess.Popen(
-        [sys.executable, "-m", module, *words], stdout=subprocess.PIPE, text=True
-    )
-    assert running.stdout is not None
-    try:
-        waiting = select.select([running.stdout], [], [], READY_WITHIN_S)[0]
-        line = running.stdout.readline().strip() if waiting else ""
-        if not line:
-            raise RuntimeError(f"{module} was not ready; exit status {running.poll()}")
-        yield line
-    finally:
-        running.kill()
-        running.communicate()
+    with Program(sys.executable, "-m", module, *words, apart=True) as program:
+        yield program.line(READY_WITHIN_S)
 
 
 @contextmanager
 def ours(*at: str) -> Iterator[Any]:
     from clipper.params import Client, TableSpec
 
-    with (
-        process("ours", *(at or ("",))) as address,
-        Client([address], token=TOKEN) as client,
-    ):
+    with process("ours", *(at or ("",))) as address, Client([address], token=TOKEN) as client:
         client.create(TableSpec("bench", DIM))
         ids = np.arange(TABLE)
         for first in range(0, TABLE, 4096):
@@ -276,27 +260,14 @@ def redis() -> Iterator[ShardRequest]:
     with tempfile.TemporaryDirectory(prefix="rows-") as folder:
         (port,) = free_ports(1)
         command = ["redis-server", "--port", str(port), "--dir", folder, "--save", ""]
-        running = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        try:
+        with Program(*command, until="Ready to accept connections"):
             client = peer.Redis(port=port)
-            until = time.monotonic() + 20
-            while True:
-                try:
-                    client.ping()
-                    break
-                except peer.ConnectionError:
-                    if time.monotonic() > until:
-                        raise
-                    time.sleep(0.05)
             whole = np.ones(DIM, np.float32).tobytes()
             for at in range(0, TABLE, 10_000):
                 client.mset({str(i): whole for i in range(at, at + 10_000)})
             yield lambda ids: np.frombuffer(
                 b"".join(cast("list[bytes]", client.mget(ids.tolist()))), np.float32
             )
-        finally:
-            running.kill()
-            running.wait()
 
 
 # -- as processes

@@ -10,7 +10,6 @@ import contextlib
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -19,9 +18,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bench.harness import Goal, Row, row
-from bench.system.fixtures.store_servers import SYNCED, Redis, free_ports
+from bench.system.fixtures.store_servers import SYNCED, Redis
 from bench.system.several_servers.on_redis import Client
 from tests.memory_container import wait_until
+from tests.processes import Program, free_ports
 
 QUERIES = 10_000
 RATE_S = 150.0
@@ -120,31 +120,19 @@ class RayServing:
             token=TOKEN,
         )
         (folder / "clipper.toml").write_text(text)
-        self._log = folder / "log"
         words = ["up", str(folder / "clipper.toml"), "--on", "ray", "--cpus", "0.5"]
         words += ["--ray-address", machines.address]
         words += ["--servers", str(LEAST), "--servers-max", str(MOST), "--wait", str(PATIENCE_S)]
-        with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-u", "-m", "clipper", *words],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+        self.program = Program(sys.executable, "-u", "-m", "clipper", *words)
 
     @property
     def output(self) -> str:
         """Return the text that the command has printed."""
-        return self._log.read_text()
+        return self.program.output
 
     def await_line(self, text: str, count: int = 1) -> None:
         """Wait until the command has printed a text so many times."""
-        wait_until(
-            lambda: self.output.count(text) >= count or self.process.poll() is not None,
-            f"{text!r} of {self.output}",
-            PATIENCE_S,
-        )
-        if self.process.poll() is not None:
-            raise RuntimeError(f"it ended with {self.process.returncode}: {self.output}")
+        self.program.until(lambda: self.output.count(text) >= count, limit_s=PATIENCE_S)
 
     def await_ready(self, count: int) -> None:
         """Wait until so many servers are ready, as the command has printed."""
@@ -167,18 +155,17 @@ class RayServing:
 
     def server_pids(self) -> list[int]:
         """Return the processes of the servers, which actors have started."""
-        return [
-            pid
-            for actor in _processes(b"ray::RayServer")
-            for started in Path(f"/proc/{actor}/task").glob("*/children")
-            for pid in map(int, started.read_text().split())
-        ]
+        found: list[int] = []
+        for actor in _processes(b"ray::RayServer"):
+            for started in Path(f"/proc/{actor}/task").glob("*/children"):
+                # the thread may end between the two
+                with contextlib.suppress(OSError):
+                    found.extend(map(int, started.read_text().split()))
+        return found
 
     def close(self) -> None:
         """End the servers, and the command."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            self.process.wait(PATIENCE_S)
+        self.program.stop(limit_s=PATIENCE_S)
 
 
 def _processes(title: bytes) -> Iterator[int]:
@@ -213,7 +200,7 @@ def serving(others: int = 2) -> Iterator[RayServing]:
 def upgrade(servers: RayServing) -> None:
     """Replace each server, one after the other, by SIGHUP."""
     before = servers.output.count("upgraded")
-    servers.process.send_signal(signal.SIGHUP)
+    servers.program.send(signal.SIGHUP)
     servers.await_line("upgraded", before + 1)
 
 

@@ -13,7 +13,6 @@ import os
 import select
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -26,9 +25,10 @@ import redis
 
 import clipper
 from bench.harness import Goal, Row, Sample, row
-from bench.system.fixtures.store_servers import SYNCED, Redis, free_ports
+from bench.system.fixtures.store_servers import SYNCED, Redis
 from clipper.selection import create_policy
 from tests.memory_container import wait_until
+from tests.processes import Program, free_ports
 
 SERVERS = 3
 QUERIES = 10_000
@@ -71,18 +71,9 @@ class Server:
         """Start it; it takes queries once it is ready."""
         words = [sys.executable, "-m", "clipper", "up", str(self._folder / "clipper.toml")]
         own = {"CLIPPER_SERVER__STATE": self._state, "CLIPPER_SERVER__FOLDER": str(self._own)}
-        with open(f"{self._own}.log", "ab") as log:
-            self.process = subprocess.Popen(
-                [*words, "--http", f"127.0.0.1:{self.port}"],
-                stdout=log,
-                stderr=log,
-                env={**os.environ, **own},
-                start_new_session=True,
-            )
-
-    def log_lines(self) -> str:
-        """Return the last lines that it wrote."""
-        return "\n".join(Path(f"{self._own}.log").read_text().splitlines()[-20:])
+        self.program = Program(
+            *words, "--http", f"127.0.0.1:{self.port}", environment=own, session=True
+        )
 
     def probe(self) -> bool:
         """Probe whether it is ready."""
@@ -94,8 +85,7 @@ class Server:
 
     def end(self, number: signal.Signals) -> None:
         """Send a signal and wait for the end."""
-        self.process.send_signal(number)
-        self.process.wait(PATIENCE_S)
+        self.program.stop(number)
         self.ready = False
 
 
@@ -156,15 +146,7 @@ class Cluster:
 
     def await_ready(self, server: Server) -> None:
         """Wait until a server that was started is ready."""
-        wait_until(
-            lambda: server.probe() or server.process.poll() is not None,
-            f"server {server.port} is ready",
-            PATIENCE_S,
-        )
-        if not server.ready:
-            raise RuntimeError(
-                f"a server ended with {server.process.returncode}: {server.log_lines()}"
-            )
+        server.program.until(server.probe, limit_s=PATIENCE_S)
 
     def places(self) -> list[tuple[str, int]]:
         """Return the addresses of the servers that are ready; of all, if none is."""
@@ -177,8 +159,7 @@ class Cluster:
         if self._probes.ident is not None:
             self._probes.join()
         for server in self.servers:
-            if server.process.poll() is None:
-                server.end(signal.SIGTERM)
+            server.end(signal.SIGTERM)
         self.redis.stop()
 
 
@@ -417,7 +398,7 @@ def cpu_us(servers: Cluster, count: int, seconds: float, users: int = CLIENTS) -
     stop = threading.Event()
     places = [("127.0.0.1", server.port) for server in servers.servers[:count]]
     clients = [Client(lambda: places, 1e6, stop) for _ in range(users)]
-    sessions = {server.process.pid for server in servers.servers[:count]}
+    sessions = {server.program.pid for server in servers.servers[:count]}
     began_s = _cpu_s(sessions)
     for client in clients:
         client.start()
@@ -454,11 +435,7 @@ def costs(quick: bool) -> list[Row]:
     each_s, times = (0.5, 3) if quick else (3.0, 5)
     off = "[feedback]\nrecords_ms = 0\n"
     rows: list[Row] = []
-    with (
-        cluster(2) as with_records,
-        cluster(2, off) as without,
-        cluster(2, shared=False) as apart,
-    ):
+    with cluster(2) as with_records, cluster(2, off) as without, cluster(2, shared=False) as apart:
         kinds = (with_records, without, apart)
         found = [
             [

@@ -12,7 +12,7 @@ class Faulty : public clipper::Model {
   void predict(const clipper::Batch& batch, clipper::Outputs& outputs) override {
     for (std::size_t i = 0; i < batch.size(); i++) {
       const std::string_view text = batch.text(i);
-      if (text == "throw") throw std::runtime_error("this row cannot be read");
+      if (text == "throw") throw std::runtime_error("this row cannot be read\nat frame 0");
       if (text == "exit") std::exit(7);
       if (text == "kill") std::raise(SIGKILL);
       if (text == "hang") std::this_thread::sleep_for(std::chrono::hours(1));

@@ -174,7 +174,8 @@ static std::string again(const Header& header, const Rows& rows) {
   if (rows.confidence) std::memcpy(outputs.confidence(), rows.confidence, 4 * rows.n);
   for (std::uint32_t i = 0; i < rows.qualifiers.size(); i++)
     outputs.qualify(i, std::string(rows.qualifiers[i]));
-  if (rows.status) return "";  // Outputs writes the reasons in words of its own
+  // Outputs writes the reasons in words of its own, and knows whether others follow.
+  if (rows.status || header.flags & PARTIAL) return "";
   std::vector<std::uint8_t> frame;
   outputs.encode(header.id, header.time_us, header.flags & CHECKED, true, PAYLOAD_BYTES_MAX, frame);
   return hex({reinterpret_cast<const char*>(frame.data()), frame.size()});

@@ -8,7 +8,6 @@ is imported.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import gc
 import os
 import signal
@@ -17,17 +16,20 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from clipper_container.parent_death import end_with_parent
 from clipper_container.worker.priority import lower
 
 if TYPE_CHECKING:
-    from clipper_container.forking import Message
-
     _Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 EXIT_UNHEALTHY = 1
 EXIT_USAGE = 2
 EXIT_LOAD_FAILED = 3
 EXIT_REFUSED = 4
+
+# New objects between two garbage collections while a model is loaded. Imports make no garbage, but
+# at Python's 700 a tenth of their time is spent on the search for it.
+_LOADING_COLLECTED = 100_000
 
 _THREAD_LIMITS = (
     "OMP_NUM_THREADS",
@@ -38,7 +40,6 @@ _THREAD_LIMITS = (
     "NUMEXPR_NUM_THREADS",
     "NUMBA_NUM_THREADS",
 )
-_PR_SET_PDEATHSIG = 1
 
 _EXAMPLES = """\
 TARGET is one of
@@ -217,6 +218,11 @@ def _add_fork_server(verbs: _Verbs) -> None:
     fork_server.add_argument(
         "--die-with-parent", nargs="?", type=int, const=0, metavar="PID", help="as for serve"
     )
+    fork_server.add_argument(
+        "--usual-priority",
+        action="store_true",
+        help="a replica that nothing stands in for waits: import at the usual CPU priority",
+    )
     fork_server.set_defaults(threads=1)
 
 
@@ -296,6 +302,7 @@ def _add_inspection(verbs: _Verbs) -> None:
         ),
     )
     check.add_argument("target", metavar="TARGET", help="an .onnx, .skops or .packed file")
+    check.add_argument("--result", metavar="FILE", help="write the result there instead")
     check.add_argument(
         "--die-with-parent", nargs="?", type=int, const=0, metavar="PID", help="as for serve"
     )
@@ -327,14 +334,6 @@ def limit_threads(threads: int | None) -> None:
             os.environ.setdefault(name, "1")
 
 
-def die_with_parent(pid: int) -> None:
-    """Ask the kernel for SIGKILL when the parent thread ends, and ignore Ctrl-C."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if pid and os.getppid() != pid:
-        os._exit(0)  # the parent ended before the call
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
 def main(
     argv: Sequence[str] | None = None,
     forked: frozenset[str] | None = None,
@@ -352,12 +351,21 @@ def main(
     if arguments.verb == "healthy":
         return _healthy(arguments.path, arguments.within)
     if arguments.die_with_parent is not None:
-        die_with_parent(arguments.die_with_parent)
+        end_with_parent(arguments.die_with_parent, ignores_ctrl_c=True)
     limit_threads(arguments.threads)
     if forked is not None and os.environ["OMP_NUM_THREADS"] != "1":
         from clipper_container.forking.replica import limit_loaded_threads
 
         limit_loaded_threads(int(os.environ["OMP_NUM_THREADS"]))
+    if arguments.verb in ("host", "serve"):
+        try:
+            arguments.token = _token(arguments.token_file, arguments.token_env)
+        except (OSError, UnicodeDecodeError) as error:
+            print(
+                f"clipper-container: cannot read the token from {arguments.token_file}: {error}",
+                file=sys.stderr,
+            )
+            return EXIT_USAGE
     verbs = {"check": _check, "fork-server": _fork_server, "host": _host, "serve": _serve}
     return verbs[arguments.verb](arguments)
 
@@ -390,41 +398,39 @@ def _check(arguments: argparse.Namespace) -> int:
     from clipper_container.loading.check import examine
 
     found = examine(arguments.target)
-    print(json.dumps(found), flush=True)
+    if arguments.result is None:
+        print(json.dumps(found), flush=True)
+    else:
+        with open(arguments.result, "w", encoding="utf-8") as file:
+            json.dump(found, file)
     return 0 if found["ok"] else EXIT_LOAD_FAILED
 
 
 def _fork_server(arguments: argparse.Namespace) -> int:
+    if arguments.usual_priority:
+        arguments.restore()
     import socket
 
+    import clipper_container.__main__  # the program of a replica
     import clipper_container.loading.targets
     import clipper_container.worker.serve  # noqa: F401  # what every replica imports
-    from clipper_container.forking.fork_server import ReplicaForkServer
+    from clipper_container.forking.fork_server import ForkServer, Parent
     from clipper_container.forking.preload import Imports
-    from clipper_container.forking.replica import become
 
     with socket.socket(fileno=os.dup(0)) as connection:
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)
-        pid, safe_path = os.getpid(), sys.flags.safe_path
-
-        def replica(request: Message, fds: Sequence[int]) -> int:
-            return become(
-                fds,
-                lambda words: main(words, frozenset(sys.modules), arguments.restore),
-                pid,
-                safe_path,
-            )
-
-        return ReplicaForkServer(connection, replica, Imports()).run()
+        parent = Parent(os.getpid(), sys.flags.safe_path, arguments.restore)
+        before_forks = lower if arguments.usual_priority else None
+        return ForkServer(connection, parent, Imports(), before_forks).run()
 
 
-def _start_anew(arguments: argparse.Namespace, token: str, report_fd: int) -> None:
+def _start_anew(arguments: argparse.Namespace, report_fd: int) -> None:
     """Replace this process by one that was not forked; it has the same number and parent."""
     words = [*arguments.words, "--report-fd", str(report_fd)]
     line = [sys.executable, "-X", "faulthandler", "-m", "clipper_container", *words]
-    os.environ[arguments.token_env or "CLIPPER_TOKEN"] = token
+    os.environ[arguments.token_env or "CLIPPER_TOKEN"] = arguments.token
     sys.stdout.flush()
     os.execv(sys.executable, line)
 
@@ -432,20 +438,13 @@ def _start_anew(arguments: argparse.Namespace, token: str, report_fd: int) -> No
 def _host(arguments: argparse.Namespace) -> int:
     from clipper_container.host.control import run
 
-    try:
-        token = _token(arguments.token_file, arguments.token_env)
-    except (OSError, UnicodeDecodeError) as error:
-        print(
-            f"clipper-container: cannot read the token from {arguments.token_file}: {error}",
-            file=sys.stderr,
-        )
-        return EXIT_USAGE
-    return run(arguments, token)
+    return run(arguments, arguments.token)
 
 
 def _serve(arguments: argparse.Namespace) -> int:
     import dataclasses
 
+    from clipper_container.errors import fails_call_only
     from clipper_container.forking.preload import imported_since
     from clipper_container.forking.report import Reporter
     from clipper_container.loading.targets import explain, load_target
@@ -466,15 +465,9 @@ def _serve(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         print(f"clipper-container: {error}", file=sys.stderr)
         return EXIT_USAGE
-    try:
-        token = _token(arguments.token_file, arguments.token_env)
-    except (OSError, UnicodeDecodeError) as error:
-        print(
-            f"clipper-container: cannot read the token from {arguments.token_file}: {error}",
-            file=sys.stderr,
-        )
-        return EXIT_USAGE
     forked, reporter = arguments.forked, Reporter(arguments.report_fd)
+    thresholds = gc.get_threshold()
+    gc.set_threshold(_LOADING_COLLECTED)
     if arguments.only_replica:
         arguments.restore()
     try:
@@ -485,11 +478,13 @@ def _serve(arguments: argparse.Namespace) -> int:
         if forked is not None and not model.fork:
             reporter.send(plain="the model requires it")
             arguments.restore()
-            _start_anew(arguments, token, reporter.hand_on())
+            _start_anew(arguments, reporter.hand_on())
         tables = give_tables(model)
         model.load()
         model.check_input(is_named(arguments.input or model.input))
-    except Exception as error:
+    except BaseException as error:
+        if not fails_call_only(error):
+            raise
         print(
             f"model '{arguments.name}' failed to load: {explain(error)}\n{user_traceback(error)}",
             file=sys.stderr,
@@ -509,7 +504,7 @@ def _serve(arguments: argparse.Namespace) -> int:
             arguments.warmup_max or 0,
         ),
         protocol=arguments.protocol,
-        token=token,
+        token=arguments.token,
         retry_singly=arguments.retry_singly,
         row_by_row=arguments.row_by_row,
         pad=arguments.pad,
@@ -533,6 +528,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     reporter.close()
     gc.collect()
     gc.freeze()  # exempt start-up objects from garbage collection
+    gc.set_threshold(*thresholds)
     arguments.restore()
     stop = StopSwitch()
     stop.on_signals(

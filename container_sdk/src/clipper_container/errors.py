@@ -1,8 +1,12 @@
 """Errors that both the server and the container SDK raise. `clipper.errors` has the others."""
 
 import difflib
+import signal
+import threading
 from collections.abc import Iterable
 from typing import ClassVar, Self
+
+from clipper_container.redaction import without_secrets
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
@@ -11,9 +15,27 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     return f" - did you mean {close[0]!r}?" if close else ""
 
 
+class Interruption(BaseException):
+    """Interrupts a call of user code from outside. A BaseException, so that no `except Exception`
+    of that code catches it.
+    """
+
+
+def fails_call_only(error: BaseException) -> bool:
+    """Return whether what user code raised is to fail its call and nothing else. True of all but an
+    Interruption, and a Ctrl-C, which is meant for the process; so also of sys.exit().
+    """
+    if isinstance(error, KeyboardInterrupt):  # only the main thread receives signals
+        return (
+            threading.current_thread() is not threading.main_thread()
+            or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+        )
+    return not isinstance(error, Interruption)
+
+
 class ClipperError(Exception):
     """The root. `message` names the thing and the cause; `hint`, if any, is the next step, and
-    str() shows both.
+    str() shows both. The passwords of URLs are hidden in both.
 
     rest_status: HTTP status.  grpc_code: name of the gRPC code.  slug: last part of the problem
     type's URN.
@@ -25,8 +47,8 @@ class ClipperError(Exception):
     hint: str
 
     def __init__(self, message: str = "", *, hint: str = "") -> None:
-        super().__init__(message)
-        self.hint = hint
+        super().__init__(without_secrets(message))
+        self.hint = without_secrets(hint)
 
     @property
     def message(self) -> str:
@@ -43,6 +65,22 @@ class InvalidInput(ClipperError, ValueError):
     rest_status = 400
     grpc_code = "INVALID_ARGUMENT"
     slug = "invalid-input"
+
+
+class UnknownKeyword(InvalidInput, TypeError):
+    """A function was given a keyword that it does not have."""
+
+    slug = "unknown-keyword"
+
+
+def refuse_unknown(function: str, unknown: Iterable[str], known: Iterable[str]) -> None:
+    """Raise UnknownKeyword for the first of some keywords, if there is one."""
+    for keyword in unknown:
+        choices = list(known)
+        raise UnknownKeyword(
+            f"{function}() has no keyword {keyword!r}{did_you_mean(keyword, choices) or '.'}",
+            hint=f"Its keywords: {', '.join(choices) or 'none'}.",
+        )
 
 
 class TooLarge(InvalidInput):

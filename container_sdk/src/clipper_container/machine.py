@@ -1,4 +1,5 @@
-"""The memory and the cores that this process may use: those of the machine, or of its container.
+"""The memory and the cores that this process may use: those of the machine, or of its container;
+and what a process uses.
 
 Limits are read from the control groups of the process, version 2 or 1 (kernel documentation,
 Documentation/admin-guide/cgroup-v2.rst), from its own group up to the root: the smallest holds.
@@ -15,17 +16,38 @@ from pathlib import Path
 
 GROUPS = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
+PAGE = os.sysconf("SC_PAGE_SIZE")
 FILES_MAX = 1 << 17  # open files; beyond it some programs count them all
 
 
 def memory_bytes(groups: Path = GROUPS, own: Path = OWN) -> int:
     """Return the memory that this process may use, in bytes."""
-    limit = int(os.sysconf("SC_PHYS_PAGES")) * int(os.sysconf("SC_PAGE_SIZE"))
+    limit = int(os.sysconf("SC_PHYS_PAGES")) * PAGE
     for folder in _folders("memory", groups, own):
         for name in ("memory.max", "memory.limit_in_bytes"):
             with contextlib.suppress(OSError, ValueError):  # "max": no limit
                 limit = min(limit, int((folder / name).read_text()))
     return limit
+
+
+def resident_bytes(pid: int | str = "self") -> int:
+    """Return the resident memory of a process in bytes; 0 if it does not exist."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            return int(file.read().split()[1]) * PAGE
+    except (OSError, IndexError):
+        return 0
+
+
+def proportional_bytes(pid: int) -> int:
+    """Return the memory of a process in bytes, in which a page that n processes share counts
+    1/n (PSS); 0 if it does not exist, or is not ours. It takes about a millisecond.
+    """
+    try:
+        with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
+            return sum(int(line.split()[1]) << 10 for line in file if line.startswith(b"Pss:"))
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def cores(groups: Path = GROUPS, own: Path = OWN) -> int:

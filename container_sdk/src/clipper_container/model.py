@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,12 @@ class Scored:
 class OneRowFailed(Exception):
     """A model raises it for a batch in which a row failed that does not mention the others: they
     are evaluated singly, and only the bad rows fail.
+    """
+
+
+class SeveralOutputs(TypeError):
+    """A model returned several outputs for each row where one is expected, and no batch will have
+    one. The text names them, and says what to change.
     """
 
 
@@ -145,24 +151,8 @@ class Model(ABC):
         return type(self).correct is not Model.correct
 
 
-class FunctionModel(Model):
-    """Adapts a plain function."""
-
-    def __init__(self, function: Callable[..., UserValue]) -> None:
-        self.function = function
-        self.input = getattr(function, "input", "any")
-        self.output = getattr(function, "output", "any")
-        self.batch_max = getattr(function, "batch_max", 0)
-        self.sessions = bool(getattr(function, "sessions", False))
-        self.fork = bool(getattr(function, "fork", True))
-
-    def predict_batch(self, inputs: UserValue, *sessions: object) -> UserValue:
-        """Call the function."""
-        return self.function(inputs, *sessions)
-
-
-class BorrowedModel(Model):
-    """Adapts an object that has `predict_batch` but does not inherit from Model."""
+class _Adapter(Model):
+    """Adapts an object that is no Model and may have some of its attributes."""
 
     def __init__(self, inner: UserValue) -> None:
         self.inner = inner
@@ -171,6 +161,18 @@ class BorrowedModel(Model):
         self.batch_max = getattr(inner, "batch_max", 0)
         self.sessions = bool(getattr(inner, "sessions", False))
         self.fork = bool(getattr(inner, "fork", True))
+
+
+class FunctionModel(_Adapter):
+    """Adapts a plain function."""
+
+    def predict_batch(self, inputs: UserValue, *sessions: object) -> UserValue:
+        """Call the function."""
+        return self.inner(inputs, *sessions)
+
+
+class BorrowedModel(_Adapter):
+    """Adapts an object that has `predict_batch` but does not inherit from Model."""
 
     def load(self) -> None:
         """Call the object's load(), if it has one."""
@@ -209,7 +211,22 @@ def _adapter_of(thing: object, confidence: bool) -> Model | None:
         from clipper_container.adapters.xgboost import XgboostModel
 
         return XgboostModel(thing, confidence=confidence)
+    if is_own_estimator(thing, "xgboost", "XGBModel"):
+        from clipper_container.adapters import xgboost
+
+        return xgboost.adapted(thing, confidence)
+    if is_own_estimator(thing, "lightgbm", "LGBMModel"):
+        from clipper_container.adapters import lightgbm
+
+        return lightgbm.adapted(thing, confidence)
     return None
+
+
+def is_own_estimator(thing: object, framework: str, kind: str) -> bool:
+    """Return whether it is an estimator of this framework, of its own class: one of a user's
+    class may have another predict(). Imports nothing.
+    """
+    return type(thing).__module__.partition(".")[0] == framework and _is_of(thing, framework, kind)
 
 
 def is_torch_module(thing: object) -> bool:

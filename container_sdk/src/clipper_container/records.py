@@ -24,6 +24,7 @@ from clipper_container.tensor_spec import (
     Column,
     InvalidTensor,
     TensorSpec,
+    true_bools,
 )
 
 FEW_ROWS = 10  # so few are packed and opened sooner one by one
@@ -254,7 +255,8 @@ def _number_part(spec: TensorSpec, value: Given, n: int) -> _Part:
     if spec.shape == (FREE,):
         with contextlib.suppress(TypeError, ValueError):  # named below, if it is an error
             flat = np.concatenate(rows)
-    if flat.dtype == spec.numpy and flat.ndim == 1:
+    if flat.dtype == spec.numpy and flat.ndim == 1 and type(flat) is np.ndarray:
+        flat = true_bools(flat) if spec.dtype == "bool" else flat
         dims = np.fromiter(map(len, rows), np.int64, n).reshape(n, 1)
     else:
         rows = [spec.array(row) for row in value]

@@ -292,7 +292,7 @@ class Tensors:
             rows_given = [self._check(row) for row in values]
             table: object = {name: [row[name] for row in rows_given] for name in self.by_name}
         else:
-            table = _by_column(values)
+            table = by_column(values)
         if self.is_fixed:
             columns = self.batch(table)[1].values()
             items = [as_items(np.asarray(column)) for column in columns]
@@ -532,11 +532,6 @@ class Schema:
         named = [side if isinstance(side, Tensors) else None for side in sides]
         return cls(str(sides[0]), str(sides[1]), named[0], named[1])
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, Side]) -> "Schema":
-        """Return the schema of `to_json`'s value. Raises: InvalidTensor."""
-        return cls.of(value.get("inputs", "any"), value.get("outputs", "any"))
-
     def to_json(self) -> dict[str, str | dict[str, str]]:
         """Return {"inputs": ..., "outputs": ...}: a dict of types by name, or one type."""
         return {
@@ -604,7 +599,7 @@ def _no_duplicates(pairs: list[tuple[str, str]]) -> dict[str, str]:
     return found
 
 
-def _by_column(table: UserValue) -> object:
+def by_column(table: UserValue) -> object:
     """Return a table of pandas, polars or Arrow as a dict of arrays; anything else as it is."""
     if isinstance(table, (dict, Mapping)):
         return table

@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from clipper_container.errors import TableLost
+from clipper_container.errors import TableLost, refuse_unknown
 from clipper_container.model import UserValue
 from clipper_container.params.frames import PUSHED
 from clipper_container.params.rows import as_ids, check_gradients
@@ -96,14 +96,10 @@ class Tables:
         evicts, admit_after, expire_s, quota_rows, quota_bytes, dtype (of the stored rows: f32, f16,
         bf16, i8).
 
-        Raises: TypeError for another setting; TypeConflict (the table exists with other settings);
-        InvalidInput; ShardAway.
+        Raises: UnknownKeyword for another setting; TypeConflict (the table exists with other
+        settings); InvalidInput; ShardAway.
         """
-        strange = sorted(set(spec) - set(SETTINGS))
-        if strange:
-            raise TypeError(
-                f"table {name!r}: unknown setting {strange[0]!r}; known: {', '.join(SETTINGS)}"
-            )
+        refuse_unknown("create", sorted(set(spec) - set(SETTINGS)), SETTINGS)
         whole = {"name": name, "dim": int(dim), **spec}
         self._shards.create(whole, whole)
 

@@ -146,12 +146,12 @@ class TensorSpec:
         Raises: InvalidTensor for another type or shape.
         """
         if (
-            isinstance(value, np.ndarray)
+            type(value) is np.ndarray
             and value.dtype == NUMPY_TYPES.get(self.dtype)
             and value.ndim == len(self.shape) + batch
             and self.fits(value.shape[batch:])
         ):
-            return value
+            return true_bools(value) if self.dtype == "bool" else value
         array = self._strings(value) if self.is_text else self._numbers(value)
         shape = array.shape[1:] if batch else array.shape
         if not self.fits(shape) or (batch and array.ndim == 0):
@@ -164,15 +164,17 @@ class TensorSpec:
 
     def _numbers(self, value: object) -> Array:
         wanted = self.numpy
-        if isinstance(value, np.ndarray):
-            array = value
-        else:
-            try:
-                array = np.asarray(value)
-            except (TypeError, ValueError, OverflowError) as error:
-                raise self._refusal(f"a {type(value).__name__} ({error})") from None
+        try:
+            if isinstance(value, np.ndarray):
+                array = plain_array(value)
+            else:
+                array = _from_sequence(value, wanted)
+        except InvalidTensor as error:
+            raise self._refusal(error.message) from None
+        except (TypeError, ValueError, OverflowError) as error:
+            raise self._refusal(f"a {type(value).__name__} ({error})") from None
         if array.dtype == wanted:
-            return array
+            return true_bools(array) if wanted == np.bool_ else array
         if array.dtype.kind in "iu" and wanted.kind in "iu" and array.size:
             bounds = np.iinfo(wanted)
             if array.min() < bounds.min or array.max() > bounds.max:
@@ -195,7 +197,18 @@ class TensorSpec:
                 if is_array or array.dtype.kind in "biuf"
                 else f"a {type(value).__name__}"
             )
-        return array.astype(wanted)
+        return self._converted(array)
+
+    def _converted(self, array: Array) -> Array:
+        """Return numbers as this type. Raises: InvalidTensor for one that it cannot hold, of which
+        numpy would make an infinity."""
+        wanted = self.numpy
+        with np.errstate(over="ignore"):
+            converted: Array = array.astype(wanted)
+        if wanted.kind == "f" and (np.isinf(converted) & np.isfinite(array)).any():
+            most = np.finfo(wanted).max
+            raise self._refusal(f"a value beyond {-most:g} to {most:g}")
+        return converted
 
     def _strings(self, value: object) -> Array:
         kinds = (str, np.str_) if self.dtype == "str" else (bytes, bytearray, memoryview)
@@ -215,6 +228,40 @@ class TensorSpec:
 
     def _refusal(self, got: str) -> InvalidTensor:
         return InvalidTensor(self.name, f"tensor {self.name!r}: expected {self.type}, got {got}.")
+
+
+def true_bools(array: Array) -> Array:
+    """Return an array of bools, each of whose bytes is 0 or 1, as bools are sent. One that was made
+    of other bytes, such as a mask of 0 and 255, is copied."""
+    data = array.view(np.uint8)
+    return array if data.max(initial=0) <= 1 else data != 0
+
+
+def plain_array(array: Array) -> Array:
+    """Return an array without a mask: with NaN where it hides floats. bfloat16 becomes f32.
+
+    Raises: InvalidTensor if it hides other values, which are not meant to be used.
+    """
+    if type(array) is not np.ndarray:
+        mask = getattr(array, "mask", None)
+        if mask is not None and np.any(mask):
+            if array.dtype.kind != "f":
+                raise InvalidTensor("", "a masked array that hides values; only floats may do so")
+            array = array.filled(np.nan)  # type: ignore[attr-defined]
+        array = np.asarray(array)
+    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+
+
+def _from_sequence(value: object, wanted: NumpyType) -> Array:
+    """Return what is no array as an array of the type that numpy gives it; whole numbers that no
+    i64 holds as u64. Raises: TypeError, ValueError, OverflowError."""
+    array = plain_array(np.asarray(value))
+    if wanted.kind == "u" and array.dtype.kind == "f" and array.size:
+        # numpy makes floats of a list in which some numbers fit i64 and others only u64
+        plain = np.asarray(value, object)
+        if all(isinstance(item, int | np.integer) for item in plain.reshape(-1).tolist()):
+            return plain.astype(np.uint64)
+    return array
 
 
 def _with_nan(array: Array) -> Array:

@@ -34,13 +34,13 @@ from clipper.catalog.rules import (
     linking_only,
     ops_of_promotion,
     put_promoted,
+    version_after,
 )
 from clipper.catalog.view import (
     PREFIX,
     Rollout,
     View,
     app_key,
-    checked,
     encode,
     model_key,
     put_scale,
@@ -48,6 +48,7 @@ from clipper.catalog.view import (
     view_of,
 )
 from clipper.clock import wall_time_us
+from clipper.component import Health, Stop, Threads
 from clipper.errors import (
     AlreadyExists,
     InvalidInput,
@@ -57,7 +58,18 @@ from clipper.errors import (
     Unknown,
     UnknownVersion,
 )
-from clipper.store import ABSENT, Compare, Delete, Op, Put, Record, Store, history
+from clipper.store import (
+    CatalogCopy,
+    Delete,
+    Event,
+    Follower,
+    Put,
+    Record,
+    Store,
+    Transaction,
+    history,
+)
+from clipper.store.continuity import GUARD, Continuity, StoreHistory, encoded, history_in
 from clipper.types import (
     ANY,
     Application,
@@ -68,9 +80,9 @@ from clipper.types import (
     check_name,
 )
 
-_GUARD: Final = PREFIX + "guard"
-_TRIES: Final = 1000
-_RETRY_S: Final = 0.5
+_AT_ONCE: Final = 100  # records that are written back in one transaction
+CHECK_S: Final = 2.0  # between two looks at the guard
+Write = Put | Delete
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 __all__ = ["REPLICAS_MAX", "Catalog", "View", "plain"]
@@ -83,6 +95,8 @@ class Catalog:
 
     store: the caller closes it, after this. follow: watch it for other processes' writes, on a
     thread. external: returns the record of a model of the mesh, which the catalog does not have.
+    copy: of what the store had when the last server of this folder ended. continuity: checks that
+    the store continues what this server knows.
     """
 
     def __init__(
@@ -92,24 +106,43 @@ class Catalog:
         follow: bool = True,
         wall_us: Callable[[], int] = wall_time_us,
         external: Callable[[str], Model | None] = lambda name: None,
+        copy: CatalogCopy | None = None,
     ) -> None:
         self._store = store
+        self._copy = copy or CatalogCopy(None, store.name)
+        self.continuity = Continuity(store.name)
         self._wall_us = wall_us
         self._refreshing = threading.Lock()
-        self._stop = threading.Event()
         self._listeners: list[Callable[[View], None]] = []
+        self._records: tuple[Record, ...] = ()
         self._stamp: list[tuple[str, int]] = []
         self.view = View(-1, {}, {}, {})
         self._external = external
-        self._watch = store.watch(PREFIX) if follow else None
-        self.refresh()
         self._follower = (
-            threading.Thread(target=self._follow, name="clipper-catalog", daemon=True)
+            Follower(store, PREFIX, _Listings(self, store.threads), name="clipper-catalog")
             if follow
             else None
         )
-        if self._follower:
+        self._begin()
+        if self._follower is not None:
             self._follower.start()
+
+    def _begin(self) -> None:
+        """Read the store; what is known from before remains if the store does not continue it."""
+        copied = self._copy.read_of_store()
+        if copied is not None:
+            with self._refreshing:
+                self._stamp = [(record.key, record.revision) for record in copied.records]
+                self._records = tuple(copied.records)
+                self._take(copied.records, copied.revision)
+        try:
+            if self._follower is not None:
+                self._follower.list()
+            else:
+                self.refresh()
+        except StoreError:
+            if not self.continuity.trouble:
+                raise
 
     # -- reading
 
@@ -133,7 +166,7 @@ class Catalog:
 
         Raises UnknownModel, UnknownVersion.
         """
-        wanted = checked(VersionedModel.parse, link)
+        wanted = VersionedModel.parse(link)
         if wanted.name not in view.versions and (found := self._external(wanted.name)) is not None:
             if wanted.version in (None, found.version):
                 return found
@@ -159,7 +192,7 @@ class Catalog:
         """
         stamped = msgspec.structs.replace(model, created_us=self._wall_us(), retired_us=0)
 
-        def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Op], Model]:
+        def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Write], Model]:
             if model_key(stamped.id) in keys:
                 self.refuse_existing(stamped.id)
             ops = [Put(model_key(stamped.id), encode(stamped)), put_scale(stamped)]
@@ -193,7 +226,7 @@ class Catalog:
         check_replicas(str(model), replicas)
         check_replicas(str(model), replicas_max)
 
-        def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Op], Model]:
+        def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Write], Model]:
             scaled = msgspec.structs.replace(
                 view.model(model), replicas=replicas, replicas_max=replicas_max
             )
@@ -203,11 +236,11 @@ class Catalog:
 
     def retire_model(self, model: VersionedModel | str, *, force: bool = False) -> Model:
         """Take a version (the latest, when none is named) out of service for good. StillLinked when
-        an application would query a model that is gone, or one that takes other inputs; `force`
-        removes such links.
+        it answers an application. By `force` the version before answers, or links that would have
+        no model, or one that takes other inputs, are removed.
         """
 
-        def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Op], Model]:
+        def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Write], Model]:
             found = view.model(model)
             retired = msgspec.structs.replace(
                 found, replicas=0, replicas_max=0, retired_us=max(self._wall_us(), 1)
@@ -231,13 +264,19 @@ class Catalog:
                     f"model '{found.id}' is being rolled out in: {', '.join(rolled_out)}.",
                     hint=hint,
                 )
-            if broken and not force:
+            linked = {*broken, *(app.name for app in view.linking(found))}
+            if linked and not force:
                 hint = "Unlink it first, or retire it by force."
+                if not broken and (next_one := version_after(view, found)):
+                    hint = (
+                        f"Promote the version that is to follow: clipper promote {next_one}   Or"
+                        f" retire it by force: then {next_one} follows."
+                    )
                 raise StillLinked(
-                    f"model '{found.id}' is still linked to: {', '.join(sorted(broken))}.",
+                    f"model '{found.id}' is still linked to: {', '.join(sorted(linked))}.",
                     hint=hint,
                 )
-            ops: list[Op] = [put_scale(retired)]
+            ops: list[Write] = [put_scale(retired)]
             for name, links in broken.items():
                 app = view.applications[name]
                 links_left = tuple(link for link in app.models if link not in links)
@@ -253,7 +292,7 @@ class Catalog:
         `application`, link that one to this very version instead of others of its name.
         TypeConflict when an application takes other inputs.
         """
-        wanted = checked(VersionedModel.parse, model)
+        wanted = VersionedModel.parse(model)
         if wanted.version is None:
             raise InvalidInput(
                 f"promote '{wanted}': which version?", hint=f"Name it, as in '{wanted}:2'."
@@ -262,7 +301,7 @@ class Catalog:
             self._edit("promote", application, lambda app: linking_only(app, wanted))
             return self.view.model(wanted)
 
-        def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Op], Model]:
+        def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Write], Model]:
             found = view.model(wanted)
             if view.model(wanted.name) == found:
                 return [], found
@@ -294,13 +333,13 @@ class Catalog:
     ) -> Application:
         """Register an application (input None: that of its first model). AlreadyExists;
         UnknownModel, UnknownVersion; TypeConflict when a model takes other inputs."""
-        links = tuple(checked(VersionedModel.parse, model) for model in models)
+        links = tuple(VersionedModel.parse(model) for model in models)
         app = Application(
-            checked(check_name, name, "application"),
+            check_name(name, "application"),
             links,
             slo_ms,
             plain(default),
-            ANY if input is None else checked(InputType.parse, input),
+            ANY if input is None else InputType.parse(input),
             policy,
             confidence_min,
             self._wall_us(),
@@ -312,7 +351,7 @@ class Catalog:
             output,
         )
 
-        def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Op], Application]:
+        def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Write], Application]:
             if app_key(name) in keys:
                 hint = "Update it, or unregister it first."
                 raise AlreadyExists(f"application {name!r} is already registered.", hint=hint)
@@ -333,11 +372,9 @@ class Catalog:
                 hint=f"Fields: {', '.join(known)}.",
             )
         if "models" in changes:
-            changes["models"] = tuple(
-                checked(VersionedModel.parse, model) for model in changes["models"]
-            )
+            changes["models"] = tuple(map(VersionedModel.parse, changes["models"]))
         if "input" in changes:
-            changes["input"] = checked(InputType.parse, changes["input"])
+            changes["input"] = InputType.parse(changes["input"])
         if "default" in changes:
             changes["default"] = plain(changes["default"])
         if "roles" in changes:
@@ -347,7 +384,7 @@ class Catalog:
     def unregister_application(self, name: str) -> None:
         """Delete an application; afterwards it is as if it had never been. UnknownApplication."""
 
-        def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Op], None]:
+        def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Write], None]:
             if app_key(name) not in keys:  # the record of one that is there may be unreadable
                 view.application(name)
             return [Delete(key) for key in (app_key(name), rollout_key(name)) if key in keys], None
@@ -367,13 +404,13 @@ class Catalog:
         """Let a version take over an application's queries stage by stage. AlreadyExists while
         another rollout is under way; UnknownModel when the application links no other version of
         the name; TypeConflict."""
-        wanted = checked(VersionedModel.parse, model)
+        wanted = VersionedModel.parse(model)
         if wanted.version is None:
             raise InvalidInput(
                 f"rollout of '{wanted}': which version?", hint=f"Name it, as in '{wanted}:2'."
             )
 
-        def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Op], Rollout]:
+        def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Write], Rollout]:
             app, found = view.application(application), view.model(wanted)
             old = view.rollouts.get(application)
             if old is not None and old.is_open:
@@ -416,7 +453,7 @@ class Catalog:
         when none is under way; what `move` raises.
         """
 
-        def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Op], Rollout]:
+        def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Write], Rollout]:
             old = view.rollouts.get(application)
             if old is None or not old.is_open:
                 view.application(application)
@@ -428,7 +465,7 @@ class Catalog:
             if new == old:
                 return [], old
             new = msgspec.structs.replace(new, stage_us=self._wall_us())
-            ops: list[Op] = [Put(rollout_key(application), encode(new))]
+            ops: list[Write] = [Put(rollout_key(application), encode(new))]
             return [*ops, *(ops_of_promotion(view, new) if new.state == "promoted" else ())], new
 
         return self._change(verb, change)
@@ -436,7 +473,7 @@ class Catalog:
     def _edit(
         self, verb: str, name: str, edit: Callable[[Application], Application]
     ) -> Application:
-        def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Op], Application]:
+        def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Write], Application]:
             old = view.application(name)
             new = self._check_application(view, edit(old))
             return ([Put(app_key(name), encode(new))] if new != old else []), new
@@ -456,30 +493,42 @@ class Catalog:
     # -- the store below
 
     def _change(
-        self, verb: str, change: Callable[[View, frozenset[str]], tuple[Sequence[Op], _T]]
+        self, verb: str, change: Callable[[View, frozenset[str]], tuple[Sequence[Write], _T]]
     ) -> _T:
         """Write the result of `change(view, keys)`, and its entry of the history. If another writer
         was first, call `change` again."""
-        for _ in range(_TRIES):
-            records, revision = self._store.range(PREFIX)
+
+        def decide(transaction: Transaction) -> _T:
+            records, revision = transaction.range(PREFIX, GUARD)
             known = {record.key: record for record in records}
+            self._judge(known.get(GUARD))
             ops, result = change(view_of(records, revision), frozenset(known))
-            if not ops:
-                return result
-            guard = known.get(_GUARD)
-            entry = history.enter(
-                guard.version + 1 if guard else 1, self._wall_us(), verb, ops, known, PREFIX
-            )
-            if entry is None:
-                return result
-            unchanged = Compare(_GUARD, guard.revision if guard else ABSENT)
-            if self._store.txn((unchanged,), (*ops, Put(_GUARD, b""), entry)).ok:
-                with contextlib.suppress(StoreError):  # the write is done; the follower looks again
-                    self.refresh()
-                return result
-        raise StoreConflict(
-            f"the catalog was changed by others {_TRIES} times in a row.", hint="Try again later."
-        )
+            if ops:
+                self._write(transaction, verb, ops, known, PREFIX)
+                transaction.apply(ops)
+            return result
+
+        done = self._store.transact(decide, dry=history.is_dry_run())
+        if done.written:
+            with contextlib.suppress(StoreError):  # the write is done; the follower looks again
+                self.refresh()
+        return done.value
+
+    def _write(
+        self,
+        transaction: Transaction,
+        verb: str,
+        ops: Sequence[Write],
+        known: Mapping[str, Record],
+        prefix: str,
+    ) -> None:
+        """Write the guard, and the history's entry of a change, which is not written here."""
+        guard = transaction.get(GUARD)
+        number = guard.version + 1 if guard else 1
+        entry = history.enter(number, self._wall_us(), verb, ops, known, prefix)
+        transaction.put(GUARD, encoded((history_in(guard) or StoreHistory()).next()))
+        if entry is not None:
+            transaction.apply([entry])
 
     def record(self, verb: str, key: str, before: bytes, after: bytes) -> None:
         """Enter into the history a change of something that the catalog does not have.
@@ -488,34 +537,113 @@ class Catalog:
         """
         known = {key: Record(key, before, 0, 0, 0)} if before else {}
         op = Put(key, after) if after else Delete(key)
-        for _ in range(_TRIES):
-            guard = self._store.get(_GUARD)
-            number = guard.version + 1 if guard else 1
-            entry = history.enter(number, self._wall_us(), verb, [op], known, "")
-            if entry is None:
-                return
-            unchanged = Compare(_GUARD, guard.revision if guard else ABSENT)
-            if self._store.txn((unchanged,), (Put(_GUARD, b""), entry)).ok:
-                return
-        raise StoreConflict(
-            f"the catalog was changed by others {_TRIES} times in a row.",
-            hint=f"It was done, and the history lacks it: {verb} {key}.",
-        )
+
+        def decide(transaction: Transaction) -> None:
+            self._judge(transaction.get(GUARD))
+            self._write(transaction, verb, [op], known, "")
+
+        try:
+            self._store.transact(decide, dry=history.is_dry_run())
+        except StoreConflict as error:
+            raise StoreConflict(
+                error.message, hint=f"It was done, and the history lacks it: {verb} {key}."
+            ) from None
+
+    # -- whether the store is the one that is known
+
+    def _judge(self, guard: Record | None) -> None:
+        """Take note of a guard that a transaction has read. Raises StoreError."""
+        with self._refreshing:
+            if not self.continuity.continues(guard):
+                guard = self._store.get(GUARD)  # another thread may have written after the read
+            self.continuity.judge(guard)
+
+    def accept_store(self, *, restore: bool) -> int:
+        """Take the store for the one that is known, on every server; return how many records were
+        written.
+
+        restore: write back what is known here; what is only in the store stays, unless the store
+        is an older state of this one. Otherwise what the store lacks is gone. Does nothing unless
+        the store is refused. Raises StoreError.
+        """
+        count = 0
+        while self.continuity.trouble:
+            known, dry = self.continuity.known, history.is_dry_run()
+            wanted = {record.key: record for record in self._records} if restore else {}
+
+            def decide(
+                transaction: Transaction,
+                known: StoreHistory | None = known,
+                wanted: Mapping[str, Record] = wanted,
+            ) -> list[Write]:
+                records, _ = transaction.range(PREFIX, GUARD)
+                there = {record.key: record for record in records}
+                found = history_in(there.get(GUARD)) or StoreHistory()
+                is_older = restore and known is not None and found.id == known.id
+                ops = differences(there, wanted, deletes=is_older)
+                transaction.apply(ops[:_AT_ONCE])
+                if len(ops) <= _AT_ONCE:
+                    self._write(transaction, "store accept", [], {}, PREFIX)
+                    accepted = found.accepted([known] if known is not None else [])
+                    transaction.put(GUARD, encoded(accepted))
+                return ops
+
+            ops = self._store.transact(decide, dry=dry).value
+            if dry:
+                return len(ops)
+            count += len(ops[:_AT_ONCE])
+            if len(ops) <= _AT_ONCE:
+                self.refresh()
+        return count
 
     def refresh(self) -> View:
         """Read the store now; afterwards `view` is at least as new as the store was when this was
         called."""
         with self._refreshing:
             records, revision = self._store.range(PREFIX)
-            stamp = [(record.key, record.revision) for record in records]
-            known, self.view = self.view.unreadable, view_of(records, revision)
-            view = self.view
-            for key in view.unreadable.keys() - known.keys():
-                _log.warning("record %s cannot be read: %s", key, view.unreadable[key])
-            if stamp != self._stamp:
-                self._notify(view)
-            self._stamp = stamp
+            return self._take(records, revision)
+
+    def take(self, records: Sequence[Record], revision: int) -> None:
+        """Make a listing the view, unless a newer one has been made it meanwhile. Raises StoreError
+        if it does not continue what is known."""
+        with self._refreshing:
+            guard = _guard_in(records)
+            if revision < self.view.revision or not self.continuity.continues(guard):
+                records, revision = self._store.range(PREFIX)
+            self._take(records, revision)
+
+    def _take(self, records: Sequence[Record], revision: int) -> View:
+        """Make a listing the view, and keep its copy. Raises StoreError if it does not continue
+        what is known. Under the lock."""
+        before = self.continuity.known
+        self.continuity.judge(_guard_in(records))
+        after = self.continuity.known
+        stamp = [(record.key, record.revision) for record in records]
+        unreadable, self.view = self.view.unreadable, view_of(records, revision)
+        view = self.view
+        for key in view.unreadable.keys() - unreadable.keys():
+            _log.warning("record %s cannot be read: %s", key, view.unreadable[key])
+        if stamp != self._stamp:
+            self._records = tuple(records)
+            if before is not None and after is not None and before.id not in ("", after.id):
+                self._copy.keep_before()
+            self._copy.write(records, revision)
+            self._notify(view)
+        self._stamp = stamp
         return view
+
+    def check(self) -> None:
+        """List everything if the store's guard is not the one that is known here. StoreError."""
+        guard = self._store.get(GUARD)
+        known = _guard_in(self._records)
+        if (guard and guard.revision) != (known and known.revision):
+            self.refresh()
+
+    def require_same_store(self) -> None:
+        """Raise StoreError if the store does not continue what is known here."""
+        if self.continuity.known is not None:
+            self.check()
+        self.continuity.check()
 
     def refresh_listeners(self) -> None:
         """Call all listeners once more with what is known: something beside the catalog has
@@ -543,37 +671,76 @@ class Catalog:
 
         return end
 
-    def _follow(self) -> None:
-        watch = self._watch
-        assert watch is not None
-        behind = False
-        while not watch.closed:
-            try:
-                event = watch.next(_RETRY_S if behind else None)
-                while (
-                    event is not None and (more := watch.next(0)) is not None
-                ):  # a burst is one refresh
-                    event = more
-                if behind or (event is not None and event.revision > self.view.revision):
-                    self.refresh()
-                behind = False
-            except StoreError:  # serve from what is known, and try again
-                behind = True
-                self._stop.wait(_RETRY_S)
+    def health(self) -> list[Health]:
+        """Return the state of the thread that follows the store, if there is one."""
+        return [] if self._follower is None else [self._follower.health()]
 
     def close(self) -> None:
         """Stop following. The view stays readable."""
-        self._stop.set()
-        if self._watch and self._follower:
-            self._watch.close()
-            if self._follower is not threading.current_thread():
-                self._follower.join()
+        if self._follower is not None:
+            self._follower.end()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+class _Listings:
+    """The sink of the catalog: it always takes a whole listing, so that a view is of one
+    revision."""
+
+    def __init__(self, catalog: Catalog, threads: Threads) -> None:
+        self._catalog, self._threads = catalog, threads
+        self._checked_s = threads.now_s()
+
+    @property
+    def known(self) -> int:
+        """Return 0: every change is followed by a listing, and that is judged."""
+        return 0
+
+    def begin(self, stop: Stop) -> bool:
+        """Follow again."""
+        return True
+
+    def reset(self, records: Sequence[Record], revision: int) -> None:
+        """Make a listing the view."""
+        self._catalog.take(records, revision)
+
+    def changed(self, events: Sequence[Event]) -> None:
+        """List everything once for a burst of changes, unless this server has made them all."""
+        if any(event.revision > self._catalog.view.revision for event in events):
+            self._catalog.refresh()
+
+    def poll(self) -> None:
+        """Compare the guard with the store's from time to time: this server's own writes are in the
+        view before its watch has them, so the watch may not see that the store goes back."""
+        now_s = self._threads.now_s()
+        if now_s - self._checked_s >= CHECK_S:
+            self._checked_s = now_s
+            self._catalog.check()
+
+
+def _guard_in(records: Sequence[Record]) -> Record | None:
+    return next((one for one in records if one.key == GUARD), None)
+
+
+def differences(
+    there: Mapping[str, Record], wanted: Mapping[str, Record], *, deletes: bool
+) -> list[Write]:
+    """Return what makes the records of a store those that are wanted, but for the guard.
+
+    deletes: also of records that are not wanted.
+    """
+    ops: list[Write] = [
+        Put(key, record.value)
+        for key, record in wanted.items()
+        if key != GUARD and (key not in there or there[key].value != record.value)
+    ]
+    if deletes:
+        ops += [Delete(key) for key in there if key not in wanted and key != GUARD]
+    return ops
 
 
 def plain(default: object) -> UserValue:

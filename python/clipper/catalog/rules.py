@@ -7,9 +7,9 @@ from typing import Final
 
 import msgspec
 
-from clipper.catalog.view import Promoted, Rollout, View, app_key, checked, encode, promoted_key
+from clipper.catalog.view import Promoted, Rollout, View, app_key, encode, promoted_key
 from clipper.errors import InvalidInput, TypeConflict, UnknownModel
-from clipper.store import Op, Put
+from clipper.store import Put
 from clipper.types import Application, Model, VersionedModel, check_policy
 
 REPLICAS_MAX: Final = 1024
@@ -40,7 +40,7 @@ def link_replaced(app: Application, wanted: VersionedModel) -> VersionedModel:
     return mine[0]
 
 
-def ops_of_promotion(view: View, rollout: Rollout) -> list[Op]:
+def ops_of_promotion(view: View, rollout: Rollout) -> list[Put]:
     """Return the operations of a promotion: the version becomes what its link means, where that is
     this application's alone; else the application links it itself."""
     app, new = view.application(rollout.application), view.model(rollout.model)
@@ -83,15 +83,22 @@ def check_replicas(name: str, replicas: int) -> None:
         )
 
 
+def version_after(view: View, model: Model) -> VersionedModel | None:
+    """Return the version that is the latest of its name once this one is retired."""
+    left = [
+        other.version
+        for other in view.versions[model.name]
+        if not other.retired_us and other != model
+    ]
+    return VersionedModel(model.name, view.latest_of(model.name, left)) if left else None
+
+
 def broken_by_retiring(view: View, name: str, model: Model) -> set[VersionedModel]:
     """Return the application's links that would have no model any more, or one that takes other
     inputs."""
     app, latest = view.applications[name], VersionedModel(model.name)
-    left = [other for other in view.versions[model.name] if not other.retired_us and other != model]
-    next_one = view.latest_of(model.name, [other.version for other in left]) if left else 0
-    falls_back = any(
-        other.version == next_one and app.input.agrees_with(other.input) for other in left
-    )
+    next_one = version_after(view, model)
+    falls_back = next_one is not None and app.input.agrees_with(view.model(next_one).input)
     return {link for link in app.models if link == model.id or (link == latest and not falls_back)}
 
 
@@ -106,7 +113,7 @@ def check_settings(app: Application) -> None:
             f"confidence_min={app.confidence_min!r} of application {app.name!r}: 0 to 1 is"
             " possible."
         )
-    checked(check_policy, app.policy)
+    check_policy(app.policy)
     if not isinstance(app.decider, str):
         raise InvalidInput(
             f"decider={app.decider!r} of application {app.name!r}: a text is needed, as 'majority'."

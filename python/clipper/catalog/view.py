@@ -8,14 +8,13 @@ is next.
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, TypeVar
 
 import msgspec
 
 from clipper.errors import (
-    ClipperError,
     InvalidInput,
     UnknownApplication,
     UnknownModel,
@@ -101,7 +100,7 @@ class View(msgspec.Struct, frozen=True):
     def model(self, wanted: VersionedModel | str) -> Model:
         """Return the version, or the latest when none is named. Raises UnknownModel, UnknownVersion
         (also when retired)."""
-        wanted = checked(VersionedModel.parse, wanted)
+        wanted = VersionedModel.parse(wanted)
         serving = [model for model in self.versions.get(wanted.name, ()) if not model.retired_us]
         if not serving:
             raise UnknownModel.named(wanted.name, {model.name for model in self.models()})
@@ -285,13 +284,3 @@ def app_key(name: str) -> str:
 def rollout_key(application: str) -> str:
     """Return the store's key of an application's rollout."""
     return f"{PREFIX}rollout/{application}"
-
-
-def checked(parse: Callable[..., _T], *args: object) -> _T:
-    """Call a function of types.py and raise its ValueError as InvalidInput."""
-    try:
-        return parse(*args)
-    except ClipperError:
-        raise
-    except ValueError as error:
-        raise InvalidInput(str(error)) from None

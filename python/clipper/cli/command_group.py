@@ -1,12 +1,15 @@
 """The group class of all commands: suggestions for typing errors, and errors without traceback."""
 
+from collections.abc import Callable
 from typing import Any
 
 import click
 
 from clipper.errors import ClipperError, did_you_mean
+from clipper.foreign_text import printable
 
 EXIT_FAILED = 1  # click exits with 2 for an invalid command line
+Verb = Callable[..., None]
 
 
 class CommandGroup(click.Group):
@@ -43,7 +46,18 @@ class CommandGroup(click.Group):
         try:
             return super().invoke(ctx)
         except ClipperError as error:
-            click.secho(f"error: {error.message}", fg="red", err=True)
+            click.secho(f"error: {printable(error.message)}", fg="red", err=True)
             if error.hint:
-                click.echo(error.hint, err=True)
+                click.echo(printable(error.hint), err=True)
             ctx.exit(EXIT_FAILED)
+
+
+def with_options(*options: Callable[[Verb], Verb]) -> Callable[[Verb], Verb]:
+    """Return a decorator that adds options to a command. Its help has the last one first."""
+
+    def add(verb: Verb) -> Verb:
+        for option in options:
+            verb = option(verb)
+        return verb
+
+    return add

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from clipper.cli.command_group import with_options
 from clipper.cli.servers.up import file_or_default
 from clipper.errors import InvalidInput
 
@@ -63,7 +64,7 @@ def with_server(verb: Callable[..., None]) -> Callable[..., None]:
 
     with_connection.__doc__, with_connection.__name__ = verb.__doc__, verb.__name__
     with_connection.__click_params__ = getattr(verb, "__click_params__", [])  # type: ignore[attr-defined]
-    for option in (
+    return with_options(
         click.option(
             "-o",
             "--output",
@@ -91,9 +92,7 @@ def with_server(verb: Callable[..., None]) -> Callable[..., None]:
                 "folder or host]"
             ),
         ),
-    ):
-        with_connection = option(with_connection)
-    return with_connection
+    )(with_connection)
 
 
 dry = click.option(
@@ -108,6 +107,8 @@ dry = click.option(
 
 def _change_lines(change: "ChangeResult") -> Iterable[str]:
     yield f"{'dry run: ' if change['dry_run'] else ''}{change['message']}"
+    if change.get("warning"):
+        yield f"warning: {change['warning']}"
     for one in change["changed"]:
         before, after = one["before"], one["after"]
         if isinstance(before, dict) and isinstance(after, dict):

@@ -10,6 +10,7 @@ from clipper.cli.catalog.models import deploy, promote, retire, rollback, scale
 from clipper.cli.catalog.queries import feedback, predict
 from clipper.cli.catalog.registry import registry
 from clipper.cli.catalog.rollouts import rollout
+from clipper.cli.catalog.store import store
 from clipper.cli.command_group import CommandGroup
 from clipper.cli.export.files import export, import_
 from clipper.cli.export.manifests import chart, compose, dockerfile, kubernetes, ray
@@ -28,32 +29,14 @@ from clipper.cli.servers.key import key
 from clipper.cli.servers.project import down, init
 from clipper.cli.servers.up import up
 from clipper.errors import ClipperError
-
-
-def _version() -> str:
-    from clipper import __version__
-
-    return __version__
-
-
-def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
-    if wanted:
-        click.echo(f"clipper {_version()}")
-        ctx.exit()
+from clipper.version import VERSION
 
 
 @click.group(
     cls=CommandGroup,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 100},
 )
-@click.option(
-    "--version",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_print_version,
-    help="Show the version.",
-)
+@click.version_option(VERSION, message=f"clipper {VERSION}", help="Show the version.")
 def main() -> None:
     """Serve predictions from models in any framework, each by its own deadline.
 
@@ -125,7 +108,7 @@ def demo(seconds: float | None, rate: float, state: str, as_json: bool, plot: st
     """
     from clipper.demo import DemoOptions, run
 
-    sys.exit(run(DemoOptions(seconds, rate, state, as_json, _version(), plot)))
+    sys.exit(run(DemoOptions(seconds, rate, state, as_json, VERSION, plot)))
 
 
 @main.command(short_help="Check what a server needs on this machine.")
@@ -205,6 +188,7 @@ for _verb in (
     rollout,
     mesh,
     registry,
+    store,
     node,
     cluster,
     params,

@@ -111,9 +111,8 @@ def spoilable(estimator: object, flag: Path) -> Model:
     """Wrap the estimator so that it returns the next digit while the file `flag` exists."""
     place = str(flag)
 
-    class Spoilable(
-        Model
-    ):  # a local class is packed by value: its container imports nothing of the server
+    # a local class is packed by value: its container imports nothing of the server
+    class Spoilable(Model):
         input = "f64[64]"
 
         def load(self) -> None:

@@ -1,5 +1,6 @@
 """Fault injection of the demo: kills and freezes containers and measures their recovery."""
 
+import contextlib
 import os
 import signal
 import time
@@ -45,9 +46,8 @@ class FaultInjector:
         self._outcomes = outcomes
         self._next = 0
         self._before: dict[int, tuple[int, int, int]] = {}  # by position in `all`
-        self._frozen: dict[
-            int, tuple[int, float]
-        ] = {}  # pidfd and time to resume, by position in `all`
+        # pidfd and time to resume, by position in `all`
+        self._frozen: dict[int, tuple[int, float]] = {}
 
     def kill(self) -> InjectedFault | None:
         """Send SIGKILL to a ready container of the next model; None if no model has one."""
@@ -110,12 +110,9 @@ class FaultInjector:
         for at, (pid_fd, until) in list(self._frozen.items()):
             if now >= until:
                 del self._frozen[at]
-                try:
+                with contextlib.suppress(ProcessLookupError):  # it ended while it was frozen
                     signal.pidfd_send_signal(pid_fd, signal.SIGCONT)
-                except ProcessLookupError:  # ended while frozen
-                    pass
-                finally:
-                    os.close(pid_fd)
+                os.close(pid_fd)
 
     def _follow(self, at: int, fault: InjectedFault, replicas: dict[str, ReplicaStats]) -> bool:
         replica = replicas.get(fault.container)

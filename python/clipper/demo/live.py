@@ -18,7 +18,12 @@ _OTHER = ("○", "red")
 _WORDS = {
     "running": "loading",
     "backoff": "down",
+    "held": "down",
+    "short": "down",
+    "queued": "starting",
     "starting": "starting",
+    "stopping": "stopping",
+    "killing": "stopping",
     "suspect": "not responding",
 }
 
@@ -99,7 +104,7 @@ def models(figures: Sequence[ModelFigures]) -> Table:
 
 def application(figures: ApplicationFigures) -> Table:
     """Draw SLO, latency, accuracy and default answers in two columns."""
-    table = Table.grid(padding=(0, 2))
+    table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True, min_width=10)
     table.add_column(no_wrap=True, overflow="ellipsis")
     in_time = Text(

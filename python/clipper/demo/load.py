@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import threading
 import time
 from array import array
 from collections import Counter
@@ -13,6 +12,7 @@ import numpy as np
 import uvloop
 from numpy.typing import NDArray
 
+from clipper.component import Stop, Worker
 from clipper.demo.digits import Digits
 from clipper.load.open_loop import send_on_time
 from clipper.serving.query.application import ApplicationHandle
@@ -78,20 +78,17 @@ class DemoLoad:
         self._random = random.Random(seed)
         self._noise = np.random.default_rng(seed)
         self._recent: list[tuple[NDArray[np.float64], int]] = []
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="clipper-demo-load", daemon=True)
+        self._worker = Worker("clipper-demo-load", self._run, once=True)
 
     def start(self) -> None:
         """Start sending."""
-        self._thread.start()
+        self._worker.start()
 
     def stop(self) -> None:
         """Stop sending; return after the last answer."""
-        self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._worker.end()
 
-    def _run(self) -> None:
+    def _run(self, stop: Stop) -> None:
         uvloop.run(self._send())
 
     async def _send(self) -> None:
@@ -109,7 +106,7 @@ class DemoLoad:
 
     def _dues(self) -> Iterator[float]:
         due = time.perf_counter()
-        while not self._stopping.is_set():
+        while not self._worker.stop.requested:
             due = max(due + self._random.expovariate(self.rate), time.perf_counter() - _LATE_MAX_S)
             yield due
 

@@ -2,13 +2,14 @@
 to stacking, which queries all. Every answer gets feedback, and the policies' shares are sampled.
 """
 
-import threading
 import time
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from clipper.component import State, Stop, Worker
 from clipper.demo.digits import Digits
+from clipper.errors import ClipperError
 from clipper.serving.query.application import ApplicationHandle
 from clipper.serving.query.future_watcher import Future
 from clipper.types import Answer
@@ -20,7 +21,7 @@ _Query = tuple[int, list[Future]]  # a digit, and its answers
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class LearningSample:
     """One moment. shares: by application, then by model; those of an application add up to 1.
     answers, errors: so far."""
 
@@ -46,7 +47,7 @@ class Story:
 
     applications: tuple[str, ...]
     models: tuple[str, ...]
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[LearningSample] = field(default_factory=list)
     events: list[LearningEvent] = field(default_factory=list)
 
     def recent_error(self, application: str) -> float:
@@ -62,7 +63,7 @@ class Story:
         return _share(self.samples[-1], application, None) if self.samples else 0.0
 
 
-def _share(last: Sample, application: str, first: Sample | None) -> float:
+def _share(last: LearningSample, application: str, first: LearningSample | None) -> float:
     answers = last.answers[application] - (first.answers[application] if first else 0)
     errors = last.errors[application] - (first.errors[application] if first else 0)
     return errors / answers if answers else 0.0
@@ -80,28 +81,26 @@ class OnlineLearning:
     ) -> None:
         self.rate = rate
         self.story = Story(tuple(app.name for app in applications), tuple(models))
-        self.failure: Exception | None = None
         self._applications = applications
         self._digits = digits
         self._random = np.random.default_rng(7)
         self._answers = dict.fromkeys(self.story.applications, 0)
         self._errors = dict.fromkeys(self.story.applications, 0)
         self._started = time.monotonic()
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="clipper-demo-lessons", daemon=True)
+        self._worker = Worker("clipper-demo-lessons", self._run, once=True)
 
     def start(self) -> None:
         """Start sending."""
         self._started = time.monotonic()
-        self._thread.start()
+        self._worker.start()
 
     def stop(self) -> None:
-        """Stop sending; return after the last feedback. Raises the error of the thread, if any."""
-        self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join()
-        if self.failure is not None:
-            raise self.failure
+        """Stop sending; return after the last feedback. Raises ClipperError if an error ended it
+        before."""
+        self._worker.end()
+        health = self._worker.health()
+        if health.state is State.FAILED:
+            raise ClipperError(f"the demo's applications have stopped to learn: {health.why}.")
 
     def happened(self, text: str, model: str, mark: str) -> None:
         """Record an event."""
@@ -112,17 +111,11 @@ class OnlineLearning:
         shares = self._applications[0].shares()
         return max(shares, key=lambda model: shares[model]).partition(":")[0]
 
-    def _run(self) -> None:
-        try:
-            self._send_feedback()
-        except Exception as error:  # raised again by stop()
-            self.failure = error
-
-    def _send_feedback(self) -> None:
+    def _run(self, stop: Stop) -> None:
         queries: list[_Query] = []
         due = 0.0
         self._sample()
-        while not self._stopping.wait(_TICK_S):
+        while not stop.wait(_TICK_S):
             self._log_feedback(queries)
             due += self.rate * _TICK_S
             queries = [self._query() for _ in range(int(due))]
@@ -154,4 +147,5 @@ class OnlineLearning:
             for app in self._applications
         }
         now = time.monotonic() - self._started
-        self.story.samples.append(Sample(now, shares, self._answers.copy(), self._errors.copy()))
+        sample = LearningSample(now, shares, self._answers.copy(), self._errors.copy())
+        self.story.samples.append(sample)

@@ -2,28 +2,18 @@
 
 from clipper.deploy.deployer import (
     ContainerSpec,
-    Deployer,
-    EventKind,
-    ReplicaEvent,
-    ReplicaState,
     ReplicaStatus,
 )
 from clipper.deploy.packages.artifact import Artifact
 from clipper.deploy.packages.package import Package, pack
-from clipper.deploy.processes.process import ProcessDeployer
-from clipper.deploy.restarts import RestartPolicy
 from clipper.errors import PackagingError
+from clipper.processes.restarts import RestartPolicy
 
 __all__ = [
     "Artifact",
     "ContainerSpec",
-    "Deployer",
-    "EventKind",
     "Package",
     "PackagingError",
-    "ProcessDeployer",
-    "ReplicaEvent",
-    "ReplicaState",
     "ReplicaStatus",
     "RestartPolicy",
     "pack",

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Protocol
 
 from clipper.deploy.needs import Needs
+from clipper.processes import ChildState
 from clipper.types import Model
 from clipper_container.machine import cores
 
@@ -23,6 +21,7 @@ class ContainerSpec:
     the environment, never on the command line. threads: for BLAS and OpenMP, per process.
     batch_max: 0 for no limit. python: interpreter of the model's environment, with
     clipper-container installed. code: directories for sys.path. env: added to the environment.
+    env_pass: variables of the server that a process gets besides the usual ones.
 
     deployer: "process", "docker" or "podman". For the last two only: memory_mib and cpus (0: no
     limit), gpus ("all", a number, or ids as "0,2"), needs: contents of the image, secrets: texts to
@@ -50,6 +49,7 @@ class ContainerSpec:
     python: str = sys.executable
     code: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
+    env_pass: tuple[str, ...] = ()
     deployer: str = "process"
     memory_mib: int = 0
     cpus: float = 0.0
@@ -124,81 +124,22 @@ def threads_of(model: Model, threads: int) -> int:
     return threads or int(model.cpus) or max(1, cores() // max(1, model.replicas))
 
 
-class ReplicaState(StrEnum):
-    """State of a replica."""
-
-    BUILDING = "building"  # its image is being built
-    STARTING = "starting"
-    RUNNING = "running"  # the process runs; it serves after its HELLO
-    BACKOFF = "backoff"  # ended; restarts after a pause
-    FAILED = "failed"  # ended too often; restarts on request only
-    STOPPED = "stopped"
-
-
-class EventKind(StrEnum):
-    """Kind of a replica event."""
-
-    BUILDING = "building"  # detail: a line of the image's builder
-    WAITING = "waiting"  # detail: for what it waits
-    STARTED = "started"
-    EXITED = "exited"
-    RESTARTING = "restarting"
-    FAILED = "failed"
-    STOPPED = "stopped"
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaEvent:
-    """An event of a replica.
-
-    pid: process concerned, 0 for none. detail: for people: "killed (SIGKILL)", "exit 3", "again in
-    0.4 s". again_s: pause before a restart, for RESTARTING. log_tail: last lines of output, oldest
-    first, for EXITED and FAILED.
-    """
-
-    name: str
-    version: int
-    replica: int
-    kind: EventKind
-    pid: int = 0
-    detail: str = ""
-    log_tail: tuple[str, ...] = ()
-    again_s: float = 0.0
-
-
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
     """Status of a replica. restart_count: starts after the first. detail: describes the last
     exit. start: how its process was started: "forked", "plain: " with the reason, or "" where there
-    is no choice.
+    is no choice. again_s: seconds until its next start; 0 if none is due.
     """
 
     name: str
     version: int
     replica: int
-    state: ReplicaState
+    state: ChildState
     pid: int = 0
     restart_count: int = 0
     detail: str = ""
     start: str = ""
-
-
-class LogLines(deque[str]):
-    """The last lines of a replica's output, and the count of all lines in `ever`."""
-
-    def __init__(self, most: int) -> None:
-        super().__init__(maxlen=most)
-        self.ever = 0
-
-    def append(self, line: str) -> None:
-        """Add a line."""
-        self.ever += 1
-        super().append(line)
-
-    def extend(self, lines: Iterable[str]) -> None:
-        """Add several lines."""
-        for line in lines:
-            self.append(line)
+    again_s: float = 0.0
 
 
 class LogTail(list[str]):
@@ -206,39 +147,6 @@ class LogTail(list[str]):
 
     total: int
 
-    def __init__(self, lines: LogLines) -> None:
+    def __init__(self, lines: Iterable[str], total: int) -> None:
         super().__init__(lines)
-        self.total = lines.ever
-
-
-OnEvent = Callable[[ReplicaEvent], None]
-
-
-class Deployer(Protocol):
-    """Starts, restarts and stops replicas. Threads: any."""
-
-    def start(self, spec: ContainerSpec, replica: int = 0) -> None:
-        """Start a replica and keep it running; returns before it serves. Raises: ValueError if
-        it runs already.
-        """
-
-    def stop(self, name: str, version: int | None = None, replica: int | None = None) -> None:
-        """Stop one replica, all of a version, or all of a model, and wait for their end."""
-
-    def restart(self, name: str, version: int, replica: int, pid: int) -> bool:
-        """Kill process `pid` of a replica, which then restarts. Returns False if it does not run
-        here.
-        """
-
-    def list(self) -> Sequence[ReplicaStatus]:
-        """Return every replica ever started, including stopped ones, by name, version and
-        number.
-        """
-
-    def logs(self, name: str, version: int, replica: int) -> Sequence[str]:
-        """Return the last lines of a replica, oldest first. Raises: KeyError for an unknown
-        replica.
-        """
-
-    def close(self) -> None:
-        """Stop everything."""
+        self.total = total

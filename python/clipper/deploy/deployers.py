@@ -1,18 +1,15 @@
-"""A deployer that delegates to processes, Docker or podman, by each model's spec. Engines
-connect on first use.
-"""
+"""The kinds of deployers: containers run as processes, in Docker or in podman."""
 
 import threading
-from collections.abc import Callable, Sequence
 from typing import Final
 
-from clipper.deploy.deployer import ContainerSpec, Deployer, OnEvent, ReplicaStatus
-from clipper.deploy.docker.containers import DockerDeployer
+from clipper.deploy.deployer import ContainerSpec
 from clipper.deploy.docker.daemon import Daemon, Owner
-from clipper.deploy.processes.process import ProcessDeployer
-from clipper.deploy.replica_table import LOG_LINES_MAX
-from clipper.deploy.restarts import RestartPolicy
+from clipper.deploy.docker.engine_container import EngineContainers
+from clipper.deploy.processes.model_process import ModelProcesses
+from clipper.deploy.replicas import HandleMaker, Replicas
 from clipper.errors import InvalidInput, did_you_mean
+from clipper.processes import Handle, Supervisor
 from clipper.settings.docker import DockerSettings
 
 ENGINES: Final = ("docker", "podman")
@@ -50,75 +47,35 @@ def placing(deployer: str, memory_mib: int, cpus: float, gpus: str) -> dict[str,
     return {"deployer": deployer, **limits}
 
 
-class Deployers:
-    """The deployer of a server. on_event: passed to each deployer. fork: whether processes may be
-    forked from fork servers; containers of engines never are. log_lines_max: lines kept of each
-    replica's output. Threads: any.
+class ContainerKinds:
+    """Makes the handles of the containers of a server, by each model's spec. Engines connect on
+    first use.
+
+    supervisor: runs them. fork: whether processes may be forked from fork servers; containers of
+    engines never are. Threads: any.
     """
 
     def __init__(
-        self,
-        on_event: OnEvent,
-        policy: RestartPolicy,
-        settings: DockerSettings,
-        owner: Owner,
-        fork: bool = True,
-        log_lines_max: int = LOG_LINES_MAX,
+        self, supervisor: Supervisor, settings: DockerSettings, owner: Owner, fork: bool = True
     ) -> None:
-        self._make: dict[str, Callable[[], Deployer]] = {
-            kind: lambda kind=kind: DockerDeployer(  # type: ignore[misc]
-                Daemon(kind, settings, owner), on_event, policy, log_lines_max
-            )
-            for kind in ENGINES
-        }
+        self._settings = settings
+        self._owner = owner
         self._guard = threading.Lock()
-        self._closed = False
-        self._all: dict[str, Deployer] = {
-            "process": ProcessDeployer(on_event, policy, fork, log_lines_max)
-        }
+        self._makers: dict[str, HandleMaker] = {"process": ModelProcesses(supervisor, fork=fork)}
 
-    def _of(self, kind: str) -> Deployer:
+    def handle(self, spec: ContainerSpec, replica: int, around: Replicas) -> Handle:
+        """See HandleMaker."""
+        kind = spec.deployer
         with self._guard:
-            if kind not in self._all:
-                if self._closed:
-                    raise RuntimeError("this deployer is closed")
-                self._all[kind] = self._make[kind]()
-            return self._all[kind]
-
-    def _each(self) -> list[Deployer]:
-        with self._guard:
-            return [*self._all.values()]
-
-    def start(self, spec: ContainerSpec, replica: int = 0) -> None:
-        """See Deployer."""
-        self._of(spec.deployer).start(spec, replica)
-
-    def stop(self, name: str, version: int | None = None, replica: int | None = None) -> None:
-        """See Deployer."""
-        for deployer in self._each():
-            deployer.stop(name, version, replica)
-
-    def restart(self, name: str, version: int, replica: int, pid: int) -> bool:
-        """See Deployer."""
-        return any(deployer.restart(name, version, replica, pid) for deployer in self._each())
-
-    def list(self) -> Sequence[ReplicaStatus]:
-        """See Deployer."""
-        found = [status for deployer in self._each() for status in deployer.list()]
-        return sorted(found, key=lambda status: (status.name, status.version, status.replica))
-
-    def logs(self, name: str, version: int, replica: int) -> Sequence[str]:
-        """See Deployer."""
-        for deployer in self._each():
-            try:
-                return deployer.logs(name, version, replica)
-            except KeyError:
-                continue
-        raise KeyError(name, version, replica)
+            if kind not in self._makers:
+                daemon = Daemon(kind, self._settings, self._owner)
+                self._makers[kind] = EngineContainers(daemon)
+            maker = self._makers[kind]
+        return maker.handle(spec, replica, around)
 
     def close(self) -> None:
-        """See Deployer."""
+        """See HandleMaker."""
         with self._guard:
-            self._closed = True
-        for deployer in self._each():
-            deployer.close()
+            makers = [*self._makers.values()]
+        for maker in makers:
+            maker.close()

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from clipper.deploy.packages.sources import SourceFiles, own_folders, shipped
 from clipper.errors import InvalidInput
 from clipper.types import Model
 from clipper_container.artifacts import ArtifactUrl, is_url
@@ -77,6 +78,11 @@ class Needs:
             if self.is_file or self.is_pulled
             else self.target.partition(":")[0].partition(".")[0]
         )
+
+    def sources(self) -> SourceFiles:
+        """Return the files of its folders of code that it needs."""
+        is_module = not (self.is_file or self.is_pulled)
+        return shipped(self.target if is_module else "", own_folders(self.code))
 
     def pip(self) -> tuple[str, ...]:
         """Return pip's lines for an environment: the user's, then missing imports of the

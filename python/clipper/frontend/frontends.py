@@ -1,17 +1,19 @@
 """The frontends of a server: the routes of each HTTP listener, gRPC, metrics and traces."""
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from clipper.component import Health
 from clipper.errors import ConfigError
 from clipper.frontend.auth.credential_files import CredentialFiles
 from clipper.frontend.auth.management import guard
 from clipper.frontend.http.applications import ApplicationRoutes
 from clipper.frontend.http.fast_path import FastPath
 from clipper.frontend.http.inference import InferenceRoutes
-from clipper.frontend.http.listeners import Handle, HttpListeners
+from clipper.frontend.http.listeners import Admit, Handle, HttpListeners
 from clipper.frontend.http.messages import (
     HandlerResult,
     HttpRequest,
@@ -69,6 +71,10 @@ class Frontends:
         ApplicationRoutes(node).add_to(self.routes)
         InferenceRoutes(node).add_to(self.routes)
         ModelContainers(node).add_to(self.admin_routes)
+        for segment in ("admin", "dashboard", "metrics"):
+            self.routes.refer(segment, "the management address, http.admin")
+        for segment in ("api", "v2"):
+            self.admin_routes.refer(segment, "the query address, http.address")
         self._counts = {"address": HttpCounts("query"), "admin": HttpCounts("admin")}
         self._access, self._grpc_counts = CredentialFiles(), GrpcCounts()
         self._exporter = _exporter(node, engines)
@@ -121,16 +127,15 @@ class Frontends:
         if self._push is not None:
             self._push.start()
         each: list[tuple[str, str, Handle]] = []
+        admits = {"admin": _except_public(guard(settings, self._access.tokens))}
+        if (key_check := self._access.key_check()) is not None:
+            admits["address"] = key_check
         if settings.address:
-            requires_key = self._access.require_key(
-                inflating(_finding(self.routes), settings.body_bytes_max)
-            )
-            each.append(("address", settings.address, requires_key))
+            answered = inflating(_finding(self.routes), settings.body_bytes_max)
+            each.append(("address", settings.address, answered))
         if settings.admin:
             managed = inflating(_finding(self.admin_routes), settings.body_bytes_max)
-            each.append(
-                ("admin", settings.admin, _guarded(guard(settings, self._access.tokens), managed))
-            )
+            each.append(("admin", settings.admin, managed))
         if self._node.config.grpc.address:
             self._start_grpc()
         if not each:
@@ -148,6 +153,7 @@ class Frontends:
             self._exporter,
             self._hot(),
             _for_own_user(settings),
+            admits,
         )
         found = dict(zip((key for key, _, _ in each), self._listeners.addresses, strict=True))
         self.address, self.admin_address = found.get("address", ""), found.get("admin", "")
@@ -181,28 +187,31 @@ class Frontends:
 
     def drain(self) -> None:
         """Accept no new connections; close each one after its open responses."""
-        if self._grpc is not None:
-            self._grpc.drain()
-        if self._listeners is not None:
-            self._listeners.drain()
+        with contextlib.ExitStack() as stack:
+            for one in (self._listeners, self._grpc):
+                if one is not None:
+                    stack.callback(one.drain)
 
     @property
     def is_busy(self) -> bool:
         """True while connections of HTTP are open."""
         return self._listeners is not None and self._listeners.is_busy
 
+    def health(self) -> list[Health]:
+        """Return the state of all threads, event loops and pools."""
+        each = (self._listeners, self._grpc, self._access, self._exporter, self._push)
+        return [health for one in each if one is not None for health in one.health()]
+
     def stop(self) -> None:
-        """Send the last responses and stop. Every query has ended before. Idempotent."""
-        listeners, self._listeners = self._listeners, None
-        if listeners is not None:
-            listeners.stop()
-        if self._grpc is not None:
-            self._grpc.stop()
-        self._access.stop()
-        if self._exporter is not None:
-            self._exporter.stop()
-        if self._push is not None:
-            self._push.stop()
+        """Send the last responses and stop. Every query has ended before. Idempotent.
+
+        An error of one part does not keep the others; it is raised at the end.
+        """
+        with contextlib.ExitStack() as stack:
+            for one in (self._push, self._exporter, self._access, self._grpc, self._listeners):
+                if one is not None:
+                    stack.callback(one.stop)
+            self._listeners = None
 
 
 def _for_own_user(http: HttpSettings) -> tuple[str, ...]:
@@ -245,11 +254,10 @@ def _finding(routes: HttpRouter) -> Handle:
     return handle
 
 
-def _guarded(check: Callable[[HttpRequest], None], handle: Handle) -> Handle:
-    def guarded(request: HttpRequest) -> HandlerResult:
+def _except_public(check: Admit) -> Admit:
+    def guarded(request: HttpRequest) -> None:
         if request.path not in PUBLIC:
             check(request)
-        return handle(request)
 
     return guarded
 

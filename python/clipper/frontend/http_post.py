@@ -2,15 +2,15 @@
 
 import http.client
 import logging
-import random
 import ssl
-import threading
 import urllib.parse
 from collections.abc import Mapping
 from typing import Final
 
-from clipper.errors import ConfigError
+from clipper.component import Stop
+from clipper.errors import ConfigError, without_secrets
 from clipper.tls import client_context
+from clipper_container.backoff import Backoff
 
 _log = logging.getLogger(__name__)
 _RETRIED: Final = frozenset((408, 429, 500, 502, 503, 504))
@@ -23,7 +23,8 @@ class Poster:
     """Posts bodies to one URL, each by a connection of its own. Threads: one.
 
     what: what is posted, for the log, which has the start and the end of each outage. setting: the
-    name of the setting that holds the URL, for errors. stopping: when set, nothing is waited for.
+    name of the setting that holds the URL, for errors. stopping: once requested, nothing is waited
+    for.
     Raises ConfigError for an invalid URL.
     """
 
@@ -35,7 +36,7 @@ class Poster:
         ca: str,
         timeout_s: float,
         tries_max: int,
-        stopping: threading.Event,
+        stopping: Stop,
         what: str,
         port: int = 80,
     ) -> None:
@@ -53,7 +54,9 @@ class Poster:
         self._path = (split.path or "/") + (f"?{split.query}" if split.query else "")
         self._tls: ssl.SSLContext | None = client_context(ca) if split.scheme == "https" else None
         self._timeout_s, self._tries_max, self._stopping = timeout_s, tries_max, stopping
-        self._what, self._where, self._is_away = what, url.partition("?")[0], False
+        self._what = what
+        self._where = without_secrets(url.partition("?")[0])
+        self._is_away = False
 
     def send(self, body: bytes) -> str:
         """Post a body, with retries.
@@ -61,16 +64,15 @@ class Poster:
         Returns "exported", "refused" if the receiver rejected it, or "dropped" if no attempt
         succeeded.
         """
-        pause_s = _PAUSE_S_MIN
+        backoff = Backoff(_PAUSE_S_MIN, _PAUSE_S_MAX)
         for tried in range(1, self._tries_max + 1):
             after_s, why = self._post(body)
             self._log_outage(why)
             if after_s is None:
                 return "refused" if why else "exported"
-            if self._stopping.is_set() or tried == self._tries_max:
+            if self._stopping.requested or tried == self._tries_max:
                 break
-            self._stopping.wait(min(_PAUSE_S_MAX, max(after_s, pause_s * random.uniform(0.5, 1.5))))
-            pause_s *= 2
+            self._stopping.wait(min(_PAUSE_S_MAX, max(after_s, backoff.next_s())))
         return "dropped"
 
     def _log_outage(self, why: str) -> None:
@@ -83,7 +85,7 @@ class Poster:
     def _post(self, body: bytes) -> tuple[float | None, str]:
         """Post once. Returns the seconds until a retry (None for no retry) and the reason of a
         failure."""
-        timeout_s = min(self._timeout_s, _LAST_S) if self._stopping.is_set() else self._timeout_s
+        timeout_s = min(self._timeout_s, _LAST_S) if self._stopping.requested else self._timeout_s
         line: http.client.HTTPConnection
         if self._tls is None:
             line = http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)

@@ -1,11 +1,11 @@
 """Push of metrics in InfluxDB's line protocol, at regular intervals, by a thread."""
 
 import logging
-import threading
 from collections import Counter
 from collections.abc import Callable
 
 from clipper.clock import wall_time_us
+from clipper.component import Backoff, Health, Stop, Worker
 from clipper.frontend.http_post import Poster
 from clipper.metrics import Samples, influx
 from clipper.settings.influx import InfluxSettings
@@ -26,7 +26,9 @@ class InfluxPush:
         """Parse the settings. Raises ConfigError for an invalid URL."""
         self._collect, self._settings = collect, settings
         self._counts: Counter[str] = Counter({"exported": 0, "dropped": 0})
-        self._stopping = threading.Event()
+        self._worker = Worker(
+            "clipper-influx", self._run, again=Backoff(settings.each_s, settings.each_s)
+        )
         headers = {"content-type": "text/plain; charset=utf-8", "user-agent": f"clipper/{version}"}
         if settings.token:
             headers["authorization"] = f"Token {settings.token}"
@@ -37,11 +39,10 @@ class InfluxPush:
             settings.ca,
             settings.timeout_s,
             settings.tries_max,
-            self._stopping,
+            self._worker.stop,
             "metrics",
             8086,
         )
-        self._thread = threading.Thread(target=self._run, name="clipper-influx", daemon=True)
 
     def collect(self, into: Samples) -> None:
         """Add the counts of pushes to the metrics."""
@@ -49,17 +50,19 @@ class InfluxPush:
             into.add("clipper_influx_pushes_total", count, outcome)
 
     def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        """Start the thread. Raises NotStarted."""
+        self._worker.start()
 
     def stop(self) -> None:
         """Stop the thread. Idempotent."""
-        self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._worker.end()
 
-    def _run(self) -> None:
-        while not self._stopping.wait(self._settings.each_s):
+    def health(self) -> list[Health]:
+        """Return the state of the thread."""
+        return [self._worker.health()]
+
+    def _run(self, stop: Stop) -> None:
+        while not stop.wait(self._settings.each_s):
             try:
                 self._counts[self._poster.send(influx(self._collect(), wall_time_us() * 1000))] += 1
             except Exception:

@@ -1,13 +1,14 @@
 """The interface between a server and its frontends."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from clipper.catalog.catalog import Catalog
+from clipper.component import Health, State
 from clipper.config import Config
-from clipper.metrics.stats import ServerStats
+from clipper.metrics.stats import ServerStats, StoreStats
 from clipper.serving.query.application import slo_in_us
 from clipper.serving.query.processor import ResolvedApplication
 from clipper.types import PredictionRequest
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
     from clipper.params.local.served_set import ServedSet
 
 
+def no_health() -> Sequence[Health]:
+    """Return nothing: a server without components, in tests."""
+    return ()
+
+
 @dataclass(frozen=True, slots=True)
 class ServerInterface:
     """The functions and data of a server that its frontends use. Threads: any.
@@ -24,7 +30,8 @@ class ServerInterface:
     resolve: an application by name; raises UnknownApplication. resolve_request: the application of
     a request that names its models. stats: `ClipperServer.stats`. closed: True while the server is
     closing. scale: as `ClipperServer.scale`. mesh: `ClipperServer.mesh`, or None outside a mesh.
-    params: the parameter shards whose tables the models use, or None. was_ready: set once all
+    params: the parameter shards whose tables the models use, or None. health: the threads, event
+    loops and pools of the server with their states. was_ready: set once all
     applications have had a connected model.
     """
 
@@ -38,6 +45,7 @@ class ServerInterface:
     scale: Callable[..., None]
     mesh: "MeshNode | None" = None
     params: "ServedSet | None" = None
+    health: Callable[[], Sequence[Health]] = no_health
     was_ready: threading.Event = field(default_factory=threading.Event)
 
     def slo_us(self, slo_ms: float | None, otherwise_us: int) -> int:
@@ -52,30 +60,55 @@ class ServerInterface:
         """Return whether a query of the application would find a model, or one that the mesh can
         load."""
         resolved = self.resolve(application)
-        return bool(resolved.links) or any(str(id) in running for id in resolved.models)
+        return bool(resolved.on_demand) or any(str(id) in running for id in resolved.models)
 
     def store(self) -> str:
-        """Return a warning if the store is unreachable, with the age of the copy in use; else
-        ""."""
-        store = self.stats().get("store")
-        if store is None or store["connected"]:
-            return ""
-        age = store["copy_age_s"]
-        copy = "there is no copy" if age is None else f"the catalog is a copy of {age:.0f} s ago"
-        return f"{store['name']} is away for {store['away_s']:.0f} s; {copy}"
+        """Return a warning about the store; see `store_warning`."""
+        return store_warning(self.stats().get("store"))
+
+    def dead(self) -> list[str]:
+        """Return why the server should be started anew: the parts that it cannot do without and
+        that have failed; an empty list if it lives."""
+        return [_failure(one) for one in self._failed() if one.vital]
+
+    def degraded(self) -> list[str]:
+        """Return the parts that failed and are tried again, and the containers for whose start the
+        server itself lacks something."""
+        parts = [_failure(one) for one in self.health() if one.state is State.DEGRADED]
+        return [*parts, *self._containers("short")]
+
+    def _failed(self) -> list[Health]:
+        return [one for one in self.health() if one.state is State.FAILED]
+
+    def held(self) -> list[str]:
+        """Return the containers that end too often, each with how it ended and when it is tried
+        again, if it is."""
+        return [*self._containers("held"), *self._containers("failed")]
+
+    def _containers(self, state: str) -> list[str]:
+        return [
+            f"{name}/{one['number']}: {one.get('detail', '')}"
+            + (f", tried again in {one['again_s']:.0f} s" if "again_s" in one else "")
+            for name, row in self.stats()["models"].items()
+            for one in row["replicas"]
+            if one["state"] == state
+        ]
 
     def unready(self) -> list[str]:
         """Return the reasons why the server is not ready; an empty list if it is ready.
 
-        The reasons are that the server is closing, that a mesh node has not joined, cannot load
-        models yet, or is leaving, and the applications without any connected model. The latter
-        count until all have had one, so that no query comes before the models are warm; afterwards
-        they count only when no application has one, so that one broken model does not take the
-        others out of service, here and on every other server. A store that was lost later is no
-        reason: loaded models are served without it.
+        The reasons are that the server is closing, that a part of it has failed, that a mesh node
+        has not joined, cannot load models yet, or is leaving, and the applications without any
+        connected model. The latter count until all have had one, so that no query comes before the
+        models are warm; afterwards they count only when no application has one, so that one broken
+        model does not take the others out of service, here and on every other server. A store that
+        was lost later, or came back with another content, is no reason: loaded models are served
+        without it, and `store` says so.
         """
         if self.closed():
             return ["the server is closing"]
+        if failed := self._failed():
+            return [_failure(one) for one in failed]
         stats = self.stats()
         if awaits := stats.get("mesh", {}).get("awaits"):
             return [awaits]
@@ -89,6 +122,27 @@ class ServerInterface:
         if not absent:
             self.was_ready.set()
         return absent if not self.was_ready.is_set() or len(absent) == len(names) else []
+
+
+def _failure(one: Health) -> str:
+    return f"{one.name} failed: {one.why}"
+
+
+def store_warning(store: StoreStats | None) -> str:
+    """Return a warning if the store is unreachable, with the age of the copy in use, or has another
+    content than what is known; else "". store: of the stats; None for one that needs none."""
+    if store is None:
+        return ""
+    if store["refused"]:
+        return (
+            f"{store['refused']}; what is known here is served, and nothing can be changed. Restore"
+            " the store, or: clipper store accept --help"
+        )
+    if store["connected"]:
+        return ""
+    age = store["copy_age_s"]
+    copy = "there is no copy" if age is None else f"the catalog is a copy of {age:.0f} s ago"
+    return f"{store['name']} is away for {store['away_s']:.0f} s; {copy}"
 
 
 def _awaited(mesh: "MeshNode") -> str:

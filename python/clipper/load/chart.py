@@ -28,7 +28,6 @@ class Axis:
     log: bool = False
     ticks: Sequence[tuple[float, str]] = ()
     least: float | None = None
-    most: float | None = None
 
 
 @dataclass
@@ -121,7 +120,7 @@ class _Scale:
         if axis.log:
             values = [value for value in values if value > 0] or [1.0]
         low = axis.least if axis.least is not None else min(values)
-        high = axis.most if axis.most is not None else max(values)
+        high = max(values)
         if axis.log:
             # wide enough for one of 1, 2, 5, 10, ...: what is marked
             self.low, self.high = low * 0.9, max(high * 1.1, low * 2.3)

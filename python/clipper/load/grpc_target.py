@@ -11,11 +11,13 @@ import grpc
 import grpc.aio
 import numpy as np
 
+from clipper.component import Tasks
 from clipper.errors import ClipperError, NoServer
 from clipper.frontend.inference import codec
 from clipper.frontend.protocols import message
 from clipper.load.http_target import salt
 from clipper.load.measurement import Measurement, QueryOutcome
+from clipper.mesh.splice import varint
 from clipper.schema import TensorSpec
 from clipper.types import InputType, UserValue
 
@@ -54,7 +56,7 @@ class GrpcTarget:
         self._requests = [_request(application, row, type_) for row in rows]
         self._salt = salt() if fresh else 0
         self._calls: list[grpc.Channel] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks("the load")
         self._measured: Measurement
         self._zero_s = 0.0
 
@@ -95,9 +97,7 @@ class GrpcTarget:
                 f"more than {_UNDER_WAY_MAX} calls are under way",
             )
             return
-        task = asyncio.get_running_loop().create_task(self._send(self._measured, number))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.spawn(self._send(self._measured, number))
 
     async def _send(self, measured: Measurement, number: int) -> None:
         call = self._calls[number % len(self._calls)]
@@ -130,10 +130,7 @@ class GrpcTarget:
 
     async def close(self) -> None:
         """Cancel all calls and close the channels."""
-        for task in [*self._tasks]:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._tasks.cancel()
         for channel in self._channels:
             await channel.close()
 
@@ -175,11 +172,7 @@ def _tensor(value: Row, spec: TensorSpec) -> dict[str, Row]:
 
 def _salted(value: int) -> bytes:
     """Return field 5 of a PredictRequest, which may follow all others."""
-    parts = [0x28]
-    while value > 0x7F:
-        parts.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*parts, value])
+    return b"\x28" + varint(value)
 
 
 def _flat(row: Row) -> list[float]:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from clipper.component import Tasks
 from clipper.errors import ClipperError, InvalidInput, NoServer
 from clipper.host_port import join_host_port
 from clipper.load.measurement import Measurement, QueryOutcome
@@ -85,7 +86,7 @@ class HttpTarget:
         self._free: deque[_HttpConnection] = deque()
         self._waiting: deque[int] = deque()
         self._connections: set[_HttpConnection] = set()
-        self._connecting: set[asyncio.Task[None]] = set()
+        self._connecting = Tasks("the load")
         self._measured: Measurement
         self._zero_s = 0.0
         self._closed = False
@@ -144,7 +145,7 @@ class HttpTarget:
             self._finish(number, QueryOutcome.ERROR, "no connection")
             return
         if len(self._connections) + len(self._connecting) < self._most:
-            self._connect_later(0.0)
+            self._connecting.spawn(self._connect_after(0.0))
         else:
             self._measured.waited += 1
         if len(self._waiting) >= WAITING_MAX:
@@ -178,12 +179,7 @@ class HttpTarget:
             self._finish(number, QueryOutcome.ERROR, "the connection was lost")
         while not self._connections and self._waiting:
             self._finish(self._waiting.popleft(), QueryOutcome.ERROR, "no connection")
-        self._connect_later(AGAIN_S)
-
-    def _connect_later(self, pause_s: float) -> None:
-        task = asyncio.get_running_loop().create_task(self._connect_after(pause_s))
-        self._connecting.add(task)
-        task.add_done_callback(self._connecting.discard)
+        self._connecting.spawn(self._connect_after(AGAIN_S))
 
     async def _connect_after(self, pause_s: float) -> None:
         while not self._closed:
@@ -223,8 +219,7 @@ class HttpTarget:
     async def close(self) -> None:
         """Drop all connections."""
         self._closed = True
-        for task in [*self._connecting]:
-            task.cancel()
+        await self._connecting.cancel()
         for connection in [*self._connections]:
             connection.transport.abort()
         await asyncio.sleep(0)

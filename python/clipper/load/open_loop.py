@@ -7,60 +7,35 @@ and the generator's own lateness is reported.
 
 `send_on_time` drives an event loop. Event loops round timers to milliseconds, longer than many
 answers take, and spinning takes a core that the server may need; a timerfd wakes the loop within
-about 50 us of any time, for one system call. `send_blocking` drives a thread.
+about 50 us of any time, for one system call.
 """
 
 import asyncio
 import ctypes
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 _BURST = 128  # queries sent at once when late, before answers are read
-_SPIN_S = 200e-6  # before a query is due, a blocking sender spins instead of sleeping
 _SOON_S = 20e-6  # a query due this soon is sent at once
 _CLOCK_MONOTONIC = 1  # what time.perf_counter reads on Linux
 _NONBLOCK_CLOEXEC = os.O_NONBLOCK | os.O_CLOEXEC
 _TFD_TIMER_ABSTIME = 1
 
 
-def arrivals(rate: float, seconds: float, seed: int, burst: float = 1.0) -> NDArray[np.float64]:
-    """Return Poisson arrival times in seconds, at `rate` per second.
-
-    burst b > 1: arrivals only in the first 1/b of every 200 ms, b times as dense.
-    """
-    rng = np.random.default_rng(seed)
-    gaps = rng.exponential(1 / (rate * burst), size=int(rate * seconds * 1.2) + 100)
-    busy = np.cumsum(gaps)  # time within the busy spells
-    spell = 0.2 / burst
-    times = (busy // spell) * 0.2 + busy % spell if burst > 1 else busy
+def arrivals(rate: float, seconds: float, seed: int) -> NDArray[np.float64]:
+    """Return Poisson arrival times in seconds, at `rate` per second."""
+    gaps = np.random.default_rng(seed).exponential(1 / rate, int(rate * seconds * 1.2) + 100)
+    times = np.cumsum(gaps)
     return times[times < seconds]
 
 
 def evenly(rate: float, seconds: float) -> NDArray[np.float64]:
     """Return arrival times in seconds, one every 1 / rate."""
     return np.arange(max(int(rate * seconds), 1)) / rate
-
-
-def send_blocking(times: Iterable[float], send: Callable[[int, float], None]) -> float:
-    """Call `send(number, due)` at each of `times` from this thread; return the start.
-
-    times: seconds after the start. due, start: seconds of time.perf_counter. The thread sleeps
-    until shortly before a query is due, then spins: exact to some microseconds, at the cost of a
-    core. Use send_on_time() where the core matters more.
-    """
-    start = time.perf_counter() + 0.01
-    for number, offset in enumerate(times):
-        due = start + offset
-        if (ahead := due - time.perf_counter()) > _SPIN_S:
-            time.sleep(ahead - _SPIN_S / 2)
-        while time.perf_counter() < due:
-            pass
-        send(number, due)
-    return start
 
 
 class _TimerSpec(ctypes.Structure):

@@ -164,9 +164,8 @@ def _times(
         _send(model, rows)
         then_us, then = mean_us, count
         until_s = time.monotonic() + 1.0
-        while (
-            count == then and time.monotonic() < until_s
-        ):  # statistics are updated shortly after the answer
+        # statistics are updated shortly after the answer
+        while count == then and time.monotonic() < until_s:
             mean_us, count = _seen(server, len(rows))
         if count != then + 1:
             continue  # the rows were split or joined with others

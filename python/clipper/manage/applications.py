@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from clipper.catalog.catalog import Catalog
+from clipper.catalog.catalog import Catalog, plain
 from clipper.errors import AlreadyExists, InvalidInput, UnknownApplication, did_you_mean
 from clipper.manage.tables.parameters import ParameterSet
 from clipper.options import Links
@@ -94,6 +94,7 @@ class Applications:
             create_policy(with_coverage(new("policy"), new("coverage")))
         if "slo_ms" in changes:
             slo_in_us(changes["slo_ms"], self._slo_ms_max)
+            changes["slo_ms"] = plain(changes["slo_ms"])  # numpy's numbers too
         if "missing" in changes:
             check_missing(changes["missing"])
         if new("roles") and changes.keys() & {"roles", "models"}:

@@ -9,12 +9,14 @@ from typing import Final
 
 import msgspec
 
+from clipper.component import Stop, Worker, cause_of
 from clipper.deploy.needs import needs_of
 from clipper.deploy.packages.environments import Environments
-from clipper.errors import ClipperError, InvalidInput
+from clipper.errors import ClipperError, InvalidInput, ShuttingDown
 from clipper.types import Model, VersionedModel
 
 _log = logging.getLogger(__name__)
+CLOSE_S: Final = 10.0  # for what is built or pulled when the server closes
 PULLING: Final = "pulling"
 PACKING: Final = "packing"
 BUILDING: Final = "building environment"
@@ -49,7 +51,9 @@ class Building:
     ) -> None:
         self._models, self._environments, self._done = models, environments, done
         self._changed = threading.Condition()
-        self._threads: dict[VersionedModel, threading.Thread] = {}
+        self._built: set[VersionedModel] = set()  # what is being built
+        self._workers: set[Worker] = set()
+        self._closing = False
         self._sweeping = threading.Lock()
         self._stages: dict[VersionedModel, Stage] = {}
 
@@ -88,21 +92,34 @@ class Building:
         return ""
 
     def run(self, model: Model, stage: str, work: Callable[[], str]) -> None:
-        """Do work for a version in a thread of its own, then call `done` with what it returns; do
-        nothing while such a thread runs."""
-        with self._changed:
-            if model.id not in self._threads:
-                self._stages[model.id] = Stage(stage, "", time.monotonic())
-                thread = threading.Thread(
-                    target=self._run, args=(model, work), name="clipper-environment", daemon=True
-                )
-                self._threads[model.id] = thread
-                thread.start()
+        """Do work for a version in a thread of its own, then call `done` with what it returns.
 
-    def wait(self, id_: VersionedModel) -> None:
-        """Wait until nothing is built for that version."""
+        Does nothing while such a thread runs. An unexpected error of `work` is passed to `done`
+        too. Raises NotStarted, ShuttingDown.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: id_ not in self._threads)
+            if self._closing:
+                raise ShuttingDown("this server is closing.")
+            if model.id in self._built:
+                return
+
+            def build(stop: Stop) -> None:
+                self._run(model, work)
+
+            def ended() -> None:
+                self._ended(worker)
+
+            worker = Worker("clipper-environment", build, once=True, on_end=ended)
+            worker.start()
+            self._workers.add(worker)
+            self._built.add(model.id)
+            self._stages[model.id] = Stage(stage, "", time.monotonic())
+
+    def wait(self, id_: VersionedModel, limit_s: float) -> bool:
+        """Wait until nothing is built for that version; return False after so many seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: id_ not in self._built, limit_s)
+            return id_ not in self._built
 
     def _build(self, model: Model, lines: tuple[str, ...]) -> str:
         """Build an environment; return what went wrong, or ""."""
@@ -121,15 +138,25 @@ class Building:
         return error
 
     def _run(self, model: Model, work: Callable[[], str]) -> None:
-        error = work()
-        with self._changed:
-            thread = self._threads.pop(model.id)
         try:
-            self._done(model, error)
+            error = work()
+        except Exception as failure:
+            _log.exception("model %s: its environment", model.id)
+            error = f"no environment for model '{model.id}': {cause_of(failure)}"
         finally:
             with self._changed:
-                self._changed.notify_all()
-            del thread
+                self._built.discard(model.id)  # `done` may begin another
+        try:
+            self._done(model, error)
+        except Exception as failure:
+            _log.exception("model %s: its start", model.id)
+            if not error:
+                self._done(model, f"model '{model.id}' cannot start: {cause_of(failure)}")
+
+    def _ended(self, worker: Worker) -> None:
+        with self._changed:
+            self._workers.discard(worker)
+            self._changed.notify_all()
 
     def sweep(self) -> int:
         """Remove the environments of retired models, and those half built. Return how many were
@@ -147,10 +174,14 @@ class Building:
             return self._environments.sweep(wanted)
 
     def close(self) -> None:
-        """End what is being built, and wait for it."""
+        """End what is being built, and wait for it. Idempotent."""
         self._environments.close()
-        for thread in list(self._threads.values()):
-            thread.join()
+        with self._changed:
+            self._closing = True
+            workers = list(self._workers)
+        until_s = time.monotonic() + CLOSE_S
+        for worker in workers:
+            worker.end(until_s - time.monotonic())
 
 
 def needs_environment(model: Model) -> bool:

@@ -39,6 +39,7 @@ from clipper.errors import (
 from clipper.host_port import join_host_port
 from clipper.manage.running import the_one
 from clipper.manage.tables.client import TableClient
+from clipper.options import refusing_unknown_keywords
 from clipper.tls import client_context, fingerprint_of
 from clipper.types import Answer, UserValue, VersionedModel
 
@@ -109,6 +110,7 @@ class Trust(NamedTuple):
 _TRUST = Trust()
 
 
+@refusing_unknown_keywords
 class Client:
     """Threads: any, one request at a time a client. Each verb is that of `ClipperServer.manage`; a
     change returns a ChangeResult, as one with dry_run=True would. tables: the parameter tables of
@@ -205,19 +207,22 @@ class Client:
         """Return the last changes, the oldest first: number, time_us, actor, verb, changed."""
         return self._list("history", f"/admin/history?count={count}")
 
+    def accept_store(self, *, restore: bool, dry_run: bool = False) -> "ChangeResult":
+        """Take a store that came back empty, older or as another for the one that is known.
+
+        restore: write back what the server knows; otherwise what the store lacks is gone.
+        """
+        return self._change("/admin/store/accept", dry_run, {"restore": restore})
+
     def openapi(self, *, management: bool = False) -> dict[str, object]:
         """OpenAPI 3.1 of the address that takes queries, or of the one that manages."""
         return self._object("GET", f"/openapi.json?of={'management' if management else 'queries'}")
 
-    def stream(self) -> "Stream":
-        """Iterate over the dashboard's events (name, content) as they come. Close the iterator.
+    def stream(self, path: str = "/admin/stream") -> "Stream":
+        """Iterate over server-sent events (name, content) as they come. Close the iterator.
 
-        Raises NoServer, NotAllowed.
+        path: of the events; those of the dashboard by default. Raises NoServer, NotAllowed.
         """
-        return self.events("/admin/stream")
-
-    def events(self, path: str) -> "Stream":
-        """Server-sent events of a path, alike."""
         from clipper.manage.stream import Stream
 
         connection, response = self._requested("GET", path, None)
@@ -519,7 +524,9 @@ class Client:
             with self._as_errors():
                 connection.connect()
                 self._check_pinned(connection)
-                connection.request(method, path, body, self.headers)
+                # a text is sent as Latin-1, but a server compares tokens as UTF-8
+                headers = {name: value.encode() for name, value in self.headers.items()}
+                connection.request(method, path, body, headers)
                 return connection, connection.getresponse()
         except BaseException:
             connection.close()

@@ -50,6 +50,8 @@ def model_settings(wanted: ModelSettings) -> dict[str, UserValue]:
         "replicas": replicas_of(wanted),
         "input": wanted.input or None,
         "output": wanted.output or "any",
+        "inputs": wanted.inputs or None,
+        "outputs": wanted.outputs or None,
         "wait": False,
         "batching": wanted.batching,
         "reads": wanted.reads or None,

@@ -20,32 +20,33 @@ import msgspec
 
 from clipper.catalog.catalog import Catalog
 from clipper.clock import wall_time_us
+from clipper.component import Health
 from clipper.config import Config
 from clipper.deploy.deployer import (
     ContainerSpec,
-    EventKind,
-    ReplicaEvent,
     ReplicaStatus,
     spec_of,
     threads_of,
 )
-from clipper.deploy.deployers import ENGINES, Deployers
+from clipper.deploy.deployers import ENGINES, ContainerKinds
 from clipper.deploy.docker.daemon import Owner
 from clipper.deploy.needs import needs_of
 from clipper.deploy.packages.environments import Environments
 from clipper.deploy.packages.package import pack
 from clipper.deploy.packages.pulling import PullLimits, pulled, source_of, url_of
-from clipper.deploy.restarts import RestartPolicy
+from clipper.deploy.replicas import ReplicaDeployer
 from clipper.errors import (
     ClipperError,
     DeployFailed,
     InvalidInput,
     ShardAway,
     ShuttingDown,
+    StoreError,
     TypeConflict,
     Unknown,
     UnknownModel,
 )
+from clipper.foreign_text import printable
 from clipper.manage.building import (
     FAILED,
     IMAGE,
@@ -58,13 +59,16 @@ from clipper.manage.building import (
     Stage,
     needs_environment,
 )
+from clipper.manage.model_files import ModelFiles
 from clipper.manage.tables.parameters import ParameterSet, make_tables
 from clipper.mesh.membership import MeshMembership
 from clipper.metrics.stats import ModelStats, ReplicaStats
+from clipper.processes import ChildState, Notice, NoticeKind, RestartPolicy, Supervisor
 from clipper.serving.feedback.online_learning import OnlineLearning
 from clipper.serving.models.batch_cost import shown_costs
-from clipper.serving.models.containers import Containers, Hello, Seat
+from clipper.serving.models.containers import Containers, Hello, Replica, Seat
 from clipper.serving.models.engines import Engines
+from clipper.serving.models.row_blames import RowBlames, loss_of
 from clipper.serving.models.running_models import (
     Running,
     RunningModels,
@@ -81,10 +85,11 @@ from clipper_core.engine.model import Model as CoreModel
 _log = logging.getLogger(__name__)
 _DRAIN_POLL_S = 0.002
 _QUIET_S = 0.025
+# an environment of its own sees nothing of ours
 _APART = {
     "PYTHONPATH": "",
     "PYTHONNOUSERSITE": "1",
-}  # an environment of its own sees nothing of ours
+}
 INCIDENTS_MAX = 200
 INCIDENT_CHARS_MAX = 500
 
@@ -117,12 +122,15 @@ class Deployment:
         address: Callable[[], str],
         parameters: ParameterSet,
         mesh: MeshMembership,
+        processes: Supervisor,
     ) -> None:
         self.config = config
+        self._processes = processes
         self.catalog = catalog
         self._engines = engines
         self._running = running
         self._dir = folder
+        self._files = ModelFiles(folder.models)
         self._token = token
         self._address = address
         self._closed = False
@@ -140,23 +148,30 @@ class Deployment:
             self._came_or_went,
             shared_memory=config.server.shared_memory,
             online_learning=self.online_learning,
+            served=self._served,
+            lost=self._lost,
         )
+        self.row_blames = RowBlames(config.server.row_failure_s, self._excuse)
         self._expected = Expected(self._expect, engines.now_us)
         self._scaling = Scaling(config.server, self._checks, self._follow, self._restart)
         self._followed: dict[VersionedModel, Model] = {}  # of the catalog, as they run here
         self._checked_at = -1  # queries ever issued, when a look found no container with a batch
         self._changing = threading.Lock()  # how many replicas a model has
-        self._deployer = Deployers(
+        owner = Owner(folder.run, str(folder.folder or ""))
+        self._deployer = ReplicaDeployer(
+            processes,
+            ContainerKinds(processes, config.docker, owner, config.server.fork_server),
             self._on_replica,
             restart_policy(config.server),
-            config.docker,
-            Owner(folder.run, str(folder.folder or "")),
-            config.server.fork_server,
             config.limits.log_lines_max,
         )
         self._failures: dict[VersionedModel, str] = {}
         environments = Environments(
-            folder.environments, config.server.pip_args, config.server.build_s
+            processes,
+            folder.environments,
+            config.server.pip_args,
+            config.server.build_s,
+            config.server.env_pass,
         )
         self._building = Building(self._in_service, environments, self._built)
         self.incidents: deque[Incident] = deque(maxlen=INCIDENTS_MAX)
@@ -172,13 +187,22 @@ class Deployment:
         self._scaling.start()
         self._building.sweep()
 
+    def sweep_files(self) -> None:
+        """Remove files of models that no version in service needs. For a start whose catalog is
+        that of the store, before the first deployment."""
+        self._files.sweep(self.catalog.view)
+
     def resume(self, model: Model) -> None:
-        """Serve a model of the catalog again."""
+        """Serve a model of the catalog, with as many replicas as its record or its load wants."""
+        with self._changing:  # `follow` may have seen it, too
+            self._resume(model)
+
+    def _resume(self, model: Model) -> None:
         self._followed[model.id] = model
         self._running.ensure(model)
         try:
             make_tables(self._parameters.served, model, networked=self._networked)
-            self._start_replicas(model)
+            self._scale_to(model, self._count(model))
         except (InvalidInput, TypeConflict, ShardAway) as error:
             self._fail(model.id, str(error))
 
@@ -200,18 +224,16 @@ class Deployment:
             model = self.catalog.view.model(id_)
         except Unknown:  # retired meanwhile
             return
-        self._followed[id_] = model
-        self._running.ensure(model)
-        try:
-            make_tables(self._parameters.served, model, networked=self._networked)
-            self._scale_to(model, self._count(model))
-        except (InvalidInput, TypeConflict, ShardAway) as error:
-            self._fail(id_, str(error))
+        self._resume(model)
 
     def _count(self, model: Model) -> int:
         """Return the replicas that a version should have: a fixed number, or by its load."""
         least, most = model.replicas, model.replicas_max
         return min(max(self._scaling.wanted(model.id, least), least), most) if most else least
+
+    def health(self) -> list[Health]:
+        """Return the states of the threads that scale."""
+        return [*self._scaling.health()]
 
     def refuse_new(self) -> None:
         """Refuse changes from now on, and stop scaling."""
@@ -252,10 +274,13 @@ class Deployment:
             if wait and record.replicas:
                 self._await_replicas(record)
             self.catalog.register(record, promote=promote)
-        except BaseException:
+            self._files.keep(record.id)
+        except BaseException as error:
             self._deployer.stop(record.name, record.version)
             self._running.forget(record.id)
             self._building.forget(record.id)
+            if not isinstance(error, StoreError):  # else it may be registered: a start will know
+                self._files.remove(record.id)
             self._run_others(record.id)
             raise
         return running
@@ -314,6 +339,15 @@ class Deployment:
             self._deployer.stop(id_.name, id_.version or 0)
             self._running.forget(id_)
         self._building.forget(id_)
+        if self._is_retired(id_):
+            self._files.remove(id_)
+
+    def _is_retired(self, id_: VersionedModel) -> bool:
+        """Return whether the catalog says so: a record that is missing says nothing."""
+        return any(
+            model.version == id_.version and model.retired_us
+            for model in self.catalog.view.versions.get(id_.name, ())
+        )
 
     def _await_quiet(self, id_: VersionedModel) -> None:
         """Wait until nothing has been queued or in flight for a moment, at most `drain_s`: a thread
@@ -357,9 +391,8 @@ class Deployment:
         started = self._deployer.list()
         for running in self._running:
             counters = by_place.get(self._engines.place_of(running.core))
-            if counters is None or not (
-                running.model.target or self._is_known(running.model.id)
-            ):  # it comes just now
+            if counters is None or not (running.model.target or self._is_known(running.model.id)):
+                # it comes just now
                 continue
             replicas = self._replica_stats(running, started)
             wanted = self._scaling.wanted(running.model.id, running.model.replicas)
@@ -374,6 +407,7 @@ class Deployment:
                 "wanted": wanted,
                 "has": has,
                 "output": self._output_of(running.model),
+                "warmup_error": self.warmup_error(running.model.id),
                 "accuracy": _accuracy(replicas),
                 "stage": self._building.stage_of(running.model.id).stage,
                 "feedback_dropped": self.online_learning.pending(running.model.id)
@@ -400,6 +434,11 @@ class Deployment:
             else next((gives for gives in types if gives), "any")
         )
 
+    def warmup_error(self, id_: VersionedModel) -> str:
+        """Return why the warm-up of a container of a version failed; "" if none did."""
+        errors = (replica.hello.warm_error for replica in self.containers.of(id_))
+        return next(filter(None, errors), "")
+
     def _is_known(self, id_: VersionedModel) -> bool:
         """Return whether the catalog lists a version. A model that connected is served a moment
         before that.
@@ -424,12 +463,15 @@ class Deployment:
                 rows[key] = {**batcher, "pid": replica.hello.pid, "state": "ready"}
         for status in started:
             if (status.name, status.version) == (running.model.name, running.model.version):
+                # one that was ready has lost its connection, unless it is among those above
+                state = ChildState.RUNNING if status.state is ChildState.READY else status.state
                 row = rows.setdefault(
                     (status.replica, status.pid, 0),
-                    {"number": status.replica, "pid": status.pid, "state": str(status.state)},
+                    {"number": status.replica, "pid": status.pid, "state": str(state)},
                 )
                 row |= {"restart_count": status.restart_count, "detail": status.detail}
                 row |= {"start": status.start} if status.start else {}
+                row |= {"again_s": round(status.again_s, 1)} if status.again_s else {}
         return [cast(ReplicaStats, rows[key]) for key in sorted(rows)]
 
     # -- records and containers
@@ -519,13 +561,14 @@ class Deployment:
         self._building.enter(id_, PACKING)
         try:
             places = [code] if isinstance(code, str) else code
-            package = pack(
-                model, name, chosen, self._dir.models, places, self.config.server.no_pickle
-            )
+            with self._files.packing(id_):
+                package = pack(
+                    model, name, chosen, self._dir.models, places, self.config.server.no_pickle
+                )
         except BaseException:
             self._building.forget(id_)
             raise
-        type_ = type_of(input or package.input or "any")
+        type_ = InputType.parse(input or package.input or "any")
         return Model(
             name,
             chosen,
@@ -536,6 +579,7 @@ class Deployment:
             tables=package.tables,
             command=package.command,
             folder=package.folder,
+            columns=package.columns,
         )
 
     def _next_version(self, name: str) -> int:
@@ -555,13 +599,14 @@ class Deployment:
         alive = {
             (s.name, s.version, s.replica)
             for s in self._deployer.list()
-            if s.state not in ("stopped", "failed")
+            if s.state not in ("stopped", "failed", "held")
         }
         tables, secrets = self._with_table_access(model)
         spec = dataclasses.replace(
             self._spec(model),
             python=python,
             env={**(_APART if own else {}), **tables},
+            env_pass=self.config.server.env_pass,
             secrets=secrets,
         )
         for number in range(model.replicas):
@@ -623,18 +668,18 @@ class Deployment:
         """Wait for the containers of a version: until `until_s`, or for server.load_s after its
         environment or image is built."""
         load_s = self.config.server.load_s
-        if until_s is None:
-            self._building.wait(model.id)
+        while until_s is None and not self._building.wait(model.id, 1.0):
+            self._check_open()
         until = time.monotonic() + load_s if until_s is None else until_s
         began = time.monotonic()
 
         def failed() -> bool:
-            return model.id in self._failures
+            return model.id in self._failures or bool(self._deployer.failure)
 
         while not self.containers.wait_for(
             model.id, model.replicas, min(1.0, max(0.0, until - time.monotonic())), failed
         ):
-            if failure := self._failures.get(model.id):
+            if failure := self._failures.get(model.id) or self._deployer.failure:
                 raise DeployFailed(failure)
             if until_s is None and self._building.stage_of(model.id).stage == IMAGE:
                 until = time.monotonic() + load_s
@@ -645,14 +690,22 @@ class Deployment:
                     f" lines:\n{self._last_lines(model)}",
                     hint="Raise server.load_s if it is slow to load." if until_s is None else "",
                 )
-            if self._closed:
-                raise ShuttingDown(
-                    "this server is closed.", hint="Start another with clipper.start()."
-                )
+            self._check_open()
+        if any(replica.hello.broken for replica in self.containers.of(model.id)):
+            raise DeployFailed(
+                f"model '{model.id}': {self.warmup_error(model.id)}",
+                hint="Deploy it again when it is mended; if it fails so on made-up rows only, with"
+                " rows that it takes: warmup=[...].",
+            )
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ShuttingDown("this server is closed.", hint="Start another with clipper.start().")
 
     def _last_lines(self, model: Model) -> str:
         try:
-            return "\n".join(self._deployer.logs(model.name, model.version, 0)[-20:])
+            lines = self._deployer.logs(model.name, model.version, 0)[-20:]
+            return "\n".join(map(printable, lines))
         except KeyError:  # it was not started yet
             return "none"
 
@@ -717,53 +770,69 @@ class Deployment:
         if self._mesh.on_replicas_changed(id_):
             return
         if self.containers.of(id_):
+            self._failures.pop(id_, None)  # a container that was held has come up
             self._building.enter(id_, WARM)
         self._expected.connected(
             id_, [replica.hello.replica for replica in self.containers.of(id_)]
         )
 
-    def _on_replica(self, event: ReplicaEvent) -> None:
-        id_ = VersionedModel(event.name, event.version)
-        if event.kind in (EventKind.BUILDING, EventKind.WAITING):
-            stage = IMAGE if event.kind is EventKind.BUILDING else STARTING
-            self._building.enter(id_, stage, event.detail)
+    def _served(self, hello: Hello) -> None:
+        self._deployer.served(hello.name, hello.version, hello.replica, hello.pid)
+
+    def _lost(self, replica: Replica, data: bytes) -> None:
+        loss = loss_of(replica, data)
+        if loss is not None:
+            self.row_blames.lost(loss)
+
+    def _excuse(self, id_: VersionedModel, number: int, pid: int) -> None:
+        self._deployer.excuse(id_.name, id_.version or 0, number, pid)
+
+    def _on_replica(self, name: str, version: int, replica: int, notice: Notice) -> None:
+        id_ = VersionedModel(name, version)
+        if notice.kind is NoticeKind.EXITED:
+            self.row_blames.exited(id_, replica, notice.pid, notice.by_itself)
+            self.containers.ended(id_, replica, notice.pid)
+        if notice.kind in (NoticeKind.BUILDING, NoticeKind.WAITING):
+            stage = IMAGE if notice.kind is NoticeKind.BUILDING else STARTING
+            self._building.enter(id_, stage, notice.detail)
             return
-        if event.kind in (EventKind.STARTED, EventKind.RESTARTING):
-            self._expected.starting(id_, event.replica, event.again_s)
+        if notice.kind is NoticeKind.READY:  # its connection has told it
+            return
+        if notice.kind in (NoticeKind.STARTED, NoticeKind.RESTARTING):
+            self._expected.starting(id_, replica, notice.again_s)
             if self._building.stage_of(id_).stage in (STARTING, IMAGE):
                 self._building.enter(id_, LOADING)
-        elif event.kind is EventKind.FAILED:
-            self._expected.failed(id_, event.replica)
-        elif event.kind is EventKind.STOPPED:
-            self._expected.stopped(id_, event.replica)
+        elif notice.kind is NoticeKind.FAILED and notice.again_s:
+            self._expected.starting(id_, replica, notice.again_s)
+        elif notice.kind is NoticeKind.FAILED:
+            self._expected.failed(id_, replica)
+        elif notice.kind is NoticeKind.STOPPED:
+            self._expected.stopped(id_, replica)
         level = (
             logging.INFO
-            if event.kind in (EventKind.STARTED, EventKind.STOPPED)
+            if notice.kind in (NoticeKind.STARTED, NoticeKind.STOPPED)
             else logging.WARNING
         )
-        about = {"model": str(id_), "replica": event.replica, "event": str(event.kind)}
-        last = next((line for line in reversed(event.log_tail) if line.strip()), "")[
+        about = {"model": str(id_), "replica": replica, "event": str(notice.kind)}
+        last = next((line for line in reversed(notice.log_tail) if line.strip()), "")[
             :INCIDENT_CHARS_MAX
         ]
-        detail = f"{event.detail}. Its last line: {_printable(last)}" if last else event.detail
-        _log.log(
-            level, "container %s/%d %s %s", id_, event.replica, event.kind, detail, extra=about
-        )
+        detail = f"{notice.detail}. Its last line: {printable(last)}" if last else notice.detail
+        _log.log(level, "container %s/%d %s %s", id_, replica, notice.kind, detail, extra=about)
         self.incidents.append(
-            Incident(wall_time_us(), str(id_), event.replica, str(event.kind), event.detail, last)
+            Incident(wall_time_us(), str(id_), replica, str(notice.kind), notice.detail, last)
         )
-        if event.kind is EventKind.FAILED:
-            lines = "\n".join(event.log_tail)
-            unable = (
-                f"container {id_}/{event.replica} does not stay up: {event.detail}. Its last"
-                f" lines:\n{lines}"
+        if notice.kind is NoticeKind.FAILED:
+            lines = "\n".join(map(printable, once(notice.log_tail)))
+            unable = f"container {id_}/{replica} does not stay up: {notice.detail}." + (
+                f" Its last lines:\n{lines}" if lines.strip() else " It wrote nothing."
             )
             self._failures[id_] = (
                 unable
-                if event.pid
-                else f"container {id_}/{event.replica} was not started: {event.detail}"
+                if notice.pid
+                else f"container {id_}/{replica} was not started: {notice.detail}"
             )
-            self._building.enter(id_, FAILED, event.detail)
+            self._building.enter(id_, FAILED, notice.detail)
             self.containers.notify()
 
     def _seat_of(self, hello: Hello) -> Seat:
@@ -781,7 +850,7 @@ class Deployment:
 
     def _admit(self, hello: Hello) -> Running:
         """Admit a container that was started elsewhere, with a model of its own: the model is added
-        (MISSION A5)."""
+        (MISSION A5), as the latest version if its name has no other."""
         known = self.catalog.view.versions.get(hello.name, ())
         if any(model.version == hello.version for model in known):
             raise InvalidInput(
@@ -795,18 +864,29 @@ class Deployment:
         record = Model(
             hello.name,
             hello.version,
-            type_of(hello.input),
-            str(type_of(hello.output)),
+            InputType.parse(hello.input),
+            str(InputType.parse(hello.output)),
             replicas=0,
             batching=self.config.batching,
         )
         running = self._running.ensure(record)
         try:
-            self.catalog.register(record)
+            # every container has the token: none may take the queries of a version that serves
+            self.catalog.register(record, promote=False)
         except BaseException:
             self._running.forget(record.id)
             raise
         return running
+
+
+def once(lines: Sequence[str]) -> Sequence[str]:
+    """Return the last lines of a container once, if each of its starts wrote the same. The first
+    of them may be cut."""
+    count = len(lines)
+    for length in range(1, count // 2 + 1):
+        if lines[length:] == lines[: count - length]:
+            return lines[count - length :]
+    return lines
 
 
 def _accuracy(replicas: Sequence[ReplicaStats]) -> float | None:
@@ -817,23 +897,8 @@ def _accuracy(replicas: Sequence[ReplicaStats]) -> float | None:
     return sum(accuracies) / len(accuracies) if accuracies else None
 
 
-def _printable(text: str) -> str:
-    """Escape control characters in what a container wrote: a log may be read on a terminal."""
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
-    )
-
-
 def _bounds(model: Model | None) -> tuple[int, int] | None:
     return None if model is None else (model.replicas, model.replicas_max)
-
-
-def type_of(text: str | Mapping[str, str] | InputType) -> InputType:
-    """Parse an input type. Raises InvalidInput."""
-    try:
-        return InputType.parse(text)
-    except ValueError as error:
-        raise InvalidInput(str(error)) from None
 
 
 def restart_policy(server: ServerSettings) -> RestartPolicy:
@@ -844,4 +909,5 @@ def restart_policy(server: ServerSettings) -> RestartPolicy:
         exits_max=server.restarts_max,
         window_s=server.restart_window_s,
         grace_s=server.stop_grace_s,
+        queued=True,
     )

@@ -2,15 +2,17 @@
 deployed."""
 
 import logging
-import threading
 from collections.abc import Callable
+from typing import Final
 
 from clipper.catalog.catalog import Catalog
 from clipper.catalog.view import View
+from clipper.component import Backoff, Health, Stop, WakeFlag, Worker
 from clipper.errors import ClipperError
 
 _log = logging.getLogger(__name__)
-_AGAIN_S = 1.0  # after a round that failed
+AGAIN_S: Final = 0.5  # after a round that failed
+AGAIN_S_MAX: Final = 5.0
 
 
 class CatalogFollower:
@@ -22,45 +24,42 @@ class CatalogFollower:
 
     def __init__(self, catalog: Catalog, follow: Callable[[], None]) -> None:
         self._catalog, self._follow = catalog, follow
-        self._changed = threading.Event()
-        self._closing = threading.Event()
-        self._end: Callable[[], None] = lambda: None
-        self._thread = threading.Thread(
-            target=self._run, name="clipper-catalog-follower", daemon=True
+        self._worker = Worker(
+            "clipper-catalog-follower", self._run, again=Backoff(AGAIN_S, AGAIN_S_MAX)
         )
+        self._changed = WakeFlag(self._worker.stop)
+        self._end: Callable[[], None] = lambda: None
 
     def start(self) -> None:
-        """Start the thread; it follows at once what has changed since the catalog was read."""
+        """Start the thread; it follows at once what has changed since the catalog was read.
+
+        Raises NotStarted.
+        """
         self._end = self._catalog.on_change(self._on_change)
-        self._changed.set()
-        self._thread.start()
+        self._worker.start()
 
     def stop(self) -> None:
         """Stop the thread, after what it is doing. Idempotent."""
         self._end()
-        self._closing.set()
-        self._changed.set()
-        if self._thread.ident is not None:
-            self._thread.join()
+        self._worker.end()
+
+    def health(self) -> list[Health]:
+        """Return the state of the thread."""
+        return [self._worker.health()]
 
     def _on_change(self, view: View) -> None:
         self._changed.set()
 
-    def _run(self) -> None:
-        while True:
-            self._changed.wait()
-            if self._closing.is_set():
-                return
-            self._changed.clear()
+    def _run(self, stop: Stop) -> None:
+        again = Backoff(AGAIN_S, AGAIN_S_MAX)
+        self._changed.set()
+        while not stop.requested:
+            if not self._changed.take():
+                continue
             try:
                 self._follow()
-            except ClipperError as error:
-                self._again(str(error))
-            except Exception as error:
-                _log.exception("the catalog could not be followed")
-                self._again(str(error))
-
-    def _again(self, why: str) -> None:
-        _log.warning("what another server changed is not done here yet: %s", why)
-        self._closing.wait(_AGAIN_S)
-        self._changed.set()
+                again.reset()
+            except ClipperError as error:  # of the store, or of one model
+                _log.warning("what another server changed is not done here yet: %s", error)
+                stop.wait(again.next_s())
+                self._changed.set()

@@ -17,6 +17,7 @@ from clipper.catalog.catalog import Catalog
 from clipper.catalog.view import application_in, encode
 from clipper.clock import wall_time_us
 from clipper.errors import AlreadyExists, InvalidInput
+from clipper.manage.model_files import ModelFiles
 from clipper.serving.feedback.stored_state import PREFIX as LEARNED
 from clipper.store import Store
 from clipper.types import Application, Model
@@ -24,7 +25,7 @@ from clipper.types import Application, Model
 _SCHEMA: Final = "clipper.state/1"
 
 
-class State(msgspec.Struct, frozen=True):
+class ExportedState(msgspec.Struct, frozen=True):
     """An exported state. models: those in service.  latest: of each name, when it is not the
     highest.  learned: by key of the store.  files: what models are packed in, by name."""
 
@@ -48,13 +49,13 @@ class Place:
     resume: Callable[[Model], None]
 
 
-def read(text: bytes) -> State:
+def read(text: bytes) -> ExportedState:
     """Decode an exported state.
 
     Raises InvalidInput when it is no such file, or its model files do not match their checksums.
     """
     try:
-        state = msgspec.json.decode(text, type=State)
+        state = msgspec.json.decode(text, type=ExportedState)
     except (msgspec.MsgspecError, ValueError) as error:
         raise InvalidInput(
             f"this is not an exported state: {error}.",
@@ -75,10 +76,20 @@ def read(text: bytes) -> State:
     return state
 
 
-def exported(catalog: Catalog, place: Place) -> State:
+def exported(catalog: Catalog, place: Place) -> ExportedState:
     """Return the present state, for a file."""
     view = catalog.view
-    models = [msgspec.structs.replace(model, target=_movable(model)) for model in view.models()]
+    files: dict[str, bytes] = {}
+    models = []
+    for model in view.models():
+        if model.sha256:
+            try:
+                files[Path(model.target).name] = Path(model.target).read_bytes()
+            except FileNotFoundError:
+                if model.id in {one.id for one in catalog.models()}:
+                    raise
+                continue  # it was retired meanwhile
+        models.append(msgspec.structs.replace(model, target=_movable(model)))
     names = {model.name for model in models}
     highest = {name: max(model.version for model in models if model.name == name) for name in names}
     latest = {
@@ -86,21 +97,16 @@ def exported(catalog: Catalog, place: Place) -> State:
         for name in names
         if view.model(name).version != highest[name]
     }
-    files = {
-        Path(model.target).name: Path(model.target).read_bytes()
-        for model in view.models()
-        if model.sha256
-    }
     learned = {record.key: record.value for record in place.store.range(LEARNED)[0]}
     applications = [msgspec.Raw(encode(app)) for app in catalog.applications()]
-    return State(_SCHEMA, wall_time_us(), models, latest, applications, learned, files)
+    return ExportedState(_SCHEMA, wall_time_us(), models, latest, applications, learned, files)
 
 
 def _movable(model: Model) -> str:
     return Path(model.target).name if model.sha256 else model.target
 
 
-def missing(state: State, catalog: Catalog) -> list[Model]:
+def missing(state: ExportedState, catalog: Catalog) -> list[Model]:
     """Return the models that do not exist yet. Raises AlreadyExists when there is another model of
     the same name and version."""
     found = []
@@ -127,24 +133,27 @@ def missing(state: State, catalog: Catalog) -> list[Model]:
     return found
 
 
-def bring(state: State, catalog: Catalog, place: Place) -> None:
+def bring(state: ExportedState, catalog: Catalog, place: Place) -> None:
     """Bring in models and what was learned. What exists already stays."""
     for key, value in state.learned.items():
         if key.startswith(LEARNED) and place.store.get(key) is None:
             place.store.put(key, value)
+    files = ModelFiles(place.models)
     for model in missing(state, catalog):
         record = model
-        if model.sha256:
-            path = place.models / Path(model.target).name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(state.files[path.name])
-            record = msgspec.structs.replace(model, target=str(path))
-        place.resume(catalog.register(record))
+        with files.packing(model.id):
+            if model.sha256:
+                path = place.models / Path(model.target).name
+                path.write_bytes(state.files[path.name])
+                record = msgspec.structs.replace(model, target=str(path))
+            record = catalog.register(record)
+        files.keep(model.id)
+        place.resume(record)
     for name, version in state.latest.items():
         catalog.promote(f"{name}:{version}")
 
 
-def applications_of(state: State) -> list[Application]:
+def applications_of(state: ExportedState) -> list[Application]:
     """Return the applications of an exported state."""
     try:
         return [application_in(bytes(record)) for record in state.applications]

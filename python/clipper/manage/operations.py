@@ -7,16 +7,17 @@ dry run makes all checks and writes nothing.
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol, Self, cast
 
 import msgspec
 
-from clipper.catalog.catalog import Catalog
+from clipper.catalog.rules import version_after
 from clipper.catalog.view import Rollout
 from clipper.config import Config, merge_batching
 from clipper.deploy.packages.artifact import ENDINGS, Artifact, is_data
+from clipper.deploy.packages.environments import check_packages
 from clipper.deploy.packages.pulling import url_of
 from clipper.deploy.processes.command import Command, check_permitted, command_of
 from clipper.errors import (
@@ -26,12 +27,13 @@ from clipper.errors import (
     PackagingError,
     UnknownModel,
     UnknownVersion,
+    without_secrets,
 )
+from clipper.frontend.server_interface import store_warning
 from clipper.manage.building import Stage
-from clipper.manage.deployment import type_of
-from clipper.manage.moving import Place, State, applications_of, bring, exported, missing
+from clipper.manage.moving import ExportedState, Place, applications_of, bring, exported, missing
 from clipper.manage.moving import read as read_state
-from clipper.manage.overview import followed, processes
+from clipper.manage.overview import InspectedServer, followed, processes
 from clipper.manage.rollouts.decisions import (
     ERROR_RATE,
     GUARD,
@@ -45,6 +47,7 @@ from clipper.manage.rollouts.rolling import Rolling, log_change
 from clipper.manage.tables.operations import TableOperations, TableServer
 from clipper.manage.tables.parameters import check_read
 from clipper.metrics.stats import ModelStats, QueryStats, ServerStats
+from clipper.options import refusing_unknown_keywords
 from clipper.serving.models.batch_cost import check_batching
 from clipper.serving.models.reads import declaration_of
 from clipper.serving.models.scaling import replica_bounds
@@ -52,18 +55,24 @@ from clipper.serving.query.application import ApplicationHandle
 from clipper.settings.http import query_tls, scheme_of
 from clipper.settings.server import Column
 from clipper.store.history import ENTRIES_MAX, Changed, audit_context, entries, plain
-from clipper.store.redis.store import redacted_url
-from clipper.types import VERSION, Application, Model, UserValue, VersionedModel, check_name
+from clipper.types import (
+    VERSION,
+    Application,
+    InputType,
+    Model,
+    UserValue,
+    VersionedModel,
+    check_name,
+)
 from clipper_core.engine.model import Model as CoreModel
 
 _OF_THE_RECORD = ("name", "models", "created_us")
 
 
-class Server(TableServer, Protocol):
+class Server(InspectedServer, TableServer, Protocol):
     """Interface of a server that can be managed: see ClipperServer."""
 
     config: Config
-    catalog: Catalog
 
     @property
     def deploy(self) -> Callable[..., CoreModel]:
@@ -75,15 +84,12 @@ class Server(TableServer, Protocol):
     def retire(self, name: str | VersionedModel, *, force: bool = False) -> None:
         """Take a version out of service. force: also one that applications link."""
 
-    def logs(self, name: str | VersionedModel, replica: int = 0) -> Sequence[str]:
-        """Return the last lines of a replica's log."""
+    def accept_store(self, *, restore: bool) -> int:
+        """Take a store with another content for the one that is known here."""
 
     @property
     def app(self) -> Callable[..., ApplicationHandle]:
         """Return the function that returns a handle of an application."""
-
-    def stats(self) -> ServerStats:
-        """Return the stats of the server."""
 
     def stages(self, name: str) -> dict[VersionedModel, Stage]:
         """Return the durations of the stages of queries, by version."""
@@ -98,12 +104,13 @@ class Server(TableServer, Protocol):
 
 
 class Change(msgspec.Struct):
-    """Result of a verb, or of its dry run. message: one line. changed: the records before and
-    after; empty when nothing changed.
+    """Result of a verb, or of its dry run. message: one line. warning: one line on what may not be
+    as it should, or empty. changed: the records before and after; empty when nothing changed.
     """
 
     verb: str
     message: str = ""
+    warning: str = ""
     dry_run: bool = False
     changed: tuple[Changed, ...] = ()
 
@@ -112,6 +119,7 @@ EVALUATED = 5000  # feedbacks that `evaluation` uses by default
 EVALUATED_MAX = 20_000  # so that it takes a few seconds at most
 
 
+@refusing_unknown_keywords
 class Operations:
     """Management operations of one server. Threads: any. actor: who acts, for the history. dry_run:
     check, and write nothing.
@@ -129,9 +137,8 @@ class Operations:
     ) -> None:
         self._server, self._place, self._rolling = server, place, rolling
         self.actor, self.dry_run = actor, dry_run
-        self._linking = (
-            lock or threading.Lock()
-        )  # links and roles are read, changed and written back
+        # links and roles are read, changed and written back
+        self._linking = lock or threading.Lock()
 
     @property
     def on_tables(self) -> TableOperations:
@@ -155,7 +162,7 @@ class Operations:
 
     def about(self) -> dict[str, object]:
         """Return the server itself: version, process, where queries come in over HTTP (a URL) and
-        gRPC (or empty), its state."""
+        gRPC (or empty), its state, and a warning if its store is away or has another content."""
         server, state, http = (
             self._server,
             self._server.config.server.state,
@@ -167,7 +174,8 @@ class Operations:
             "version": VERSION,
             "pid": os.getpid(),
             **addresses,
-            "state": redacted_url(state) or "memory",
+            "state": without_secrets(state) or "memory",
+            "store": store_warning(server.stats().get("store")),
         }
 
     def stats(self) -> ServerStats:
@@ -209,7 +217,7 @@ class Operations:
         """Return the deployment stage of each version of a model that was started here: `version`,
         `stage`, `detail`, and its age in seconds (`for_s`).
         """
-        check_name_of(name, "model")
+        check_name(name, "model")
         now_s = time.monotonic()
         return [
             {
@@ -225,7 +233,7 @@ class Operations:
         """Return each version in service: its record, whether it is the `latest`, which
         applications link it, how many replicas it has."""
         catalog = self._server.catalog
-        found = catalog.versions(parsed(name).name) if name else catalog.models()
+        found = catalog.versions(VersionedModel.parse(name).name) if name else catalog.models()
         stats = self._server.stats()["models"]
         return [self._model_row(model, stats.get(str(model.id), {})) for model in found]
 
@@ -310,7 +318,7 @@ class Operations:
         bytes of such a file instead, and its `kind`; kinds that may hold pickles are refused.
         reads: columns of the input by table; functions are not accepted, since the server would
         run them. command: a program of the server's host that is the container, run in `folder`; it
-        must be named in server.commands.
+        must be named in server.commands. requirements: packages and their versions only.
         """
         thing: Artifact | Command | str = Artifact(kind, data, trusted) if data else model
         if command:
@@ -318,6 +326,7 @@ class Operations:
                 raise InvalidInput(f"deploy of {name!r}: give a model or a command.")
             check_permitted(command, self._server.config.server.commands)
             thing = command_of(name, command, folder)
+        check_packages(requirements)
         settings: dict[str, object] = {
             "output": output,
             "replicas": replicas,
@@ -363,6 +372,8 @@ class Operations:
                 }
                 handle = self._server.deploy(name, thing, **settings, **more)
                 id_ = VersionedModel.parse(handle.name)
+                row = self._server.stats()["models"].get(str(id_), {})
+                change.warning = row.get("warmup_error", "")
         change.message = (
             f"deployed {id_}{'' if promote else f', behind the latest: clipper promote {id_}'}"
         )
@@ -379,7 +390,7 @@ class Operations:
     ) -> VersionedModel:
         """Check what can be checked of a deployment without starting a container."""
         catalog, config = self._server.catalog, self._server.config
-        check_name_of(name, "model")
+        check_name(name, "model")
         least, most = replica_bounds(name, settings["replicas"], config.limits.replicas_max)
         check_batching(f"model {name!r}", merge_batching(config.batching, settings["batching"]))
         taken = [model.version for model in catalog.view.versions.get(name, ())]
@@ -394,7 +405,7 @@ class Operations:
         record = Model(
             name,
             chosen,
-            type_of(input or "any"),
+            InputType.parse(input or "any"),
             settings["output"],
             least,
             target=target,
@@ -423,7 +434,7 @@ class Operations:
         """Make the version before the latest the latest: the highest below it that is in
         service."""
         catalog = self._server.catalog
-        now = catalog.latest(parsed(model).name)
+        now = catalog.latest(VersionedModel.parse(model).name)
         below = [other for other in catalog.versions(now.name) if other.version < now.version]
         if not below:
             served = ", ".join(str(other.id) for other in catalog.versions(now.name))
@@ -458,12 +469,20 @@ class Operations:
     def retire(self, model: str, force: bool = False) -> Change:
         """Take a version out of service for good."""
         with self._doing("retire") as change:
-            id_ = self._server.catalog.view.model(model).id
+            view = self._server.catalog.view
+            found = view.model(model)
+            id_, linked = found.id, [app.name for app in view.linking(found)]
             if self.dry_run:
                 self._server.catalog.retire_model(id_, force=force)
             else:
                 self._server.retire(id_, force=force)
+        follows = version_after(view, found)
         change.message = f"retired {id_}"
+        if linked:
+            apps = ", ".join(linked)
+            change.message += f"; application {apps}: " + (
+                f"{follows} follows" if follows else "unlinked"
+            )
         return change
 
     # -- applications
@@ -512,7 +531,7 @@ class Operations:
 
     def _link(self, verb: str, application: str, model: str, role: str) -> Change:
         catalog = self._server.catalog
-        wanted = parsed(model)
+        wanted = VersionedModel.parse(model)
         with self._linking, self._doing(verb) as change:
             catalog.view.model(wanted)
             app = catalog.application(application)
@@ -530,7 +549,7 @@ class Operations:
     def unlink(self, application: str, model: str) -> Change:
         """Remove a model from an application."""
         catalog = self._server.catalog
-        wanted = parsed(model)
+        wanted = VersionedModel.parse(model)
         with self._linking, self._doing("unlink") as change:
             app = catalog.application(application)
             if wanted not in app.models:
@@ -543,6 +562,11 @@ class Operations:
                 application, tuple(link for link in app.models if link != wanted), roles=roles
             )
         change.message = f"{application} no longer uses {wanted}"
+        if app.models == (wanted,):
+            change.warning = (
+                f"application {application} has no model now: queries get its default. Link one:"
+                f" clipper link {application} MODEL"
+            )
         return change
 
     # -- rollouts
@@ -569,7 +593,7 @@ class Operations:
         shares, held_s = stages_of(canary, stages), seconds_of(hold)
         guarded, rate = checked_guard(guard), checked_rate(error_rate)
         with self._linking, self._doing("rollout") as change:
-            self._rolling.check(catalog.view.model(parsed(model)).id)
+            self._rolling.check(catalog.view.model(VersionedModel.parse(model)).id)
             new = catalog.start_rollout(
                 application, model, stages=shares, hold_s=held_s, guard=guarded, error_rate=rate
             )
@@ -620,9 +644,31 @@ class Operations:
         change.message = f"the rollout of {new.model} in {application} is {new.state}{already}"
         return change
 
+    # -- the store
+
+    def accept_store(self, restore: bool) -> Change:
+        """Take a store that came back empty, older or as another for the one that is known here.
+        restore: write back what is known here; otherwise what the store lacks is gone. Every server
+        of the store follows. DoesNotFit when the store continues what is known."""
+        catalog, store = self._server.catalog, self._server.stats().get("store")
+        refused = store["refused"] if store is not None else ""
+        if not refused:
+            raise DoesNotFit(
+                "the store has what is known here: there is nothing to accept.",
+                hint="See `clipper history` for who changed what.",
+            )
+        with self._doing("store accept") as change:
+            if self.dry_run:
+                count = catalog.accept_store(restore=restore)
+            else:
+                count = self._server.accept_store(restore=restore)
+        what = f"{count} records were written back" if restore else "what it lacks is gone"
+        change.message = f"{refused}; it is accepted: {what}"
+        return change
+
     # -- the state as one file
 
-    def export_state(self) -> State:
+    def export_state(self) -> ExportedState:
         """Return models with their files, applications, and what was learned."""
         return exported(self._server.catalog, self._place)
 
@@ -665,19 +711,3 @@ def application_row(app: Application) -> dict[str, object]:
         "input": str(app.input),
         "models": [str(model) for model in app.models],
     }
-
-
-def parsed(model: str) -> VersionedModel:
-    """Parse `name` or `name:version`. Raises InvalidInput."""
-    try:
-        return VersionedModel.parse(model)
-    except ValueError as error:
-        raise InvalidInput(str(error)) from None
-
-
-def check_name_of(name: str, noun: str) -> None:
-    """Check a name. Raises InvalidInput."""
-    try:
-        check_name(name, noun)
-    except ValueError as error:
-        raise InvalidInput(str(error)) from None

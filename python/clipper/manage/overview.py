@@ -2,22 +2,23 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from clipper.catalog.catalog import Catalog
 from clipper.deploy.deployer import LogTail
 from clipper.errors import InvalidInput, UnknownModel
-from clipper.metrics.process import proportional_bytes, resident_bytes
 from clipper.metrics.stats import ModelStats, ReplicaStats, ServerStats
 from clipper.serving.models.batch_cost import padding_of
 from clipper.types import Application, Model, VersionedModel
+from clipper_container.machine import proportional_bytes, resident_bytes
 
 FIRST_LINES = 20  # of each container, when somebody begins to follow
 _ERROR_LINE = re.compile(r"\w[\w.]*(Error|Exception|Interrupt|Exit)\b.*")
 _ERROR_MAX = 200
+NOT_WARM: Final = "warm-up failed"  # until it has answered
 
 
-class Server(Protocol):
+class InspectedServer(Protocol):
     """Interface of a server that can be inspected: see ClipperServer."""
 
     catalog: Catalog
@@ -29,7 +30,7 @@ class Server(Protocol):
         """Return the stats of the server."""
 
 
-def processes(server: Server) -> list[dict[str, object]]:
+def processes(server: InspectedServer) -> list[dict[str, object]]:
     """Return a row for each version in service: name, version, latest, roles (by application),
     state, ready and wanted replicas, rss_bytes, pss_bytes (a page that n processes share counts
     1/n), starts (by replica: "forked", or "plain: " and why), queued, batch (the largest that a
@@ -42,26 +43,26 @@ def processes(server: Server) -> list[dict[str, object]]:
     ]
 
 
-def troubles(server: Server, stats: Mapping[str, ModelStats]) -> dict[str, tuple[str, str, str]]:
+def troubles(
+    server: InspectedServer, stats: Mapping[str, ModelStats]
+) -> dict[str, tuple[str, str, str]]:
     """Return by `name:version` its state, its trouble, and the command that helps; the latter two
     may be empty. stats: those of models.
     """
     view, found = server.catalog.view, {}
     for model in view.models():
         row = stats.get(str(model.id), {})
-        state = _state(
-            row.get("replicas", []), row.get("has", 0), row.get("wanted", 0), row.get("stage", "")
-        )
+        state = _state(row)
         found[str(model.id)] = (state, *_trouble(server, model, row, view.linking(model), state))
     return found
 
 
 def _row(
-    server: Server, model: Model, row: ModelStats, apps: Sequence[Application]
+    server: InspectedServer, model: Model, row: ModelStats, apps: Sequence[Application]
 ) -> dict[str, object]:
     replicas: Sequence[ReplicaStats] = row.get("replicas", [])
     is_latest = server.catalog.view.model(model.name).id == model.id
-    state = _state(replicas, row.get("has", 0), row.get("wanted", 0), row.get("stage", ""))
+    state = _state(row)
     error, command = _trouble(server, model, row, apps, state)
     return {
         "name": model.name,
@@ -88,14 +89,21 @@ def _role(app: Application, model: Model) -> str:
     )
 
 
-def _state(replicas: Sequence[Mapping[str, object]], has: int, wanted: int, stage: str) -> str:
+def _state(row: ModelStats) -> str:
+    """Return the state of a version in a word or two."""
+    replicas: Sequence[ReplicaStats] = row.get("replicas", [])
+    has = row.get("has", 0)
+    wanted = row.get("wanted", 0)
+    stage = row.get("stage", "")
     states = {
         "suspect" if one.get("suspect") else "ejected" if one.get("ejected") else str(one["state"])
         for one in replicas
     }
     named = (
         ("failed", "failed"),
+        ("held", "held"),
         ("backoff", "failing"),
+        ("short", "waiting"),
         ("suspect", "not responding"),
         ("ejected", "failing"),
     )
@@ -104,6 +112,8 @@ def _state(replicas: Sequence[Mapping[str, object]], has: int, wanted: int, stag
             return text
     if stage == "failed":
         return "failed"
+    if has >= wanted and has and row.get("warmup_error") and not row.get("evaluated"):
+        return NOT_WARM
     if has >= wanted:
         return "ready" if has else "stopped"
     return "loading" if not has else "partly ready"
@@ -138,24 +148,28 @@ def _why(model: Model, row: ModelStats, apps: Sequence[Application]) -> str:
 
 
 def _trouble(
-    server: Server, model: Model, row: ModelStats, apps: Sequence[Application], state: str
+    server: InspectedServer, model: Model, row: ModelStats, apps: Sequence[Application], state: str
 ) -> tuple[str, str]:
     """Return the problem of a model, and the command that helps."""
     replicas = row.get("replicas", [])
     broken = [
-        one for one in replicas if one["state"] in ("failed", "backoff") or one.get("restart_count")
+        one
+        for one in replicas
+        if one["state"] in ("failed", "held", "backoff", "short") or one.get("restart_count")
     ]
     if broken:
         worst = max(
             broken,
             key=lambda one: (
-                one["state"] == "failed",
-                one["state"] == "backoff",
+                one["state"] in ("failed", "held"),
+                one["state"] in ("backoff", "short"),
                 one.get("restart_count", 0),
             ),
         )
         last_line = _last_log_line(server, model, int(worst["number"]))
         exits = worst.get("detail") or f"restarted {worst.get('restart_count', 0)} times"
+        if again_s := worst.get("again_s"):
+            exits = f"{exits}, tried again in {again_s:.0f} s"
         return f"{last_line} ({exits})" if last_line else str(exits), f"clipper logs {model.id}"
     if state == "failed":
         return _last_log_line(server, model, 0) or "it did not come up", f"clipper logs {model.id}"
@@ -183,6 +197,8 @@ def _trouble(
             f"{failed} queries failed{': ' + last_line if last_line else ''}",
             f"clipper logs {model.id}",
         )
+    if state == NOT_WARM:
+        return str(row.get("warmup_error", ""))[:_ERROR_MAX], f"clipper logs {model.id}"
     one_us = one_row_us(replicas)
     tight = [app for app in apps if one_us > app.slo_ms * 1000]
     if tight:
@@ -201,7 +217,9 @@ def one_row_us(replicas: Sequence[ReplicaStats]) -> float:
     return min((float(one["profile"][0][1]) for one in replicas if one.get("profile")), default=0.0)
 
 
-def _last_log_line(server: Server, model: Model, number: int, errors_only: bool = False) -> str:
+def _last_log_line(
+    server: InspectedServer, model: Model, number: int, errors_only: bool = False
+) -> str:
     """Return the last line that looks like an error, else the last one."""
     try:
         lines = [line.strip() for line in server.logs(model.id, number) if line.strip()]
@@ -214,7 +232,7 @@ def _last_log_line(server: Server, model: Model, number: int, errors_only: bool 
 # -- following
 
 
-def followed(server: Server, model: str, after: str) -> dict[str, object]:
+def followed(server: InspectedServer, model: str, after: str) -> dict[str, object]:
     """Return the lines that the containers of a model wrote after `after`.
 
     after: as the previous call returned it, or empty. The result has `replicas` (number, lines,

@@ -8,13 +8,15 @@ from typing import NotRequired, TypedDict
 
 
 class ServerRow(TypedDict):
-    """A server: where queries come in over HTTP (a URL) and gRPC, or empty; its state's URL."""
+    """A server: where queries come in over HTTP (a URL) and gRPC, or empty; its state's URL; a
+    warning if its store is away or has another content."""
 
     version: str
     pid: int
     http: str
     grpc: str
     state: str
+    store: str
 
 
 class ApplicationRow(TypedDict):
@@ -96,10 +98,12 @@ class ChangedRecord(TypedDict):
 
 
 class ChangeResult(TypedDict):
-    """Result of a change, or of its dry run. message: one line. changed: empty for no change."""
+    """Result of a change, or of its dry run. message, warning: one line; the latter may be empty.
+    changed: empty for no change."""
 
     verb: str
     message: str
+    warning: str
     dry_run: bool
     changed: list[ChangedRecord]
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from clipper.errors import NoServer
-from clipper.state_dir import is_alive
+from clipper.errors import NoServer, without_secrets
+from clipper.state_dir import is_alive, write_private
 
 _FILE = "manage.json"
 _HINT = "Start one with: clipper up   Or name one: --url http://HOST:PORT, or CLIPPER_URL."
@@ -37,12 +37,7 @@ class Running(msgspec.Struct, frozen=True):
 
 def announce(folder: Path, running: Running) -> None:
     """Write into the server's private folder where it is managed."""
-    path = folder / f"{_FILE}.new"
-    with open(
-        os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb"
-    ) as file:
-        file.write(msgspec.json.encode(running))
-    path.rename(folder / _FILE)
+    write_private(folder / _FILE, msgspec.json.encode(running))
 
 
 def running() -> list[Running]:
@@ -63,7 +58,7 @@ def the_one(state: str = "") -> Running:
     """Return the server that runs on `state`; without, the only one. Raises NoServer when there is
     none, or when it is not clear which."""
     found = running()
-    wanted = state_named(state)
+    wanted = without_secrets(state_named(state))  # so it is announced
     fitting = [one for one in found if one.state == wanted] if wanted else found
     if len(fitting) == 1:
         return fitting[0]

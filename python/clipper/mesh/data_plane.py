@@ -14,13 +14,13 @@ unchanged.
 """
 
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from clipper.credential_file import stamp_of
 from clipper.errors import ConfigError, InvalidInput
 from clipper.mesh.splice import extract, field_path, inject
 
@@ -81,8 +81,8 @@ class DataPlane:
     def __init__(self, path: str, now_s: Callable[[], float]) -> None:
         """Read the table. ConfigError when the file is missing or invalid."""
         self._path, self._now_s, self._checked_s = Path(path), now_s, now_s()
+        self._stamp = stamp_of(path)
         try:
-            self._stamp = self._stat()
             self._table = parse(self._path.read_bytes())
         except (OSError, InvalidInput) as error:
             raise ConfigError(
@@ -98,19 +98,16 @@ class DataPlane:
         found = self._table.rpc_configs.get(method)
         return found if found is not None else OTHER if self._table.allow_other_rpcs else None
 
-    def _stat(self) -> tuple[int, int, int]:
-        found = os.stat(self._path)
-        return found.st_mtime_ns, found.st_size, found.st_ino
-
     def _check(self) -> None:
+        stamp = stamp_of(self._path)
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
         try:
-            stamp = self._stat()
-            if stamp == self._stamp:
-                return
-            self._stamp = stamp
             self._table = parse(self._path.read_bytes())
             _log.info("%s: the table of methods was read again", self._path)
-        except FileNotFoundError:  # an editor is replacing it
+        except FileNotFoundError:
+            # An editor is replacing it.
             pass
         except (OSError, InvalidInput) as error:
             _log.error("%s has changed, and is not used: %s", self._path, _why(error))

@@ -3,20 +3,26 @@
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
 from clipper.catalog.catalog import Catalog
+from clipper.child_environment import child_environment
+from clipper.component import Health
 from clipper.config import Config
 from clipper.errors import NotAllowed, UnknownModel
+from clipper.mesh.loading.model_host import HostProcesses
 from clipper.mesh.node.node import MeshNode
+from clipper.mesh.node.platform import NodePlatform
 from clipper.mesh.routing.router import MeshModelHandle
 from clipper.metrics.stats import MeshStats
+from clipper.processes import Supervisor
 from clipper.serving.models.containers import Containers, Replica, Seat
 from clipper.serving.models.engines import Engines
+from clipper.serving.models.model_source import ModelQueue, ResolvedModel
 from clipper.serving.models.running_models import RunningModels
-from clipper.serving.query.processor import Link, ResolvedApplication, UnlistedModel
+from clipper.serving.query.processor import ResolvedApplication
 from clipper.serving.query.resolver import ApplicationResolver
 from clipper.store import Store
 from clipper.types import Batching, Model, VersionedModel
@@ -29,14 +35,22 @@ class MeshMembership:
     """The mesh node of a server. Before start(), and without `[mesh] enabled`, it has none.
 
     Queries, links and containers of models that the catalog does not have are looked up here.
-    state: folder of the server's state, with the cache of pulled models. Threads: any.
+    state: folder of the server's state, with the cache of pulled models. processes: starts the
+    model hosts. Threads: any.
     """
 
     def __init__(
-        self, config: Config, store: Store, folder: Path, state: Path | None = None
+        self,
+        config: Config,
+        store: Store,
+        folder: Path,
+        state: Path | None,
+        processes: Supervisor,
     ) -> None:
         self._settings, self._store, self._folder = config.mesh, store, folder
-        self._environment = config.artifacts.environment(state)
+        chosen = child_environment(config.server.env_pass)
+        environment = {**chosen, **config.artifacts.environment(state)}
+        self._platform = NodePlatform(HostProcesses(processes, environment).new_host)
         self._node: MeshNode | None = None
 
     def start(self, host: "ServerHost", *, store_is_away: bool) -> None:
@@ -47,7 +61,7 @@ class MeshMembership:
         """
         if not self._settings.enabled:
             return
-        self._node = MeshNode(self._settings, self._store, host, self._folder, self._environment)
+        self._node = MeshNode(self._settings, self._store, host, self._folder, self._platform)
         if store_is_away and self._settings.enter_s:
             self._node.start_late()
         else:
@@ -67,18 +81,18 @@ class MeshMembership:
             )
         return self._node
 
-    def resolve(self, name: str) -> ResolvedApplication | None:
-        """Resolve a model of the mesh for a query; None when no such model is registered."""
-        return None if self._node is None else self._node.resolve(name)
+    def application(self, name: str) -> ResolvedApplication | None:
+        """Return a model resolved for a query that names it; None when it is not registered."""
+        return None if self._node is None else self._node.application(name)
 
-    def link(self, name: str) -> Link | None:
-        """Resolve a model of the mesh for an application that links it; None when unregistered."""
-        return None if self._node is None else self._node.link(name)
+    def resolve(self, name: str) -> ResolvedModel | None:
+        """Return a model for an application that links it; None when it is not registered."""
+        return None if self._node is None else self._node.resolve(name)
 
     def record(self, name: str) -> Model | None:
         """Return the record of a model that an application links; None when unregistered."""
-        link = self.link(name)
-        return None if link is None else link.record
+        found = self.resolve(name)
+        return None if found is None else found.record
 
     def is_routed(self, name: str) -> bool:
         """Return whether the mesh has a model of this name."""
@@ -107,6 +121,21 @@ class MeshMembership:
     def stats(self) -> MeshStats | None:
         """Return the node's statistics; None without a node."""
         return None if self._node is None else self._node.stats()
+
+    @property
+    def other_history(self) -> str:
+        """Return why the content of the store is not used for the mesh; empty if it is, or without
+        a node.
+        """
+        return "" if self._node is None else self._node.other_history
+
+    def take_store(self, *, restore: bool) -> int:
+        """Accept a store that has lost the mesh's history; see MeshNode.take_store."""
+        return 0 if self._node is None else self._node.take_store(restore=restore)
+
+    def health(self) -> list[Health]:
+        """Return the state of the node's threads; nothing without a node."""
+        return [] if self._node is None else self._node.health()
 
     def drain(self) -> None:
         """Leave the mesh in good order: recently used models are loaded elsewhere first."""
@@ -148,20 +177,17 @@ class ServerHost:
         """The server's default batching."""
         return self._config.batching
 
-    def resolve(
-        self, record: Model, why: Callable[[], str], admit: Callable[[int], None]
-    ) -> tuple[ResolvedApplication, ResolvedApplication]:
-        """Make a queue for a model; return its resolved query, and the one with time to load it.
+    def new_core(self, record: Model) -> ModelQueue:
+        """Make a queue for a model, which is in no list of models."""
+        rows = min(LANE_ROWS_MAX, self._config.limits.queue_rows_max)
+        return self._running.unlisted(record, rows)
 
-        why: returns why the model has no replica. admit: checks whether it can be loaded in time.
-        """
+    def applications(self, model: ResolvedModel) -> tuple[ResolvedApplication, ResolvedApplication]:
+        """Return a model resolved for its queries, and for those with time to load it."""
         settings = self._config.mesh
-        core = self._running.unlisted(
-            record, min(LANE_ROWS_MAX, self._config.limits.queue_rows_max)
-        )
         # one more, so that a query that states this very deadline is not taken for one without
         slo_us = int(settings.deadline_ms * 1000) + 1
-        resolved = self._resolver.unlisted(core, UnlistedModel(record, why, admit), slo_us)
+        resolved = self._resolver.unlisted(model, slo_us)
         return resolved, msgspec.structs.replace(
             resolved, slo_us=slo_us + int(settings.load_s * 1e6)
         )
@@ -204,10 +230,3 @@ class ServerHost:
         """Return whether the catalog has a model or an application of this name."""
         view = self._catalog.view
         return name in view.versions or name in view.applications
-
-
-if TYPE_CHECKING:
-    from clipper.mesh.node_host import NodeHost
-
-    def _is_node_host(host: ServerHost) -> NodeHost:
-        return host

@@ -1,9 +1,10 @@
 """The interface that a node needs of the server it runs in."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from clipper.serving.models.containers import Replica
+from clipper.serving.models.model_source import ModelQueue, ResolvedModel
 from clipper.serving.query.processor import ResolvedApplication
 from clipper.types import Batching, Model, VersionedModel
 
@@ -23,14 +24,13 @@ class NodeHost(Protocol):
     def batching(self) -> Batching:
         """Return the default batching of replicas."""
 
-    def resolve(
-        self, record: Model, why: Callable[[], str], admit: Callable[[int], None]
-    ) -> tuple[ResolvedApplication, ResolvedApplication]:
+    def new_core(self, record: Model) -> ModelQueue:
+        """Return a new queue for a model, which is in no list of models."""
+
+    def applications(self, model: ResolvedModel) -> tuple[ResolvedApplication, ResolvedApplication]:
         """Return a model's resolved applications: while it is loaded, and while it is not.
 
-        The second allows more time. The core model behind both is in no list of models.
-        why: returns the reason while the model has no replica. admit: called with the SLO of each
-        query, in microseconds, before it is queued; raises Overloaded.
+        The second allows more time. Both ask the model before a query is queued.
         """
 
     def replicas(self, id: VersionedModel) -> Sequence[Replica]:

@@ -6,6 +6,7 @@ change often (exact use, rates, queues) are not in the store: nodes send them to
 model-mesh's slides, "etcd Registry".
 """
 
+from collections.abc import Mapping
 from typing import Final, Literal, TypeVar
 
 import msgspec
@@ -15,7 +16,10 @@ MODELS: Final = PREFIX + "model/"
 VMODELS: Final = PREFIX + "vmodel/"
 INSTANCES: Final = PREFIX + "instance/"
 
-Fault = Literal["artifact", "host"]  # the model's files, or the host
+# The model's files; the runtime as it loaded them, which may be the files, their absence, or the
+# code; what the host lacks.
+Fault = Literal["artifact", "load", "host"]
+FAULTS: Final[Mapping[str, Fault]] = {"artifact": "artifact", "load": "load", "host": "host"}
 Status = Literal["NOT_FOUND", "NOT_LOADED", "LOADING", "LOADED", "LOADING_FAILED"]
 VStatus = Literal["NOT_FOUND", "DEFINED", "TRANSITIONING", "TRANSITION_FAILED"]
 

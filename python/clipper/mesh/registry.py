@@ -8,13 +8,12 @@ a model at once, the second finds the claim of the first. Threads: any; changes 
 import contextlib
 import logging
 import secrets
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
-from clipper.catalog.view import checked
 from clipper.clock import wall_time_us
 from clipper.errors import (
     AlreadyExists,
@@ -49,6 +48,7 @@ from clipper.store import (
     Put,
     Record,
     Store,
+    Transaction,
     history,
 )
 from clipper.types import check_name
@@ -59,16 +59,14 @@ HISTORY: Final = "mesh/history"
 RESTORED: Final = "mesh/restored"  # another value each time that nodes have accepted a store
 HELD: Final = "mesh/held"  # set when nodes found the store empty and continue from memory
 NUMBER: Final = "mesh/number"
-_TRIES: Final = 1000
 _TRIES_TOGETHER: Final = 3  # transactions of several changes, before each is made by itself
 WRITTEN_MAX: Final = 1024  # records that this node has written, kept until the mirror has them
 _SAME: Final = ("type", "path", "key", "policy")  # fields that make two registrations equal
 _log = logging.getLogger(__name__)
 
 Step = Callable[[MeshModel], MeshModel | ClaimRefused]
-CopiesStep = Callable[
-    [MeshModel, Container[object]], MeshModel | ClaimRefused
-]  # with the live holders
+# with the live holders
+CopiesStep = Callable[[MeshModel, Container[object]], MeshModel | ClaimRefused]
 Decide = Callable[[VModel | None, Callable[[str], MeshModel | None]], VChange]
 
 
@@ -243,6 +241,16 @@ class Registry:
         self.other_history = f"the store {self.store.name} {what}"
         raise self._other_history_error()
 
+    def has_other_history(self) -> bool:
+        """Look now whether the store has another history than this node knows: its mirrors may not
+        have looked yet. Raises StoreError if the store cannot be read."""
+        try:
+            self._accept()
+        except StoreError:
+            if not self.other_history:
+                raise
+        return bool(self.other_history)
+
     def _other_history_error(self) -> StoreError:
         return StoreError(
             f"{self.other_history}.",
@@ -310,29 +318,28 @@ class Registry:
         AlreadyExists when it differs; Overloaded when there are too many. `register`, `unregister`
         and `change_vmodel` write an entry of the history; in a dry run nothing is written.
         """
-        checked(check_name, model.id, "model")
-        for _ in range(_TRIES):
-            record = self.store.get(MODELS + model.id)
+        check_name(model.id, "model")
+
+        def decide(transaction: Transaction) -> MeshModel:
+            record = transaction.get(MODELS + model.id)
             if record is not None:
                 known = _same(decode(record.value, MeshModel), model)
-                if not vmodels.is_unnamed(known):
-                    return known
-                if (stored := self._keep(record, known)) is not None:
-                    return stored
-                continue
+                if vmodels.is_unnamed(known):
+                    # keep one that was registered by itself beside the v-model it was to go with
+                    known = msgspec.structs.replace(known, auto_delete=False)
+                    transaction.put(record.key, encode(known))
+                return known
             if len(self.models) >= self.settings.models_max:
                 hint = "Raise mesh.models_max, or unregister some."
                 raise Overloaded(
                     f"{len(self.models)} models are registered, as many as there may be.", hint=hint
                 )
-            free = (Compare(MODELS + model.id, ABSENT), Compare(VMODELS + model.id, ABSENT))
-            ops = (Put(MODELS + model.id, encode(model)),)
-            entry = self._entry("mesh register", ops, {})
-            if entry is None or self.store.txn(free, (*ops, entry)).ok:
-                return model
-            if self.store.get(VMODELS + model.id) is not None:
+            if transaction.get(VMODELS + model.id) is not None:
                 raise AlreadyExists(f"{model.id!r} is a v-model.", hint="Choose another id.")
-        raise _contended(model.id)
+            self._write(transaction, "mesh register", [Put(MODELS + model.id, encode(model))])
+            return model
+
+        return self.store.transact(decide, dry=history.is_dry_run()).value
 
     def unregister(self, id: str) -> bool:
         """Unregister a model whose last v-model is gone; return whether that was done."""
@@ -354,32 +361,14 @@ class Registry:
         return True
 
     def _remove(self, id: str, may_go: Callable[[MeshModel], bool], verb: str) -> bool:
-        for _ in range(_TRIES):
-            record = self.store.get(MODELS + id)
+        def decide(transaction: Transaction) -> bool:
+            record = transaction.get(MODELS + id)
             if record is None or not may_go(decode(record.value, MeshModel)):
                 return False
-            ops = (Delete(MODELS + id),)
-            entry = self._entry(verb, ops, {record.key: record})
-            if (
-                entry is None
-                or self.store.txn((Compare(MODELS + id, record.revision),), (*ops, entry)).ok
-            ):
-                return True
-        raise _contended(id)
+            self._write(transaction, verb, [Delete(MODELS + id)])
+            return True
 
-    def _keep(self, record: Record, known: MeshModel) -> MeshModel | None:
-        """Keep a model that was registered by itself, beside the v-model that it was to go with.
-
-        None: the record has changed meanwhile.
-        """
-        stored = msgspec.structs.replace(known, auto_delete=False)
-        same = Compare(record.key, record.revision)
-        return (
-            stored
-            if history.is_dry_run()
-            or self.store.txn((same,), (Put(record.key, encode(stored)),)).ok
-            else None
-        )
+        return self.store.transact(decide, dry=history.is_dry_run()).value
 
     def step(self, id: str, step: Step, lasting: bool = True) -> RecordChange:
         """Return the change of a record by `step`, for `change_all`."""
@@ -490,7 +479,7 @@ class Registry:
         is_mine = known is not None and mine is not None and mine.revision > known.revision
         return mine if is_mine else known
 
-    def _keep_written(self, records: Sequence[Record | None]) -> None:
+    def _keep_written(self, records: Iterable[Record | None]) -> None:
         if len(self._written) > WRITTEN_MAX:
             self._written = {}
         for record in records:
@@ -499,31 +488,23 @@ class Registry:
 
     def _change(self, change: RecordChange) -> MeshModel | ClaimRefused:
         id, known = change.id, self._newest(change.id)
-        for _ in range(_TRIES):
-            if known is None:
-                known = self.store.get(MODELS + id)
-            if known is None:
+
+        def decide(transaction: Transaction) -> MeshModel | ClaimRefused:
+            record = transaction.get(MODELS + id)
+            if record is None:
                 if self.other_history:
                     raise self._other_history_error()
                 raise UnknownModel(f"no model {id!r} is registered.")
-            before = decode(known.value, MeshModel)
+            before = decode(record.value, MeshModel)
             after, guards = change.decide(before)
-            if (
-                isinstance(after, ClaimRefused) or after is before
-            ):  # nothing to write would say that it is old
-                if _is_newest(self.store, known.key, known.revision):
-                    return after
-                known = None
-                continue
-            done = self.store.txn(
-                (Compare(known.key, known.revision), *guards),
-                (Put(known.key, encode(after), lasting=change.lasting),),
-            )
-            if done.ok:
-                self._keep_written(done.results)
-                return after
-            known = None
-        raise _contended(id)
+            if not isinstance(after, ClaimRefused) and after is not before:
+                transaction.require(*guards)
+                transaction.put(record.key, encode(after), lasting=change.lasting)
+            return after
+
+        done = self.store.transact(decide, hint=None if known is None else {known.key: known})
+        self._keep_written(done.written.values())
+        return done.value
 
     # -- v-models: a record, and the references of the models that it names, in one transaction
 
@@ -543,32 +524,27 @@ class Registry:
         leader: the change is written only while this candidate leads. verb: for the history.
         AlreadyExists for the id of a model.
         """
-        for _ in range(_TRIES):
-            seen: dict[str, Record | None] = {MODELS + id: None}
-            found = seen[VMODELS + id] = self.store.get(VMODELS + id)
-            before = decode(found.value, VModel) if found else None
-            if before is None and self.store.get(MODELS + id) is not None:
+
+        def write(transaction: Transaction) -> VModel | None:
+            def model_of(model: str) -> MeshModel | None:
+                record = transaction.get(MODELS + model)
+                return decode(record.value, MeshModel) if record is not None else None
+
+            found = transaction.get(VMODELS + id)
+            before = decode(found.value, VModel) if found is not None else None
+            if before is None and model_of(id) is not None:
                 raise AlreadyExists(
                     f"{id!r} is a model.", hint="Choose another name for the v-model."
                 )
-            change = decide(before, lambda model, seen=seen: self._seen(model, seen))  # type: ignore[misc]
+            change = decide(before, model_of)
             ops = self._ops(id, before, change)
-            if not ops or (entry := self._vmodel_entry(verb, ops, seen, change, leader)) is None:
-                return change.vmodel
-            guards = [leader.guard] if leader is not None else []
-            same = (
-                Compare(key, record.revision if record else ABSENT) for key, record in seen.items()
-            )
-            if self.store.txn([*guards, *same], [*ops, entry]).ok:
-                return change.vmodel
-        raise _contended(id)
+            if ops:
+                if leader is not None:
+                    transaction.require(leader.guard)
+                self._write_vmodel(transaction, verb, ops, change, leader)
+            return change.vmodel
 
-    def _seen(self, model: str, seen: dict[str, Record | None]) -> MeshModel | None:
-        """Return a model's record as it was first read: all of a decision sees the same."""
-        if MODELS + model not in seen:
-            seen[MODELS + model] = self.store.get(MODELS + model)
-        record = seen[MODELS + model]
-        return decode(record.value, MeshModel) if record else None
+        return self.store.transact(write, dry=history.is_dry_run()).value
 
     def _ops(self, id: str, before: VModel | None, change: VChange) -> list[Put | Delete]:
         ops: list[Put | Delete] = [Put(MODELS + model.id, encode(model)) for model in change.models]
@@ -580,29 +556,30 @@ class Registry:
 
     # -- the history
 
-    def _vmodel_entry(
+    def _write_vmodel(
         self,
+        transaction: Transaction,
         verb: str,
         ops: Sequence[Put | Delete],
-        seen: Mapping[str, Record | None],
         change: VChange,
         leader: Candidate | None,
-    ) -> Put | None:
-        before = {key: record for key, record in seen.items() if record is not None}
+    ) -> None:
         if leader is None:
-            return self._entry(
-                f"mesh vmodel {verb if change.vmodel is not None else 'delete'}", ops, before
-            )
+            what = verb if change.vmodel is not None else "delete"
+            self._write(transaction, f"mesh vmodel {what}", ops)
+            return
         verb = "failed" if change.vmodel is not None and change.vmodel.failed else "switched"
         with history.audit_context(f"the mesh (node {self._me})", f"mesh vmodel {verb}"):
-            return self._entry("", ops, before)
+            self._write(transaction, "", ops)
 
-    def _entry(
-        self, verb: str, ops: Sequence[Put | Delete], before: Mapping[str, Record]
-    ) -> Put | None:
-        """Return the history's entry of a change; None in a dry run."""
+    def _write(self, transaction: Transaction, verb: str, ops: Sequence[Put | Delete]) -> None:
+        """Write a change of records that the transaction has read, with its entry of the
+        history."""
         number = 0 if history.is_dry_run() else self._numbers.next()
-        return history.enter(number, wall_time_us(), verb, ops, before, "", history.MESH)
+        entry = history.enter(number, wall_time_us(), verb, ops, transaction.read, "", history.MESH)
+        transaction.apply(ops)
+        if entry is not None:
+            transaction.apply([entry])
 
 
 def is_taken(other: Instance) -> AlreadyExists:
@@ -612,11 +589,6 @@ def is_taken(other: Instance) -> AlreadyExists:
         f" {other.started_ms}).",
         hint="Give this one another mesh.name, or stop that one.",
     )
-
-
-def _is_newest(store: Store, key: str, revision: int) -> bool:
-    found = store.get(key)
-    return found is not None and found.revision == revision
 
 
 def _same(known: MeshModel, given: MeshModel) -> MeshModel:
@@ -630,10 +602,3 @@ def _same(known: MeshModel, given: MeshModel) -> MeshModel:
             f"model {known.id!r} is registered with {differences}."[:1000], hint=hint
         )
     return known
-
-
-def _contended(id: str) -> StoreError:
-    return StoreError(
-        f"the record of {id!r} was changed by others {_TRIES} times in a row.",
-        hint="Try again later.",
-    )

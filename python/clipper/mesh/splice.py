@@ -62,7 +62,7 @@ def inject(message: _Bytes, path: Sequence[int], value: str) -> bytes:
     found = _last(message, 0, len(message), path)
     if found is not None:
         *around, (at, _, end) = found
-        new = _varint(len(text)) + text
+        new = varint(len(text)) + text
     else:
         around = _innermost(message, path[:-1])
         at = end = around[-1][2] if around else len(message)
@@ -80,7 +80,7 @@ def _lengths(around: Sequence[_Span], grown: int) -> list[bytes]:
     """Return new length prefixes of messages, outermost first, when the innermost has grown."""
     heads = []
     for length_at, value_at, end in reversed(around):
-        head = _varint(end - value_at + grown)
+        head = varint(end - value_at + grown)
         grown += len(head) - (value_at - length_at)
         heads.append(head)
     return heads[::-1]
@@ -88,7 +88,7 @@ def _lengths(around: Sequence[_Span], grown: int) -> list[bytes]:
 
 def _nested(path: Sequence[int], text: bytes) -> bytes:
     for number in reversed(path):
-        text = _varint(number << 3 | _LEN) + _varint(len(text)) + text
+        text = varint(number << 3 | _LEN) + varint(len(text)) + text
     return text
 
 
@@ -165,7 +165,8 @@ def _read(message: _Bytes, at: int, end: int) -> tuple[int, int]:
     raise _broken("a number without an end", at)
 
 
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
+    """Return a number from 0 as protobuf writes it: seven bits in a byte, the lowest first."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)

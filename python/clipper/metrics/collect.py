@@ -22,6 +22,7 @@ from clipper.metrics.stats import (
     ReplicaStats,
     ServerStats,
 )
+from clipper_container.machine import resident_bytes
 
 _ALWAYS = frozenset(
     ("ok", "full", "deadline", "dropped", "no_replica", "replica_lost", "model_error", "bad_output")
@@ -176,8 +177,7 @@ def of_application(row: QueryStats, app: str, slo_s: float | None) -> Samples:
     found = Samples()
     answers = row["answers"]
     found.add("clipper_queries_total", row["queries"], app)
-    for outcome, count in {"ok": answers["ok"], **answers["default"]}.items():
-        found.add("clipper_answers_total", count, app, outcome)
+    found.add_by("clipper_answers_total", {"ok": answers["ok"], **answers["default"]}, app)
     found.add("clipper_answer_duration_seconds", row["latency_us"], app)
     if slo_s is not None:
         found.add("clipper_slo_seconds", slo_s, app)
@@ -191,8 +191,7 @@ def of_pair(row: LinkStats, name: Labels, share: float | None, canary: Stats) ->
     """Return the metrics of a model within an application."""
     found = Samples()
     found.add("clipper_predictions_used_total", row["used"], *name)
-    for reason, count in row["missing"].items():
-        found.add("clipper_predictions_missing_total", count, *name, reason)
+    found.add_by("clipper_predictions_missing_total", row["missing"], *name)
     _add_mean(
         found, row["feedback"], "clipper_model_feedback_total", "clipper_model_accuracy_ratio", name
     )
@@ -243,16 +242,14 @@ def _add_replicas(found: Samples, rows: Sequence[ReplicaStats], name: Labels) ->
     for row in rows:
         failures[row["number"]] += row.get("failures", 0)
         ejections[row["number"]] += row.get("ejections", 0)
-    for number in failures:
-        found.add("clipper_replica_failures_total", failures[number], *name, str(number))
-        found.add("clipper_replica_ejections_total", ejections[number], *name, str(number))
+    found.add_by("clipper_replica_failures_total", failures, *name)
+    found.add_by("clipper_replica_ejections_total", ejections, *name)
     restarts: dict[int, int] = {}
     for row in own:
         restarts[row["number"]] = max(restarts.get(row["number"], 0), row["restart_count"])
-    for number, count in restarts.items():
-        found.add("clipper_container_restarts_total", count, *name, str(number))
+    found.add_by("clipper_container_restarts_total", restarts, *name)
     if own:
-        memory = sum(process.resident_bytes(row["pid"]) for row in own if row["pid"])
+        memory = sum(resident_bytes(row["pid"]) for row in own if row["pid"])
         found.add("clipper_container_memory_bytes", memory, *name)
         shared = sum(process.proportional_bytes_lately(row["pid"]) for row in own if row["pid"])
         found.add("clipper_container_memory_proportional_bytes", shared, *name)

@@ -378,8 +378,8 @@ _TABLE: Final = (
         "clipper_mesh_loads_total",
         "counter",
         ("outcome",),
-        "Finished loads: `ok`, failed because of the `artifact` or the `host`, or "
-        "`refused` for lack of room.",
+        "Finished loads: `ok`, failed because of the `artifact`, in the `load` itself or for lack "
+        "of something on the `host`, or `refused` for lack of room.",
     ),
     _slow(
         "clipper_mesh_load_wait_seconds", "Time from the request for a model to its loaded copy."

@@ -27,8 +27,7 @@ class MethodCounts:
 
     def collect(self, into: Samples) -> None:
         """Add the current values to `into`."""
-        for code, count in self.by_code.copy().items():
-            into.add("clipper_grpc_requests_total", count, self.service, self.method, code)
+        into.add_by("clipper_grpc_requests_total", self.by_code.copy(), self.service, self.method)
         if self.by_code and not self._is_stream:
             took: Snapshot = self._durations.snapshot()
             into.add("clipper_grpc_request_duration_seconds", took, self.service, self.method)
@@ -48,6 +47,17 @@ class GrpcCounts:
         found = MethodCounts(service, method, is_stream)
         self._methods.append(found)
         return found
+
+    def count_refused(self, path: str, code: str) -> None:
+        """Count a call that was refused before its handler was known.
+
+        path: `/SERVICE/METHOD`. A method that does not exist is not counted, because clients choose
+        its name.
+        """
+        for found in self._methods:
+            if path == f"/{found.service}/{found.method}":
+                found.count(code, now_ns())
+                return
 
     def collect(self, into: Samples) -> None:
         """Add the current values to `into`."""

@@ -49,8 +49,7 @@ class TlsCounts:
 
     def collect(self, into: Samples) -> None:
         """Add the current values to `into`."""
-        for outcome, count in self._outcomes.copy().items():
-            into.add("clipper_tls_handshakes_total", count, self.listener, outcome)
+        into.add_by("clipper_tls_handshakes_total", self._outcomes.copy(), self.listener)
         if self.ends_s:
             into.add("clipper_tls_certificate_ends_seconds", self.ends_s, self.listener)
 
@@ -92,7 +91,6 @@ class HttpCounts:
             codes = row.codes()
             if not codes:
                 continue
-            for code, count in codes.items():
-                into.add("clipper_http_requests_total", count, *names, str(code))
+            into.add_by("clipper_http_requests_total", codes, *names)
             took: Snapshot = row.durations.snapshot()
             into.add("clipper_http_request_duration_seconds", took, *names)

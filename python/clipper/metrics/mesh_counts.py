@@ -8,7 +8,7 @@ from clipper.metrics.samples import Samples, Stats
 from clipper.metrics.stats import MeshStats
 from clipper_core.runtime.histogram import Counter, LatencyHistogram, Snapshot
 
-OUTCOMES: Final = ("ok", "artifact", "host", "refused")  # of a load
+OUTCOMES: Final = ("ok", "artifact", "load", "host", "refused")  # of a load
 
 
 class MeshCounts:
@@ -59,7 +59,7 @@ class MeshCounts:
             "queries_missed": misses,
             "hit_ratio": hits / (hits + misses) if hits + misses else None,
             "loads": self.loads["ok"].value,
-            "load_failures": self.loads["artifact"].value + self.loads["host"].value,
+            "load_failures": sum(self.loads[fault].value for fault in ("artifact", "load", "host")),
             "refusals": self.loads["refused"].value,
             "evictions": self.unloads.value,
             "load_outcomes": {outcome: counter.value for outcome, counter in self.loads.items()},
@@ -125,8 +125,7 @@ class MeshMetrics:
         for key, outcome in (("queries_hit", "hit"), ("queries_missed", "miss")):
             if key in by_key:
                 into.add("clipper_mesh_queries_total", by_key[key], outcome)
-        for outcome, count in stats.get("load_outcomes", {}).items():
-            into.add("clipper_mesh_loads_total", count, outcome)
+        into.add_by("clipper_mesh_loads_total", stats.get("load_outcomes", {}))
         for key, name in (
             ("load_failures", "modelmesh_loadmodel_failure"),
             ("evictions", "clipper_mesh_unloads_total"),

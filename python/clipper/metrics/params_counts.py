@@ -70,8 +70,7 @@ def _of_shard(stats: ShardStats, name: str, into: Samples) -> None:
     into.add_each(_OF_CONNECTIONS, stats["server"], name)
     into.add("clipper_params_pushes_total", stats["model_pushes"], name)
     into.add("clipper_params_recovery_seconds", stats["recovery"]["seconds"], name)
-    for reason, count in stats["refused"].items():
-        into.add("clipper_params_refused_total", count, name, reason)
+    into.add_by("clipper_params_refused_total", stats["refused"], name)
     into.add(
         "clipper_params_push_lag_versions",
         snapshot_of(stats["lags"]["buckets"], stats["lags"]["sum"]),

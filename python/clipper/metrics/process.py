@@ -8,29 +8,9 @@ import time
 from pathlib import Path
 
 from clipper.metrics.samples import Samples
+from clipper_container.machine import PAGE, proportional_bytes
 
 _TICKS = os.sysconf("SC_CLK_TCK")
-_PAGE = os.sysconf("SC_PAGE_SIZE")
-
-
-def resident_bytes(pid: int) -> int:
-    """Return the resident memory of a process in bytes; 0 if it does not exist."""
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_bytes().split()[1]) * _PAGE
-    except (OSError, IndexError):
-        return 0
-
-
-def proportional_bytes(pid: int) -> int:
-    """Return the memory of a process in bytes, in which a page that n processes share counts
-    1/n (PSS); 0 if it does not exist, or is not ours. It takes about a millisecond.
-    """
-    try:
-        with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as rollup:
-            found = next((line for line in rollup if line.startswith("Pss:")), "Pss: 0")
-        return int(found.split()[1]) << 10
-    except (OSError, ValueError, IndexError):
-        return 0
 
 
 def proportional_bytes_lately(pid: int) -> int:
@@ -53,7 +33,7 @@ def collect(into: Samples) -> None:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         into.add("process_threads", int(fields[17]))
         into.add("process_virtual_memory_bytes", int(fields[20]))
-        into.add("process_resident_memory_bytes", int(fields[21]) * _PAGE)
+        into.add("process_resident_memory_bytes", int(fields[21]) * PAGE)
         into.add("process_start_time_seconds", _booted_s() + int(fields[19]) / _TICKS)
         into.add("process_open_fds", len(os.listdir("/proc/self/fd")))
 

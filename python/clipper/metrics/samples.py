@@ -40,6 +40,13 @@ class Samples:
         for key, name in table:
             self.add(name, row[key], *labels)
 
+    def add_by(
+        self, name: str, counts: Mapping[str, Value] | Mapping[int, Value], *labels: str
+    ) -> None:
+        """Add values of one metric. counts: by the last label."""
+        for last, count in counts.items():
+            self.add(name, count, *labels, str(last))
+
     def _add(self, family: Family, labels: Labels, value: Value) -> None:
         rows = self._rows.get(family)
         if rows is None:

@@ -79,13 +79,15 @@ class ReplicaStats(TypedDict, total=False):
     by its container, of those sent.
 
     Those of its batches are absent until it is connected, those of its process if it was started
-    elsewhere. detail: why it is in its state. start: "forked", or "plain: " and why.
+    elsewhere. detail: why it is in its state. again_s: seconds until its next start. start:
+    "forked", or "plain: " and why.
     """
 
     number: int
     pid: int
     state: str
     detail: str
+    again_s: float
     start: str
     restart_count: int
     limit: int
@@ -107,7 +109,8 @@ class ReplicaStats(TypedDict, total=False):
 
 
 class ModelStats(TypedDict, total=False):
-    """Statistics of a version of a model. ended: queries by how they ended."""
+    """Statistics of a version of a model. ended: queries by how they ended. warmup_error: why the
+    warm-up of a container failed, or empty."""
 
     engine: int
     replicas: list[ReplicaStats]
@@ -115,6 +118,7 @@ class ModelStats(TypedDict, total=False):
     has: int
     stage: str
     output: str
+    warmup_error: str
     queued: int
     delay_us: int
     hits: int
@@ -158,13 +162,15 @@ class FeedbackStats(TypedDict):
 
 
 class StoreStats(TypedDict):
-    """The connection to a remote store. copy_age_s: age of the copy that is used meanwhile."""
+    """The connection to a remote store. copy_age_s: age of the copy that is used meanwhile.
+    refused: why what the store has is not taken in; "" if it is."""
 
     name: str
     connected: bool
     tries: int
     copy_age_s: float | None
     away_s: float
+    refused: str
 
 
 class FollowerStats(TypedDict):
@@ -230,7 +236,7 @@ class LogStats(TypedDict, total=False):
 @final
 class ShardStats(TypedDict):
     """A parameter shard. tables, server: counts by name. refused: requests by reason. ended: why
-    it ends; empty while it serves."""
+    it ends; empty while it serves. degraded: its threads that have failed, and why."""
 
     shard: int
     shards: int
@@ -238,6 +244,7 @@ class ShardStats(TypedDict):
     ready: bool
     state_lost: bool
     ended: str
+    degraded: list[str]
     exposed: bool
     seconds: float
     initialized: bool

@@ -6,9 +6,10 @@
 from clipper import errors
 from clipper.params.client.client import Client
 from clipper.params.tables import TableSpec
-from clipper_core.runtime.status import Status, bind_errors
+from clipper_core.runtime.status import Status, bind_errors, bind_keywords
 
 # A process that imports clipper.params alone, as a shard does, raises these errors too.
+bind_keywords(errors.refuse_unknown)
 bind_errors(
     {
         Status.BAD_INPUT: errors.InvalidInput,

@@ -97,11 +97,8 @@ class TableSpec(msgspec.Struct, frozen=True):
         """Tell whether a step of the optimizer depends on the number of steps before it."""
         return self.optimizer in ("adam", "amsgrad", "adamw")
 
-    def made(self, rows_max: int = 0) -> Table:
-        """Make an empty table. rows_max: a smaller limit, for a trial.
-
-        Raises what clipper_core.params.embedding raises.
-        """
+    def made(self) -> Table:
+        """Make an empty table. Raises what clipper_core.params.embedding raises."""
         return Table(
             self.name,
             self.dim,
@@ -109,7 +106,7 @@ class TableSpec(msgspec.Struct, frozen=True):
             initializer=Initializer(self.initializer, **self.initializer_settings),
             seed=self.seed,
             dtype=self.dtype,
-            rows_max=rows_max or self.rows_max,
+            rows_max=self.rows_max,
             evicts=self.evicts,
             admit_after=self.admit_after,
         )

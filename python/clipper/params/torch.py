@@ -43,9 +43,8 @@ class PulledRows:
     def __init__(self, client: Client, tables: Sequence[str]) -> None:
         self._client, self._tables = client, tables
         self._requested: list[tuple[str, Ids, Tensor]] = []
-        self._ahead: tuple[dict[str, Ids], Pending[Pulled]] | None = (
-            None  # distinct ids; their rows, to come
-        )
+        # distinct ids; their rows, to come
+        self._ahead: tuple[dict[str, Ids], Pending[Pulled]] | None = None
 
     def prefetch(self, ids: Mapping[str, Ids]) -> None:
         """Request the rows of distinct ids by table, for the next call of `rows`."""
@@ -254,9 +253,8 @@ class Worker:
         self._versions = [-1] * len(client)
         self.restored = 0  # shards that lost their state and got the model again
         self._optimizer, self._settings = optimizer, settings or {}
-        self._ahead: Pending[tuple[list[int], Pulled]] | None = (
-            None  # dense variables of the next step
-        )
+        # dense variables of the next step
+        self._ahead: Pending[tuple[list[int], Pulled]] | None = None
         self._restored(self._push_model)
 
     def _push_model(self) -> None:
@@ -278,8 +276,8 @@ class Worker:
             return request()
 
     def pull(self) -> None:
-        """Dense variables that have changed since; a shard that has lost its own is pushed the
-        model as it is here."""
+        """Pull the dense variables that have changed since; push the model as it is here to a shard
+        that has lost its own."""
         ahead, self._ahead = self._ahead, None
         versions, found = self._restored(
             ahead.result

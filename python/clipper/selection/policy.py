@@ -40,8 +40,8 @@ class Query(msgspec.Struct, frozen=True, eq=False):
     """The part of a query that a policy sees before models are queried.
 
     user: name of the state, for policies that use it.
-    uniform: in [0, 1), derived from the query's id; the only source of randomness, so that a replay
-    selects the same models.
+    uniform: in [0, 1), derived from the id that the caller gave the query, so that a replay with
+    the same ids selects the same models; without an id it is drawn. The only source of randomness.
     features: up to 32 finite numbers for contextual policies; () if the query has none.
     """
 
@@ -141,7 +141,8 @@ class Policy(Protocol):
         """Return the state before any feedback.
 
         models: those of the application, in the order of its links.  prior: the state that all
-        users share, for the same models; it enters with little evidence.
+        users share, for the same models; it enters with little evidence. All users without
+        feedback are answered from one such state, which `select` and `combine` leave as it is.
         """
 
     def select(self, state: State, query: Query, candidates: Sequence[VersionedModel]) -> Plan:

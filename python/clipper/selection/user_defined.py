@@ -13,7 +13,13 @@ import re
 from collections.abc import Callable, Sequence
 from types import ModuleType
 
-from clipper.errors import ClipperError, InvalidInput, PolicyFailed, did_you_mean
+from clipper.errors import (
+    ClipperError,
+    InvalidInput,
+    PolicyFailed,
+    did_you_mean,
+    fails_call_only,
+)
 from clipper.selection.policies.single_model import SingleModel
 from clipper.selection.policy import Combined, Observation, Plan, Predictions, Query, State
 from clipper.types import OWN_CLASS, InputType, UserValue, VersionedModel
@@ -62,7 +68,9 @@ def load_user_object(
         return cls(**given)
     except ClipperError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        if not fails_call_only(error):
+            raise
         raise InvalidInput(
             f"{noun} {text[:100]!r}: its constructor raised {_described(error)}."
         ) from error
@@ -78,14 +86,16 @@ def _imported(module: str, noun: str) -> ModuleType:
         )
         what = f"no module {error.name!r}" if error.name else str(error)
         raise InvalidInput(f"{noun} of module {module!r}: {what}.", hint=hint) from None
-    except Exception as error:
+    except BaseException as error:
+        if not fails_call_only(error):
+            raise
         hint = f"Try: python -c 'import {module}'."
         raise InvalidInput(
             f"{noun} of module {module!r}: importing it raised {_described(error)}.", hint=hint
         ) from error
 
 
-def _described(error: Exception) -> str:
+def _described(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error)[:300]}"
 
 
@@ -97,7 +107,7 @@ class UserCodeFailures:
         self._count = itertools.count(1)
         self.count = 0
 
-    def failed(self, method: str, error: Exception) -> PolicyFailed:
+    def failed(self, method: str, error: BaseException) -> PolicyFailed:
         """Count and log `error`, and return the PolicyFailed to raise in its place."""
         self.count = next(self._count)
         if self.count % LOGGED_EVERY == 1:
@@ -140,7 +150,9 @@ class UserDefinedPolicy:
             result = (found if callable(found) else getattr(self._defaults, method))(*args)
             if check is not None:
                 check(result, *args)
-        except Exception as error:
+        except BaseException as error:
+            if not fails_call_only(error):
+                raise
             raise self.failures.failed(method, error) from error
         return result
 
@@ -171,25 +183,25 @@ class UserDefinedPolicy:
         return self._call_or(state, "observe", state, observation)
 
     def add_model(self, state: State, model: VersionedModel) -> State:
-        """Call the user's `add_model`; return `state` if it fails."""
-        return self._call_or(state, "add_model", state, model)
+        """Call the user's `add_model`. Raises PolicyFailed if it fails."""
+        return self._call("add_model", state, model)
 
     def remove_model(self, state: State, model: VersionedModel) -> State:
-        """Call the user's `remove_model`; return `state` if it fails."""
-        return self._call_or(state, "remove_model", state, model)
+        """Call the user's `remove_model`. Raises PolicyFailed if it fails."""
+        return self._call("remove_model", state, model)
 
     def update_model_version(self, state: State, old: VersionedModel, new: VersionedModel) -> State:
-        """Call the user's `update_model_version`; return `state` if it fails."""
-        return self._call_or(state, "update_model_version", state, old, new)
+        """Call the user's `update_model_version`. Raises PolicyFailed if it fails."""
+        return self._call("update_model_version", state, old, new)
 
     def merge(self, base: State, mine: State, theirs: State) -> State:
         """Call the user's `merge`; return `mine` if it fails."""
         return self._call_or(mine, "merge", base, mine, theirs)
 
     def encode(self, state: State) -> bytes:
-        """Encode the state; b"" if the policy fails, which starts it anew after a restart."""
-        data = self._call_or(b"", "encode", state)
-        return data if isinstance(data, bytes) else b""
+        """Call the user's `encode`. Raises PolicyFailed if it fails or returns no bytes."""
+        data: bytes = self._call("encode", state, check=_check_encoded)
+        return data
 
     def decode(self, data: bytes) -> State:
         """Call the user's `decode`. Raises ValueError if it fails."""
@@ -234,6 +246,11 @@ def _check_plan(
         raise ValueError(
             f"select gave {len(plan.probabilities)} probabilities for {len(plan.models)} models"
         )
+
+
+def _check_encoded(data: object, state: State) -> None:
+    if not isinstance(data, bytes):
+        raise TypeError(f"encode returned a {type(data).__name__}, not bytes")
 
 
 def _check_combined(

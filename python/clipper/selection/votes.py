@@ -11,6 +11,7 @@ import numpy as np
 
 from clipper.selection.policy import Combined, Prediction, Predictions, is_usable, sound_confidence
 from clipper.types import VersionedModel
+from clipper_core.learning.number_votes import mean_of_numbers
 
 Votes = dict[VersionedModel, Prediction]
 Weights = Mapping[VersionedModel, float]
@@ -44,6 +45,9 @@ def answer_of_first(arrived: Predictions, models: Iterable[VersionedModel]) -> C
 
 def combine(votes: Votes, weights: Weights, selected: float) -> Combined:
     """Vote on labels or average numbers. selected: total weight, missing models included."""
+    numbers = mean_of_numbers(tuple(votes), votes, weights, selected)
+    if numbers is not None:
+        return Combined(*numbers)
     kind, chosen = heaviest_kind(votes, weights)
     if kind == "label":
         return vote(chosen, weights, selected)

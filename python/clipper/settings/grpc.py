@@ -37,6 +37,10 @@ class GrpcSettings(msgspec.Struct, frozen=True):
     metadata_bytes_max: Annotated[
         int, about("largest metadata of a call; more is refused", "bytes", ge=1024, le=1 << 20)
     ] = 16 << 10
+    connections_max: Annotated[
+        int,
+        about("connected clients; further ones are disconnected", "connections", ge=1, le=1 << 20),
+    ] = 8192
     calls_max: Annotated[
         int,
         about("concurrent calls, streams included; more are refused", "calls", ge=1, le=1 << 20),
@@ -65,6 +69,16 @@ class GrpcSettings(msgspec.Struct, frozen=True):
             le=10_000,
         ),
     ] = 2.0
+    ping_s_min: Annotated[
+        float,
+        about(
+            "shortest interval of a client's keepalive pings; one that pings more often is "
+            "disconnected",
+            "s",
+            ge=0,
+            le=86_400,
+        ),
+    ] = 1.0
     idle_s: Annotated[
         float, about("idle time after which a connection is closed", "s", ge=1, le=86_400)
     ] = 300.0

@@ -152,6 +152,16 @@ class HttpSettings(msgspec.Struct, frozen=True):
             le=1 << 31,
         ),
     ] = 16 << 20
+    bodies_bytes_max: Annotated[
+        int,
+        about(
+            "memory of the bodies of all requests under way, and at least `body_bytes_max`; more "
+            "are answered 503",
+            "bytes",
+            ge=1024,
+            le=1 << 40,
+        ),
+    ] = 512 << 20
     queries_max: Annotated[
         int, about("queries in one request; more are answered 400", "queries", ge=1, le=65_536)
     ] = 1024
@@ -186,8 +196,7 @@ class HttpSettings(msgspec.Struct, frozen=True):
         ),
     ] = 60.0
 
-    def __repr__(self) -> str:
-        return redacted(self, "token")
+    __repr__ = redacted
 
 
 class TlsFiles(NamedTuple):
@@ -233,12 +242,14 @@ def admin_tls(http: HttpSettings) -> TlsFiles | None:
 
 
 def tls_problems(
-    section: str, prefix: str, own: TlsFiles, shared: TlsFiles | None
+    section: str, prefix: str, settings: msgspec.Struct, shared: TlsFiles | None = None
 ) -> Iterator[tuple[tuple[str, str], str]]:
     """Yield ((section, key), reason) for each wrong TLS setting of a listener.
 
-    The files themselves are checked at the start.
+    prefix: how the names of its settings begin. shared: of a listener that may share files. The
+    files themselves are checked at the start.
     """
+    own = TlsFiles(*(getattr(settings, f"{prefix}_{name}") for name in TlsFiles._fields))
     if own.cert == "off":
         return
     if own.cert and not own.key:
@@ -269,6 +280,11 @@ def unauthenticated_listeners(
             yield key, address
 
 
+def bodies_bytes(http: HttpSettings) -> int:
+    """Return the bound of the bytes of all bodies under way. One body always fits."""
+    return max(http.bodies_bytes_max, http.body_bytes_max)
+
+
 def is_loopback(host: str) -> bool:
     """Return True for a host that is certainly local; `127.0.0.1.example.org` is not."""
     try:
@@ -296,11 +312,14 @@ def listener_problems(
                 (section, key),
                 "expected 'HOST:PORT', as '127.0.0.1:8080' or '127.0.0.1:0' (any free port).",
             )
-    yield from tls_problems(
-        "http", "tls", TlsFiles(http.tls_cert, http.tls_key, http.tls_client_ca), None
-    )
-    own = TlsFiles(http.admin_tls_cert, http.admin_tls_key, http.admin_tls_client_ca)
-    yield from tls_problems("http", "admin_tls", own, query_tls(http))
+    yield from tls_problems("http", "tls", http)
+    yield from tls_problems("http", "admin_tls", http, query_tls(http))
+    if http.token != http.token.strip() or not http.token.replace("\t", " ").isprintable():
+        yield (
+            ("http", "token"),
+            "no header can carry it: it has a line break or a control character, or spaces at its"
+            " ends.",
+        )
     if (
         http.admin
         and not (http.token or http.tokens_file)

@@ -33,5 +33,4 @@ class InfluxSettings(msgspec.Struct, frozen=True):
         about("attempts to push the same metrics before they are dropped", "posts", ge=1, le=100),
     ] = 3
 
-    def __repr__(self) -> str:
-        return redacted(self, "token")
+    __repr__ = redacted

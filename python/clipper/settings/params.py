@@ -267,8 +267,7 @@ class ParamsSettings(msgspec.Struct, frozen=True):
         int, about("connections of one shard; more are refused", "connections", ge=8, le=65_536)
     ] = 1024
 
-    def __repr__(self) -> str:
-        return redacted(self, "token")
+    __repr__ = redacted
 
 
 def params_tls(settings: ParamsSettings) -> TlsFiles | None:

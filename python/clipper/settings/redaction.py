@@ -1,10 +1,26 @@
 """A representation of settings that hides secrets."""
 
+from typing import Final
+
 import msgspec
 
+from clipper.errors import without_secrets
 
-def redacted(settings: msgspec.Struct, *secrets: str) -> str:
-    """Return the representation of a Struct with `***` in place of the named fields' values."""
-    items = msgspec.structs.asdict(settings).items()
-    shown = (f"{key}={'***' if key in secrets and value else repr(value)}" for key, value in items)
-    return f"{type(settings).__name__}({', '.join(shown)})"
+SECRETS: Final = frozenset(("token", "headers"))  # settings whose values are shown nowhere
+
+
+def shown(key: str, value: object) -> object:
+    """Return the value of a setting as it may be shown: `***` for a secret, and a URL without its
+    password."""
+    if key in SECRETS and value:
+        return "***"
+    return without_secrets(value) if isinstance(value, str) else value
+
+
+def redacted(settings: msgspec.Struct) -> str:
+    """Return the representation of a Struct of settings without its secrets."""
+    fields = ", ".join(
+        f"{key}={'***' if key in SECRETS and value else repr(shown(key, value))}"
+        for key, value in msgspec.structs.asdict(settings).items()
+    )
+    return f"{type(settings).__name__}({fields})"

@@ -156,6 +156,14 @@ class ServerSettings(msgspec.Struct, frozen=True):
             "interpreter or a shell here lets them run any code"
         ),
     ] = ()
+    env_pass: Annotated[
+        tuple[str, ...],
+        about(
+            "variables of the server's environment that models, model hosts and pip get too, "
+            'as names or patterns: `["MODEL_*", "AWS_*"]`; by itself a process gets those that '
+            "programs and numeric libraries read, and no secrets (docs/operating.md)"
+        ),
+    ] = ()
     drain_s: Annotated[
         float, about("time for queries in flight when the server closes", "s", ge=0, le=3600)
     ] = 5.0
@@ -172,12 +180,25 @@ class ServerSettings(msgspec.Struct, frozen=True):
     restarts_max: Annotated[
         int,
         about(
-            "failures within `restart_window_s` after which a container stays down", ge=0, le=1000
+            "failures within `restart_window_s` after which a container is held: it is tried "
+            "again after 30 s, doubling to 10 min; 0: it stays down after its first exit",
+            ge=0,
+            le=1000,
         ),
     ] = 3
     restart_window_s: Annotated[
         float, about("window over which failures are counted", "s", ge=1, le=86_400)
     ] = 30.0
+    row_failure_s: Annotated[
+        float,
+        about(
+            "time for which a row is refused that has ended the process of two containers in "
+            "which it was the only one; 0: it is not refused",
+            "s",
+            ge=0,
+            le=86_400,
+        ),
+    ] = 600.0
     stop_grace_s: Annotated[
         float,
         about(
@@ -243,8 +264,7 @@ class ServerSettings(msgspec.Struct, frozen=True):
         about("log output: `text` (as `logging` is configured), or `json` objects on stderr"),
     ] = "text"
 
-    def __repr__(self) -> str:
-        return redacted(self, "token")
+    __repr__ = redacted
 
 
 class LimitSettings(msgspec.Struct, frozen=True):
@@ -485,6 +505,13 @@ class ModelSettings(msgspec.Struct, frozen=True):
     output: Annotated[
         str, about("type of one output, in the same forms; empty: as the container reports")
     ] = ""
+    inputs: Annotated[
+        dict[str, str],
+        about('types of named input tensors, instead of `input`: `{ age = "f64", plan = "str" }`'),
+    ] = {}
+    outputs: Annotated[
+        dict[str, str], about("types of named output tensors, instead of `output`")
+    ] = {}
     batching: Annotated[
         Batching, about("a mode, or a table of those keys of [batching] that differ")
     ] = Batching()

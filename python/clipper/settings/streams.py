@@ -7,6 +7,7 @@ from typing import Annotated
 
 import msgspec
 
+from clipper.settings.redaction import redacted
 from clipper.settings.setting import about
 
 _URL = "the Redis server: `redis://HOST:PORT/DB`, `rediss://` for TLS, `unix:///PATH`"
@@ -75,6 +76,8 @@ class StreamSettings(msgspec.Struct, frozen=True):
         ),
     ] = 100_000
 
+    __repr__ = redacted
+
 
 class ModelStreamSettings(msgspec.Struct, frozen=True):
     """Settings of a stream from which new model versions are deployed."""
@@ -109,3 +112,5 @@ class ModelStreamSettings(msgspec.Struct, frozen=True):
             le=86_400,
         ),
     ] = 30.0
+
+    __repr__ = redacted

@@ -88,8 +88,7 @@ class TracingSettings(msgspec.Struct, frozen=True):
         about("attempts to export the same spans before they are dropped", "posts", ge=1, le=100),
     ] = 4
 
-    def __repr__(self) -> str:
-        return redacted(self, "headers")
+    __repr__ = redacted
 
 
 class ExportSettings(msgspec.Struct, frozen=True):
@@ -105,6 +104,8 @@ class ExportSettings(msgspec.Struct, frozen=True):
     sampler: str
     share: float
     timeout_s: float
+
+    __repr__ = redacted
 
 
 def export_settings(settings: TracingSettings, env: Mapping[str, str]) -> ExportSettings:

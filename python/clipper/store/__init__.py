@@ -3,14 +3,15 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from clipper.errors import ConfigError
+from clipper.errors import ConfigError, without_secrets
 from clipper.store.cached_store import CachedStore
+from clipper.store.catalog_copy import CatalogCopy
 from clipper.store.election import Candidate
-from clipper.store.etcd.address import redacted_url as redacted_etcd_url
+from clipper.store.follower import Follower
 from clipper.store.lease import Lease
 from clipper.store.memory import MemoryStore
 from clipper.store.mirror import KeyChange, Mirror
-from clipper.store.redis.store import RedisStore, redacted_url
+from clipper.store.redis.store import RedisStore
 from clipper.store.sqlite import SqliteStore
 from clipper.store.store import (
     ABSENT,
@@ -23,6 +24,7 @@ from clipper.store.store import (
     Put,
     Record,
     Store,
+    Transaction,
     TxnResult,
     Watch,
 )
@@ -38,22 +40,23 @@ if TYPE_CHECKING:
 
 def open_server_store(
     state: str, bytes_max: int, folder: Path | None, *, required: bool = False
-) -> Store:
-    """Open the store of a server.
+) -> tuple[Store, CatalogCopy]:
+    """Open the store of a server; return it with the copy of its catalog.
 
     A remote store (Redis, etcd) may be unreachable at the start, unless it is required: see
     CachedStore.
 
     state: see `open_store`.  bytes_max: bound of a SQLite file; 0 for none.
-    folder: keeps the copy of a remote catalog; None for no copy.
+    folder: keeps the copy; None for no copy.
     """
     kind = state.partition(":")[0]
     if kind not in REDIS + ETCD:
-        return open_store(state, bytes_max)
-    name = redacted_url(state) if kind in REDIS else redacted_etcd_url(state)
-    return CachedStore(
-        lambda: open_store(state), name, folder and folder / COPY_FILE, required=required
-    )
+        store = open_store(state, bytes_max)
+        is_kept = not isinstance(store, MemoryStore)
+        return store, CatalogCopy(folder / COPY_FILE if folder and is_kept else None, store.name)
+    name = without_secrets(state)
+    copy = CatalogCopy(folder and folder / COPY_FILE, name)
+    return CachedStore(lambda: open_store(state), name, copy, required=required), copy
 
 
 def open_store(state: str, bytes_max: int = 0) -> Store:
@@ -87,7 +90,7 @@ def _open_etcd(url: str) -> "EtcdStore":
     except ImportError:
         hint = "pip install 'clipper-serving[etcd]'."
         raise ConfigError(
-            f"state={redacted_etcd_url(url)!r} needs the package grpcio, which is not installed.",
+            f"state={without_secrets(url)!r} needs the package grpcio, which is not installed.",
             hint=hint,
         ) from None
     return EtcdStore(url)
@@ -99,9 +102,11 @@ __all__ = [
     "TXN_OPS_MAX",
     "CachedStore",
     "Candidate",
+    "CatalogCopy",
     "Compare",
     "Delete",
     "Event",
+    "Follower",
     "Get",
     "KeyChange",
     "Lease",
@@ -113,6 +118,7 @@ __all__ = [
     "RedisStore",
     "SqliteStore",
     "Store",
+    "Transaction",
     "TxnResult",
     "Watch",
     "open_server_store",

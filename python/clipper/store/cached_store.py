@@ -1,64 +1,60 @@
 """A remote store that may be unreachable when its server starts.
 
-Until it answers, the catalog is read from a copy in the server's folder. The copy is the last
-catalog that was read; it is written after each change, and its time stamp says when the store last
-answered. Nothing can be written in the meantime, because other servers may have written, and the
-rest of the store (learned states, history) is not available. The store is tried again after 0.1 s,
-then up to every 5 s. When it answers, the waiting work is started, again after each failure. From
-then on calls go to the store directly.
+Until it answers, the catalog is read from the copy in the server's folder (catalog_copy.py), whose
+time stamp says when the store last answered. Nothing can be written in the meantime, because other
+servers may have written, and the rest of the store (learned states, history) is not available. The
+store is tried again after 0.1 s, then up to every 5 s. When it answers, the waiting work is
+started, again after each failure. From then on calls go to the store directly.
 """
 
 import contextlib
 import logging
-import os
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, TypedDict
 
-import msgspec
-
-from clipper.clock import age_of, wall_time_us
+from clipper.clock import age_of
+from clipper.component import Health, Stop, Worker
 from clipper.errors import StoreError
+from clipper.store.catalog_copy import PREFIX, CatalogCopy, CopiedCatalog
 from clipper.store.expiring import ExpiringLists
 from clipper.store.store import Compare, Event, Op, Record, Store, TxnResult, Watch, closed_error
+from clipper_container.backoff import Backoff
 
-COPIED: Final = "catalog/"
 PAUSE_S_MIN, PAUSE_S_MAX = 0.1, 5.0
 CONTACT_S: Final = 5.0  # period of updating the copy's time stamp
 _log = logging.getLogger(__name__)
 
 
-class _Copy(msgspec.Struct):
-    """The stored copy of a catalog."""
+class Connection(TypedDict):
+    """The state of the connection to a store, as `CachedStore.stats` returns it."""
 
-    revision: int
-    records: list[Record]
-    schema: str = "clipper.copy/1"
+    name: str
+    connected: bool
+    tries: int
+    copy_age_s: float | None
+    away_s: float
 
 
 class CachedStore(Store):
-    """A store with a local copy of the catalog for the time until it first answers. Threads: any.
+    """A store with a local copy of its catalog, read until the store first answers. Threads: any.
 
-    open: opens the store; raises StoreError while it is unreachable.  copy: a file, or None for
-    none.
-    required: raise that StoreError. Other errors of `open` are always raised.
+    open: opens the store; raises StoreError while it is unreachable.  copy: of its catalog.
+    required: the constructor raises that StoreError. Other errors of `open` are always raised.
     """
 
     remote = True
 
     def __init__(
-        self, open: Callable[[], Store], name: str, copy: Path | None, *, required: bool = False
+        self, open: Callable[[], Store], name: str, copy: CatalogCopy, *, required: bool = False
     ) -> None:
-        self.name, self._open, self._path = name, open, copy
+        self.name, self.copy = name, copy
+        self._open = open
         self._store: Store | None = None
-        self._copied: tuple[int, int] | None = None  # revision and number of records of the copy
-        self._copy_read: _Copy | None = None
+        self._copy_read: CopiedCatalog | None = None
         self._trouble: StoreError | None = None
         self._since_s, self._tries = time.monotonic(), 0
         self._on_connected: Callable[[], None] = lambda: None
-        self._stop = threading.Event()
         self._is_connected = False
         try:
             self._store = open()
@@ -66,9 +62,9 @@ class CachedStore(Store):
         except StoreError as error:
             if required:
                 raise
-            self._trouble, self._copy_read = error, self._read_copy()
+            self._trouble, self._copy_read = error, self.copy.read_of_store()
             _log.warning("%s", self._away().message)
-        self._thread = threading.Thread(target=self._run, name="clipper-store", daemon=True)
+        self._worker = Worker("clipper-store", self._run, once=True, again=Backoff())
 
     # -- until it answers
 
@@ -82,7 +78,11 @@ class CachedStore(Store):
         raises StoreError.
         """
         self._on_connected = on_connected
-        self._thread.start()
+        self._worker.start()
+
+    def health(self) -> Health:
+        """Return the state of the thread."""
+        return self._worker.health()
 
     def _away(self) -> StoreError:
         cause = self._trouble.message if self._trouble else ""
@@ -90,7 +90,7 @@ class CachedStore(Store):
         meanwhile = "Nothing is served from it until it is there"
         if self._copy_read is not None:
             meanwhile = (
-                f"Serving continues from a copy of {age_of(self.copy_age_s)} ago, and nothing can"
+                f"Serving continues from a copy of {age_of(self.copy.age_s)} ago, and nothing can"
                 " be changed"
             )
         hint = (
@@ -101,26 +101,14 @@ class CachedStore(Store):
             f"cannot reach {self.name} ({why or 'no answer'}). {meanwhile}.", hint=hint
         )
 
-    @property
-    def copy_age_s(self) -> float:
-        """Seconds since the store last answered the writer of the copy; infinite without a copy."""
-        try:
-            return (
-                max(0.0, wall_time_us() / 1e6 - self._path.stat().st_mtime)
-                if self._path is not None
-                else float("inf")
-            )
-        except OSError:
-            return float("inf")
-
-    def stats(self) -> dict[str, object]:
+    def stats(self) -> Connection:
         """Return figures for monitoring.
 
         connected: the store answers and the waiting work has started.  away_s, tries: since the
         start.
         copy_age_s: age of the copy that is served until then; None if there is none.
         """
-        age = self.copy_age_s if self._copy_read is not None and not self._is_connected else None
+        age = self.copy.age_s if self._copy_read is not None and not self._is_connected else None
         return {
             "name": self.name,
             "connected": self._is_connected,
@@ -129,14 +117,13 @@ class CachedStore(Store):
             "away_s": 0.0 if self._is_connected else time.monotonic() - self._since_s,
         }  # fmt: skip
 
-    def _run(self) -> None:
-        pause_s, was_away = PAUSE_S_MIN, self._store is None
-        while self._store is None and not self._stop.wait(pause_s):
-            pause_s = min(2 * pause_s, PAUSE_S_MAX)
+    def _run(self, stop: Stop) -> None:
+        backoff, was_away = Backoff(PAUSE_S_MIN, PAUSE_S_MAX), self._store is None
+        while self._store is None and not stop.wait(backoff.next_s()):
             self._try()
-        while was_away and not self._stop.is_set() and not self._run_waiting():
-            self._stop.wait(pause_s)
-        while not self._stop.wait(CONTACT_S):
+        while was_away and not stop.requested and not self._run_waiting():
+            stop.wait(backoff.next_s())
+        while not stop.wait(CONTACT_S):
             with contextlib.suppress(StoreError):
                 self._mark()
 
@@ -174,44 +161,17 @@ class CachedStore(Store):
         self._is_connected = True
         return True
 
-    # -- the copy
-
-    def _read_copy(self) -> _Copy | None:
-        if self._path is None or not self._path.exists():
-            return None
-        try:
-            return msgspec.msgpack.decode(self._path.read_bytes(), type=_Copy)
-        except (OSError, msgspec.MsgspecError) as error:
-            _log.error("the copy of the catalog %s cannot be read: %s", self._path, error)
-            return None
-
-    def _write_copy(self, records: list[Record], revision: int) -> None:
-        if self._path is None or self._copied == (revision, len(records)):
-            return
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            fresh = self._path.with_suffix(".new")
-            with open(
-                os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb"
-            ) as file:
-                file.write(msgspec.msgpack.encode(_Copy(revision, records)))
-            fresh.replace(self._path)
-            self._copied = revision, len(records)
-        except OSError as error:
-            _log.warning("the copy of the catalog %s cannot be written: %s", self._path, error)
-
     def _mark(self) -> None:
         """Set the time stamp of the copy to the store's last answer."""
         store = self._store
-        if store is not None and self._path is not None and store.revision >= 0:
-            with contextlib.suppress(OSError):
-                os.utime(self._path)
+        if store is not None and store.revision >= 0:
+            self.copy.mark()
 
     # -- the store
 
     def _there(self) -> Store:
         store = self._store
-        if self._stop.is_set():
+        if self._worker.stop.requested:
             raise closed_error(self.name)
         if store is None:
             raise self._away()
@@ -219,21 +179,18 @@ class CachedStore(Store):
 
     def get(self, key: str) -> Record | None:
         """Return a record, from the copy while the store is unreachable."""
-        if self._store is None and self._copy_read is not None and key.startswith(COPIED):
+        if self._store is None and self._copy_read is not None and key.startswith(PREFIX):
             return next((record for record in self._copy_read.records if record.key == key), None)
         return self._there().get(key)
 
     def range(self, prefix: str) -> tuple[list[Record], int]:
         """Return the records under a prefix, from the copy while the store is unreachable."""
-        if self._store is None and prefix.startswith(COPIED) and not self._stop.is_set():
-            known = self._copy_read or _Copy(0, [])
+        if self._store is None and prefix.startswith(PREFIX) and not self._worker.stop.requested:
+            known = self._copy_read or CopiedCatalog(0, [])
             return [
                 record for record in known.records if record.key.startswith(prefix)
             ], known.revision
-        records, revision = self._there().range(prefix)
-        if prefix == COPIED:
-            self._write_copy(records, revision)
-        return records, revision
+        return self._there().range(prefix)
 
     def txn(
         self, compares: Sequence[Compare], then: Sequence[Op], orelse: Sequence[Op] = ()
@@ -272,9 +229,7 @@ class CachedStore(Store):
 
     def close(self) -> None:
         """End the thread and close the store."""
-        self._stop.set()
-        if self._thread.ident is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+        self._worker.end()
         if self._store is not None:
             self._store.close()
 
@@ -305,7 +260,7 @@ class _LateWatch:
     def closed(self) -> bool:
         return (
             self._closed
-            or self._store._stop.is_set()
+            or self._store._worker.stop.requested
             or (self._watch is not None and self._watch.closed)
         )
 
@@ -313,7 +268,3 @@ class _LateWatch:
         self._closed = True
         if self._watch is not None:
             self._watch.close()
-
-    def __iter__(self) -> Iterator[Event]:
-        while (event := self.next()) is not None:
-            yield event

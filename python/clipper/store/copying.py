@@ -5,11 +5,14 @@ copied either, because the nodes that own them write them again. Keys that exist
 are deleted if the caller requests it.
 """
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from clipper.errors import InvalidInput
+from clipper.errors import InvalidInput, StoreError
+from clipper.store.continuity import GUARD, Continuity
+from clipper.store.follower import DELETIONS_MIN
 from clipper.store.store import Delete, Event, Op, Put, Record, Store
 
 _OPS_MAX, _BYTES_MAX = 100, 512 << 10  # of one transaction: within the limits of every backend
@@ -81,24 +84,39 @@ def follow(
     """Copy the changes of the source after `revision`, until `on_change` returns False.
 
     on_change: called with the number of changes copied; 0 when none came within `check_s` seconds.
+    Raises StoreError, and leaves the target as it is, when the source came back empty, older or as
+    another one.
     """
-    watch = source.watch(prefix, revision)
-    try:
+    with contextlib.closing(source.watch(prefix, revision)) as watch:
         while True:
             changes, reset = _next_changes(watch.next(check_s), lambda: watch.next(0))
+            if reset or isinstance(changes.get(GUARD), Delete):  # no server deletes the guard
+                _check_continues(source, target, prefix)
             if reset:
-                count = sum(_counts(copy(source, target, prefix, replace=True)))
+                copied = copy(source, target, prefix, replace=True)
+                count = copied.written + copied.deleted
             else:
                 _apply(target, list(changes.values()))
                 count = len(changes)
             if not on_change(count) or watch.closed:
                 return
-    finally:
-        watch.close()
 
 
-def _counts(copied: Copied) -> tuple[int, int]:
-    return copied.written, copied.deleted
+def _check_continues(source: Store, target: Store, prefix: str) -> None:
+    """Raise StoreError unless the source, whose watch was reset, continues what the target has."""
+    if GUARD.startswith(prefix):
+        continuity = Continuity(source.name)
+        continuity.judge(target.get(GUARD))
+        continuity.judge(source.get(GUARD))
+    there = {record.key for record in source.range(prefix)[0]}
+    kept = [record.key for record in target.range(prefix)[0] if not record.lease]
+    gone = sum(key not in there for key in kept)
+    if gone >= DELETIONS_MIN and 2 * gone > len(kept):
+        raise StoreError(
+            f"store {source.name} came back without {gone} of {len(kept)} records that"
+            f" {target.name} has.",
+            hint="Nothing is deleted. If it is meant, copy once more with --replace.",
+        )
 
 
 def _next_changes(

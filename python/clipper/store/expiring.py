@@ -8,23 +8,18 @@ and is not in the history of changes. Redis keeps them as lists and bitmaps of i
 import threading
 from collections.abc import Mapping, Sequence
 from time import monotonic
-from typing import Final, Protocol
+from typing import Protocol
 
-from clipper.errors import LeaseLost, StoreError
 from clipper.store.store import (
-    ABSENT,
     TTL_S_MAX,
     TTL_S_MIN,
     TXN_OPS_MAX,
     VALUE_BYTES_MAX,
-    Compare,
     Delete,
     Put,
     Store,
+    Transaction,
 )
-
-NUMBER_MAX: Final = (1 << 16) - 1  # of a set
-_TRIES: Final = 100  # of a set that others change at the same time
 
 
 class ExpiringLists(Protocol):
@@ -43,7 +38,7 @@ class ExpiringLists(Protocol):
         """Add numbers to sets; return those that were not there before, by the set's key.
 
         Of several callers that add the same number, exactly one gets it back. Numbers lie between 0
-        and NUMBER_MAX.
+        and 65535.
         """
 
     def drop(self, keys: Sequence[str]) -> None:
@@ -88,14 +83,11 @@ class LeasedLists:
             self._put(part)
 
     def _put(self, values: Mapping[str, bytes]) -> None:
-        for fresh in (False, True):
-            lease = self._current(fresh)
-            try:
-                self._store.txn((), [Put(key, value, lease) for key, value in values.items()])
-                return
-            except LeaseLost:
-                if fresh:
-                    raise
+        def write(transaction: Transaction) -> None:
+            lease = self._current(fresh=transaction.lease_lost)
+            transaction.apply(Put(key, value, lease) for key, value in values.items())
+
+        self._store.transact(write)
 
     def read(self, key: str) -> list[bytes]:
         """Return the values of a list in the order of their appends."""
@@ -106,23 +98,17 @@ class LeasedLists:
         return {key: self._claim(f"{key}:claimed", set(some)) for key, some in numbers.items()}
 
     def _claim(self, key: str, numbers: set[int]) -> set[int]:
-        for _ in range(_TRIES):
-            record = self._store.get(key)
+        def decide(transaction: Transaction) -> set[int]:
+            record = transaction.get(key)
             there = int.from_bytes(record.value, "little") if record else 0
             free = {number for number in numbers if not there >> number & 1}
-            if not free:
-                return free
-            bits = there | sum(1 << number for number in free)
-            data = bits.to_bytes((bits.bit_length() + 7) // 8, "little")
-            revision = record.revision if record else ABSENT
-            try:
-                if self._store.txn(
-                    (Compare(key, revision),), (Put(key, data, self._current()),)
-                ).ok:
-                    return free
-            except LeaseLost:
-                self._current(fresh=True)
-        raise StoreError(f"{key} was changed by others {_TRIES} times in a row.")
+            if free:
+                bits = there | sum(1 << number for number in free)
+                data = bits.to_bytes((bits.bit_length() + 7) // 8, "little")
+                transaction.put(key, data, self._current(fresh=transaction.lease_lost))
+            return free
+
+        return self._store.transact(decide).value
 
     def drop(self, keys: Sequence[str]) -> None:
         """Delete these lists."""

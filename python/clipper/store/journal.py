@@ -56,15 +56,21 @@ class Journal:
         self._lock = threading.Lock()
         self._disk = threading.Lock()
         self._synced = 0  # number of the last record on disk
-        self._segments: list[
-            tuple[int, Path, int]
-        ] = []  # first record, file, bytes; of the last, bytes when it was opened
+        # first record, file, bytes; of the last, bytes when it was opened
+        self._segments: list[tuple[int, Path, int]] = []
         self._fd = -1
         self._failed = ""
         self.end = JournalEnd(self.mode != "memory")
         self._closed_bytes = 0  # of all segments but the last
         if self.mode != "memory":
-            self._open()
+            try:
+                self._open()
+            except OSError as error:
+                raise StoreError(
+                    f"the journal {folder} cannot be opened: {error.filename or 'its files'}:"
+                    f" {error.strerror}.",
+                    hint="Feedback that is not in the store yet is there: move away what is wrong.",
+                ) from None
             ours = weakref.WeakMethod(self._detach_from_parent)
             os.register_at_fork(after_in_child=lambda: (method := ours()) and method())
 
@@ -77,7 +83,7 @@ class Journal:
 
     def _open(self) -> None:
         assert self._folder is not None
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for path in _segments_in(self._folder):
             first = int(path.stem)
             if self._segments and first < self.end.next:
@@ -233,9 +239,8 @@ class Journal:
                 if self._failed:
                     raise StoreError(self._failed, hint="Check the disk, then restart the server.")
                 os.fdatasync(fd)
-            except (
-                OSError
-            ) as error:  # the kernel has dropped the data: a second fsync would wrongly succeed
+            # the kernel has dropped the data: a second fsync would wrongly succeed
+            except OSError as error:
                 self._failed = (
                     f"the journal in {self._folder} could not be synced: {error.strerror}."
                 )

@@ -12,9 +12,10 @@ import threading
 from types import TracebackType
 from typing import Final, Protocol, Self
 
+from clipper.component.threads import SYSTEM_THREADS, RunningThread, Threads
 from clipper.errors import LeaseLost, StoreError
-from clipper.store.threads import SYSTEM_THREADS, RunningThread, Threads
 
+_END_S = 10.0  # for a renewal that is under way
 MARGIN: Final = 1 / 8  # of the time to live, by which the local clock is ahead of the store
 _log = logging.getLogger(__name__)
 
@@ -146,7 +147,7 @@ class Lease:
     def _end(self) -> None:
         self._stop.set()
         if self._renewer is not None and not self._threads.is_current(self._renewer):
-            self._renewer.join()
+            self._renewer.join(_END_S)
 
     def __enter__(self) -> Self:
         return self

@@ -2,8 +2,9 @@
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
+from clipper.component.threads import SYSTEM_THREADS, Threads
 from clipper.store.store import (
     EVENTS_MAX,
     Compare,
@@ -20,7 +21,6 @@ from clipper.store.store import (
     closed_error,
     lost_error,
 )
-from clipper.store.threads import SYSTEM_THREADS, Threads
 
 _NEVER = float("inf")
 
@@ -267,10 +267,6 @@ class _MemoryWatch:
         with self._store._changed:
             self._closed = True
             self._store._changed.notify_all()
-
-    def __iter__(self) -> Iterator[Event]:
-        while (event := self.next()) is not None:
-            yield event
 
 
 def _after(events: deque[Event], revision: int) -> list[Event]:

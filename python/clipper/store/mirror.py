@@ -3,22 +3,19 @@
 It serves data that is read thousands of times per change. Values are decoded on first use, so 20
 000 records cost only their listing. While the store is unreachable the last content remains, and
 `stale_s` says for how long. After a RESET everything is listed again and the differences are
-reported as changes, so followers see no gap. A store that returns with other content can be
-rejected (`accepts`); the known content then remains.
+reported as changes, so followers see no gap. It is a sink of store/follower.py.
 """
 
 import logging
-from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, ValuesView
 from types import TracebackType
-from typing import Final, Generic, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
+from clipper.component import Stop
 from clipper.errors import StoreError
-from clipper.store.store import Event, Record, Store, Watch
+from clipper.store.follower import Follower
+from clipper.store.store import Event, Record, Store
 
-POLL_S: Final = 0.5  # timeout of one wait for events
-PAUSE_S_MIN, PAUSE_S_MAX = 0.05, 1.0
-DELETIONS_MIN: Final = 2  # fewer deletions at once are applied without calling `accepts`
-_BATCH = 1000
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -57,10 +54,7 @@ class Mirror(Mapping[str, T]):
     `values` and `items`; `record` has it.
     wait: list the records in the constructor and raise StoreError if that fails; else they appear
     when the store answers.
-    accepts: called before a listing replaces known content, and before many deletions at once are
-    applied. It raises StoreError if the store is not the same as before, and is called again later.
-    It returns what the store's content goes back to: a listing during which that changes, because
-    the store was emptied and restored, is repeated.
+    accepts: see Follower.
 
     A single key never goes back in time. Keys that were written by one transaction may appear one
     after another.
@@ -73,23 +67,20 @@ class Mirror(Mapping[str, T]):
         decode: Callable[[bytes], T],
         *,
         wait: bool = True,
-        accepts: Callable[[], object] = lambda: None,
+        accepts: Callable[[], object] | None = None,
     ) -> None:
-        self._accepts = accepts
-        self._store, self._prefix, self._decode_value = store, prefix, decode
+        self._prefix, self._decode_value = prefix, decode
         self._records: dict[str, Record] = {}
         self._decoded: dict[str, tuple[Record, T | None]] = {}
-        self._revision = -1
-        self._contact_s = float("-inf")
-        self._trouble: StoreError | None = None
-        self._threads = threads = store.threads
-        self._changed = threads.condition()
+        # Of the newest change or listing; -1 before the first.
+        self.revision = -1
+        self._threads = store.threads
+        self._changed = store.threads.condition()
         self._callbacks: list[Callable[[list[KeyChange[T]]], object]] = []
-        self._watch: Watch | None = None
-        self._stop = threads.event()
+        self._follower = Follower(store, prefix, self, name="clipper-mirror", accepts=accepts)
         if wait:
-            self._list()
-        self._thread = threads.start(self._run, "clipper-mirror")
+            self._follower.list()
+        self._follower.start()
 
     # -- reading
 
@@ -144,28 +135,24 @@ class Mirror(Mapping[str, T]):
                 error,
             )
             value = None
+        # stored with its record, so that it never hides a newer one
         self._decoded[record.key] = (
             record,
             value,
-        )  # stored with its record, so that it never hides a newer one
+        )
         return value
-
-    @property
-    def revision(self) -> int:
-        """Revision of the newest change or listing; -1 before the first."""
-        return self._revision
 
     @property
     def stale_s(self) -> float:
         """Seconds since the store last answered, normally below 2; infinite before the first
         listing.
         """
-        return self._threads.now_s() - self._contact_s
+        return self._threads.now_s() - self._follower.contact_s
 
     @property
     def trouble(self) -> StoreError | None:
         """The error that keeps the mirror stale; None while the store answers."""
-        return self._trouble
+        return self._follower.trouble
 
     def wait_for(self, predicate: Callable[[Self], object], timeout_s: float | None = None) -> bool:
         """Wait until `predicate(self)` is true; return False on timeout.
@@ -173,7 +160,7 @@ class Mirror(Mapping[str, T]):
         It is called after each change, under a lock, so it must be quick.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._stop.is_set() or predicate(self), timeout_s)
+            self._changed.wait_for(lambda: self._follower.is_stopping or predicate(self), timeout_s)
             return bool(predicate(self))
 
     def on_change(self, callback: Callable[[list[KeyChange[T]]], object]) -> None:
@@ -183,89 +170,38 @@ class Mirror(Mapping[str, T]):
         """
         self._callbacks.append(callback)
 
-    # -- following
+    # -- the sink of the follower
 
-    def _run(self) -> None:
-        pause_s = PAUSE_S_MIN
-        while not self._stop.is_set():
-            try:
-                if self._watch is None:
-                    self._notify(self._differences(self._list()))
-                if not self._follow():
-                    return  # the store was closed
-            except StoreError as error:
-                if self._trouble is None and not self._stop.is_set():
-                    _log.warning("the mirror of %r is stale: %s", self._prefix, error)
-                    pause_s = PAUSE_S_MIN
-                self._trouble = error
-                self._stop.wait(pause_s)
-                pause_s = min(2 * pause_s, PAUSE_S_MAX)
+    @property
+    def known(self) -> int:
+        """Return the number of records."""
+        return len(self._records)
 
-    def _follow(self) -> bool:
-        """Apply events until the mirror is closed (False) or must list everything again (True)."""
-        watch = self._watch
-        assert watch is not None
-        while not self._stop.is_set():
-            event = watch.next(POLL_S)
-            if event is None and watch.closed:
-                return False
-            self._on_contact(watch.contact_s)
-            batch = []
-            while event is not None and event.kind != "RESET":
-                batch.append(event)
-                event = watch.next(0) if len(batch) < _BATCH else None
-            if self._are_many_deletions(batch):
-                self._check(watch)
-            self._take(batch)
-            if event is not None:  # the listing is newer than all pending events
-                watch.close()
-                self._watch = None
-                return True
-        return False
+    def begin(self, stop: Stop) -> bool:
+        """Follow again."""
+        return True
 
-    def _are_many_deletions(self, events: Sequence[Event]) -> bool:
-        """Return True if the events delete most of the known keys, as emptying a store does."""
-        deletions = sum(event.kind == "DELETE" for event in events)
-        return deletions >= DELETIONS_MIN and 2 * deletions > len(self._records)
-
-    def _check(self, watch: Watch) -> None:
-        """Call `accepts`; if it refuses, list everything again later."""
-        try:
-            self._accepts()
-        except StoreError:
-            watch.close()
-            self._watch = None
-            raise
-
-    def _on_contact(self, at_s: float) -> None:
-        """Record the time of the store's last answer; a timeout is no answer."""
-        if at_s <= self._contact_s:
-            return
-        self._contact_s = at_s
-        if self._trouble is not None:
-            self._trouble = None
-            _log.info("the mirror of %r is up to date again", self._prefix)
-
-    def _list(self) -> dict[str, Record]:
-        """List all records and start a watch after them; return the content before."""
-        origin = self._accepts() if self._revision >= 0 else None
-        records, revision = self._store.range(self._prefix)
-        if self._revision >= 0 and self._accepts() != origin:
-            raise StoreError(
-                f"store {self._store.name} was restored while {self._prefix!r} was listed.",
-                hint="It is listed again.",
-            )
+    def reset(self, records: Sequence[Record], revision: int) -> None:
+        """Replace the content, and report the differences."""
         skip = len(self._prefix)
         fresh = {record.key[skip:]: record for record in records}
-        old = self._records
-        self._watch = self._store.watch(self._prefix, revision)
         with self._changed:
-            self._records, self._revision = fresh, revision
+            old = self._records
+            self._records, self.revision = fresh, revision
             for key in old.keys() - fresh.keys():
                 self._decoded.pop(self._prefix + key, None)
             self._changed.notify_all()
-        self._on_contact(self._threads.now_s())
-        return old
+        self._notify(self._differences(old))
+
+    def changed(self, events: Sequence[Event]) -> None:
+        """Apply changes, and report them."""
+        with self._changed:
+            changes = [self._apply(event) for event in events]
+            self._changed.notify_all()
+        self._notify(changes)
+
+    def poll(self) -> None:
+        """Do nothing: nothing else can change."""
 
     def _differences(self, old: dict[str, Record]) -> list[KeyChange[T]]:
         """Return the changes since `old`, if there are callbacks."""
@@ -290,12 +226,6 @@ class Mirror(Mapping[str, T]):
         except Exception:
             return None  # logged when it was current
 
-    def _take(self, events: Iterable[Event]) -> None:
-        with self._changed:
-            changes = [self._apply(event) for event in events if event.kind != "SYNC"]
-            self._changed.notify_all()
-        self._notify(changes)
-
     def _apply(self, event: Event) -> KeyChange[T]:
         key = event.key[len(self._prefix) :]
         old = self._records.get(key)
@@ -304,7 +234,7 @@ class Mirror(Mapping[str, T]):
         else:
             self._records.pop(key, None)
             self._decoded.pop(event.key, None)
-        self._revision = event.revision
+        self.revision = event.revision
         return KeyChange(key, old, event.record, self._value_of_change)
 
     def _notify(self, changes: list[KeyChange[T]]) -> None:
@@ -318,14 +248,10 @@ class Mirror(Mapping[str, T]):
 
     def close(self) -> None:
         """Stop following; the known content stays readable. Calling it twice is fine."""
-        self._stop.set()
+        self._follower.request_stop()
         with self._changed:
             self._changed.notify_all()
-        watch = self._watch
-        if watch is not None:
-            watch.close()
-        if not self._threads.is_current(self._thread):
-            self._thread.join()
+        self._follower.end()
 
     def __enter__(self) -> Self:
         return self

@@ -58,10 +58,11 @@ _FORMAT = 2  # 2: leases
 _QUICK_CHECK_BYTES_MAX = 64 << 20  # larger files are not checked at the start
 _POLL_S = 0.05
 _RECENT_MAX, _RECENT_BYTES_MAX = 256, 4 << 20  # events that all watches of a process share
+# pauses while polling for SQLite's lock, and for the turn
 _RETRY_S, _TURN_S = (
     0.0001,
     0.0005,
-)  # pauses while polling for SQLite's lock, and for the turn
+)
 _SCHEMA = """
 create table if not exists kv (
     key blob primary key, value blob not null, crc integer not null,
@@ -114,7 +115,7 @@ class SqliteStore(Store):
         self._recent_lock = threading.Lock()
         self._recent = _RecentEvents(count_max=min(_RECENT_MAX, events_max))
         with self._typed("open"):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._keep_private()
             self._writer = self._connect(busy_s)
             with suppress(OSError):
@@ -168,7 +169,8 @@ class SqliteStore(Store):
             report = run("pragma quick_check(1)").fetchone()[0]
             if report != "ok":
                 raise self._corrupt(str(report).splitlines()[-1])
-        self._use_write_ahead_log()
+        # while another process switches a new file, SQLite reports it as locked without waiting
+        self._execute_when_free("pragma journal_mode = wal", time.monotonic() + self._busy_s)
         self._syncs = self._durable = durable
         run(f"pragma synchronous = {'full' if durable else 'normal'}")
         page_bytes = run("pragma page_size").fetchone()[0]
@@ -185,16 +187,11 @@ class SqliteStore(Store):
             self._end_leases_of_another_boot()
         run("pragma busy_timeout = 1")  # from here on `_transaction` waits
 
-    def _use_write_ahead_log(self) -> None:
-        """Switch the file to write-ahead logging.
-
-        While another process does the same to a new file, SQLite reports it as locked at once,
-        without the wait of `timeout`; so this waits.
-        """
-        give_up_s = time.monotonic() + self._busy_s
+    def _execute_when_free(self, statement: str, give_up_s: float) -> None:
+        """Run a statement, and again while the file is locked, until a time of the clock."""
         while True:
             try:
-                self._writer.execute("pragma journal_mode = wal")
+                self._writer.execute(statement)
                 return
             except sqlite3.OperationalError as error:
                 busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
@@ -505,17 +502,7 @@ class SqliteStore(Store):
     def _start_transaction(self) -> None:
         give_up_s = time.monotonic() + self._busy_s
         with self._turn(give_up_s):
-            while True:
-                try:
-                    self._writer.execute("begin immediate")
-                    return
-                except sqlite3.OperationalError as error:
-                    if (
-                        error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY
-                        or time.monotonic() > give_up_s
-                    ):
-                        raise
-                time.sleep(_RETRY_S)
+            self._execute_when_free("begin immediate", give_up_s)
 
     @contextmanager
     def _turn(self, give_up_s: float) -> Iterator[None]:
@@ -719,10 +706,6 @@ class _SqliteWatch:
         self._closed = True
         self._store._forget(self)
         self.woken.set()
-
-    def __iter__(self) -> Iterator[Event]:
-        while (event := self.next()) is not None:
-            yield event
 
 
 def _starts_with(prefix: str) -> tuple[str, tuple[bytes, ...]]:

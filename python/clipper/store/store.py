@@ -12,14 +12,15 @@ tests/store checks for every backend:
   its key from the lease.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final, Literal, Protocol, Self
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
 
 import msgspec
 
+from clipper.component.threads import SYSTEM_THREADS, Threads
 from clipper.errors import InvalidInput, LeaseLost, StoreConflict, StoreError
 from clipper.store.lease import Lease
-from clipper.store.threads import SYSTEM_THREADS, Threads
+from clipper_container.backoff import Backoff
 
 if TYPE_CHECKING:
     from clipper.store.expiring import ExpiringLists
@@ -30,11 +31,15 @@ VALUE_BYTES_MAX: Final = 1 << 20
 TXN_OPS_MAX: Final = 128
 TTL_S_MIN, TTL_S_MAX = 0.05, 86_400.0  # of leases; a server's minimum may be longer: etcd's is 2 s
 EVENTS_MAX: Final = 10_000  # changes kept for watches; a watch further behind gets RESET
+TRIES_MAX: Final = 1000  # of one transaction, while other writers are faster
+TRIES_AT_ONCE: Final = 3  # of these, the first ones, without a pause between
+TRIES_S: Final = 30.0
+AGAIN_S_MIN, AGAIN_S_MAX = 0.001, 0.05  # between two of these tries
+T = TypeVar("T")
 
 
-class Record(
-    msgspec.Struct, frozen=True, gc=False
-):  # it contains no containers, so the garbage collector can skip it
+# it contains no containers, so the garbage collector can skip it
+class Record(msgspec.Struct, frozen=True, gc=False):
     """A key and its value.
 
     revision: of the last change.  created_revision: of the first change since the key was absent.
@@ -145,8 +150,6 @@ class Watch(Protocol):
     def close(self) -> None:
         """End the watch and wake its reader."""
 
-    def __iter__(self) -> Iterator[Event]: ...
-
 
 class Store(Protocol):
     """The interface of a store. Threads: any.
@@ -236,31 +239,168 @@ class Store(Protocol):
         """Delete a key; return False if it did not exist."""
         return self.txn((), (Delete(key),)).results[0] is not None
 
-    def update(
-        self, key: str, change: Callable[[bytes | None], bytes], tries: int = 1000
-    ) -> Record:
-        """Write `change(value)`, where value is None for an absent key.
+    def transact(
+        self,
+        decide: "Callable[[Transaction], T]",
+        *,
+        hint: Mapping[str, Record] | None = None,
+        dry: bool = False,
+        tries: int | None = None,
+        limit_s: float = TRIES_S,
+    ) -> "Committed[T]":
+        """Execute the transaction that `decide` fills, if nothing that it read has changed.
 
-        `change` is called again, up to `tries` times, when another writer was faster; then
-        StoreConflict.
+        decide: is called again, with the newer records, when another writer was faster, so it
+        must have no other effect; what it raises is raised here. When the lease of
+        one of its writes is lost it is called once more, to use a new one (`lease_lost`).
+        hint: records as known here, perhaps old, which save a read.  dry: write nothing.
+        tries, limit_s: of a transaction between those of other writers; then StoreConflict.
+        tries: None: TRIES_MAX.
         """
-        for _ in range(tries):
-            old = self.get(key)
+        until_s = self.threads.now_s() + limit_s
+        backoff = Backoff(AGAIN_S_MIN, AGAIN_S_MAX, rng=self.threads.random)
+        known, lease_lost = dict(hint or {}), False
+        for tried in range(TRIES_MAX if tries is None else tries):
+            if tried >= TRIES_AT_ONCE:
+                self.threads.event().wait(backoff.next_s())
+            if tried and self.threads.now_s() > until_s:
+                break
+            transaction = Transaction(self, known, lease_lost=lease_lost)
+            value = decide(transaction)
+            if dry:
+                return Committed(value, {})
             try:
-                return self.put_if(
-                    key, change(old.value if old else None), old.revision if old else ABSENT
-                )
-            except StoreConflict:
+                written = transaction.commit()
+            except LeaseLost:
+                if lease_lost:
+                    raise
+                lease_lost = True
                 continue
+            if written is not None:
+                return Committed(value, written)
+            known = {}
         raise StoreConflict(
-            f"{key!r} was changed by other writers {tries} times in a row.", hint="Try again later."
+            f"{transaction.subject!r} was changed by other writers {tried + 1} times in a row.",
+            hint="Try again later.",
         )
+
+    def update(self, key: str, change: Callable[[bytes | None], bytes]) -> Record:
+        """Write `change(value)`, where value is None for an absent key; see `transact`."""
+
+        def decide(transaction: Transaction) -> None:
+            old = transaction.get(key)
+            transaction.put(key, change(old.value if old else None))
+
+        return self.transact(decide).written[key]
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+class Committed(NamedTuple, Generic[T]):
+    """The outcome of `Store.transact`.
+
+    value: what `decide` returned.  written: the records as they were written, by key.
+    """
+
+    value: T
+    written: Mapping[str, Record]
+
+
+class Transaction:
+    """A decision in progress: the records that it read and the writes that it wants. Threads: one.
+
+    hint: records as known before, perhaps old.  lease_lost: the last try failed because the lease
+    of one of its writes is lost.
+    """
+
+    def __init__(
+        self, store: Store, hint: Mapping[str, Record] | None = None, *, lease_lost: bool = False
+    ) -> None:
+        self.lease_lost = lease_lost
+        self._store, self._hint = store, hint or {}
+        self._is_hinted = False  # whether something that was read may be old
+        self._read: dict[str, Record | None] = {}
+        self._compares: list[Compare] = []
+        self._ops: dict[str, Put | Delete] = {}
+
+    # -- reading
+
+    def get(self, key: str) -> Record | None:
+        """Return a record, which must be the same when the transaction is executed.
+
+        A second `get` of a key returns the same, so a decision sees one state of it.
+        """
+        if key not in self._read:
+            hinted = self._hint.get(key)
+            self._is_hinted = self._is_hinted or hinted is not None
+            self._read[key] = hinted if hinted is not None else self._store.get(key)
+        return self._read[key]
+
+    def range(self, prefix: str, guard: str) -> tuple[list[Record], int]:
+        """Return the records under a prefix and the revision of the snapshot.
+
+        guard: the key of a record under the prefix that every change there writes too; it must be
+        the same when the transaction is executed.
+        """
+        records, revision = self._store.range(prefix)
+        self._read[guard] = next((record for record in records if record.key == guard), None)
+        return records, revision
+
+    @property
+    def read(self) -> dict[str, Record]:
+        """Return the records that were read and exist, by key."""
+        return {key: record for key, record in self._read.items() if record is not None}
+
+    def require(self, *compares: Compare) -> None:
+        """Require more conditions when the transaction is executed."""
+        self._compares.extend(compares)
+
+    # -- writing
+
+    def put(self, key: str, value: bytes, lease: str = "", *, lasting: bool = True) -> None:
+        """Write a key; see Put."""
+        self._ops[key] = Put(key, value, lease, lasting)
+
+    def delete(self, key: str) -> None:
+        """Delete a key."""
+        self._ops[key] = Delete(key)
+
+    def apply(self, ops: "Iterable[Put | Delete]") -> None:
+        """Add writes and deletions; the last one of a key holds."""
+        for op in ops:
+            self._ops[op.key] = op
+
+    # -- the end
+
+    @property
+    def subject(self) -> str:
+        """Return the key that errors name: the first that was read, or else written."""
+        return next(iter([*self._read, *self._ops]), "")
+
+    def commit(self) -> dict[str, Record] | None:
+        """Execute the transaction; return the records that it wrote, None if something that was
+        read has changed.
+
+        A decision without writes needs the store only if a record that it read may be old.
+        """
+        if not self._ops and not self._is_hinted:
+            return {}
+        same = [
+            Compare(key, record.revision if record is not None else ABSENT)
+            for key, record in self._read.items()
+        ]
+        ops = tuple(self._ops.values())
+        done = self._store.txn((*self._compares, *same), ops)
+        if not done.ok:
+            return None
+        written = zip(ops, done.results, strict=True)
+        return {
+            op.key: record for op, record in written if isinstance(op, Put) and record is not None
+        }
 
 
 def check_txn(compares: Sequence[Compare], then: Sequence[Op], orelse: Sequence[Op]) -> None:

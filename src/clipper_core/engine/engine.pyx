@@ -41,7 +41,7 @@ from clipper_core.scheduling.replica cimport (
     PROFILE_BUCKETS, RECORD_HEAD, Gauge, batch_log_open, replica_free,
 )
 from clipper_core.scheduling.scheduler cimport (
-    ADOPT_CONNECTION, ATTACH, CLOSE_CONNECTION, CONNECTIONS_MAX, DRAIN, MOVE_CONNECTION,
+    ADOPT_CONNECTION, ATTACH, CLOSE_CONNECTION, CONNECTIONS_MAX, DRAIN, MOVE_CONNECTION, REFUSE_ROW,
     REFUSE_CONNECTION, SEND_FEEDBACK, SET_EARLIEST_REPLICA, ConnectionState, PendingEvent,
     engine_command, engine_connection, engine_lost, engine_open, engine_receive_copy, engine_step,
 )
@@ -53,6 +53,7 @@ from clipper_core.scheduling.scheduler import EngineEvent
 
 cdef enum:
     COMMANDS_MAX = 8192
+    KEY_BYTES = 16              # of a row
     EVENTS_QUEUED_MAX = 16384
 
 # near, far
@@ -337,6 +338,20 @@ cdef class Engine:
         command.number = rows
         self._with_data(&command, feedback)
 
+    def refuse_row(self, u32 model, bytes key, u64 when_us):
+        """Refuse the row of `model` with this key (of a DISCONNECTED event) before `when_us` of
+        `now_us()`: a query with it ends at once with REPLICA_LOST."""
+        cdef Command command
+        if len(key) != KEY_BYTES:
+            raise_for(BAD_INPUT, f"a row's key has {KEY_BYTES} bytes, not {len(key)}")
+        if model >= self.state.model_count.load(acquire):
+            raise_for(UNKNOWN, f"no model with index {model}")
+        memset(&command, 0, sizeof(Command))
+        command.kind = REFUSE_ROW
+        command.model = model
+        command.when_us = when_us
+        self._with_data(&command, key)
+
     def disconnect(self, u32 conn):
         self._order(CLOSE_CONNECTION, conn, b"")
 
@@ -377,7 +392,11 @@ cdef class Engine:
 
     def events(self):
         """Return what the loop reports, oldest first: (EngineEvent, conn, model, Status, data)
-        tuples. One reader."""
+        tuples. One reader.
+
+        The data of DISCONNECTED, if rows were in flight: how many (u32), the model's number (u32),
+        and whether one of them is blamed (u32), because it was alone in two containers that died,
+        with its key."""
         cdef u64 word
         cdef PendingEvent* item
         cdef list events = []
@@ -505,10 +524,10 @@ cdef class Engine:
 
     def model_counts(self, u32 model):
         """Return the counts of one model, listed or not: rows `submitted`, of these `answered` in
-        any way and `in_flight` (some `queued`); `hits`, `joined`, `evaluated`, `batches`, `refused`
-        (at submission, by status name), `replicas`, `delay_us` (forecast wait of a row that is
-        submitted now). Counters are read one by one, so they may be inconsistent by concurrent
-        events."""
+        any way and `in_flight` (some `queued`); `hits`, `joined`, `evaluated`, `failed` (with
+        their batch, counted before they end), `batches`, `refused` (at submission, by status
+        name), `replicas`, `delay_us` (forecast wait of a row that is submitted now). Counters are
+        read one by one, so they may be inconsistent by concurrent events."""
         if model >= self.state.model_count.load(acquire):
             raise_for(UNKNOWN, f"no model with index {model}")
         return _model_counts(self.state.models[model])
@@ -633,6 +652,7 @@ cdef object _model_counts(ModelState* model):
         "hits": hits,
         "joined": t.joined.load(relaxed),
         "evaluated": t.evaluated.load(relaxed),
+        "failed": t.failed.load(relaxed),
         "batches": t.batches.load(relaxed),
         "retried": t.retried.load(relaxed),
         "refused": {StatusName(i).name: t.refused[i].load(relaxed) for i in range(1, STATUSES)

@@ -44,6 +44,7 @@ cdef class Model:
     cdef bint near                     # `similar` is set, and knows the type of the rows
     # (input) -> (dtype, shape), or (dtype, shape, tensors), for a model of type any
     cdef public object on_untyped
+    cdef bint guessed                  # its type is that of its first input
     # packs named tensors into records, which are its rows; None: it takes one tensor
     cdef readonly object tensors
     cdef RecordLayout layout           # of these records
@@ -58,7 +59,9 @@ cdef class Model:
     cdef object _rows(self, object rows)         # all of them checked
     cdef cnp.ndarray _array(self, object x)
     cdef cnp.ndarray _array_of(self, object x)
-    cdef int _check_whole_numbers(self, object x, object array) except -1
+    cdef object _from_sequence(self, object x)
+    cdef object _without_mask(self, object x)
+    cdef object _converted(self, object x, object array)
     cdef bint _fits(self, cnp.ndarray array)
     cdef object _refuse(self, object x, object cause)
 
@@ -114,6 +117,8 @@ cdef bint is_elsewhere(Model model, Model first) except -1        # whether `mod
                                                                   # engine than `first`
 cdef void mix(Future future, tuple models)                       # marks a future over models of
                                                                  # several engines
+cdef object true_bools(object array)
+cpdef u64 slo_of_ms(object slo_ms, u64 otherwise) except? 0
 cdef u64 slo_of(object slo_us, u64 otherwise) except? 0
 
 # -- Querying several models at once and answering as soon as a decider can: the entry to ensemble

@@ -5,6 +5,7 @@ from libc.math cimport ceil
 from libc.string cimport memcpy
 
 import math
+from threading import current_thread, main_thread
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from clipper_core.results.completion cimport (
     CompletionState, block_drop, completion_wake_loop_thread, home_of, slot_fill, slots_claim,
 )
 from clipper_core.results.decider cimport (
-    ANSWER, ENSEMBLE_TASKS_MAX, NEVER_US, OUTSTANDING, SUBMIT, UNSUBMITTED, Decider, Field,
+    ANSWER, ENSEMBLE_TASKS_MAX, NEVER_US, OUTSTANDING, SUBMIT, UNSUBMITTED, Decider,
     decider_may_extra, decider_query,
 )
 from clipper_core.results.ensemble_call cimport (
@@ -23,7 +24,9 @@ from clipper_core.results.ensemble_call cimport (
     ensemble_call_record, ensemble_call_refused, ensemble_call_submitted, ensemble_call_submitting,
     ensemble_call_unlock, task_bit,
 )
-from clipper_core.results.future cimport future_at_once, future_new, future_of_ensemble
+from clipper_core.results.future cimport (
+    future_at_once, future_new, future_of_ensemble, future_of_none,
+)
 from clipper_core.runtime.dtype cimport ANY, STR, all_finite, itemsize
 from clipper_core.runtime.histogram cimport count
 from clipper_core.runtime.machine cimport i32, i64, monotonic_us, relaxed
@@ -40,6 +43,7 @@ from clipper_core.scheduling.submit cimport (
     TensorColumn, chunk_cells_of, chunk_rows_of, intakes_end, intakes_feed, lane_prepare,
     look_rows_of, row_bytes_end, row_refused, row_submit, wait_for_room,
 )
+from clipper_core.wire.comparison cimport Field
 from clipper_core.wire.prediction cimport (
     RANK_MAX, TAG_NONE, object_value, record_layout, record_value, value_drop, value_object,
 )
@@ -87,6 +91,8 @@ cdef extern from *:
 
 cdef u64 SLO_MAX_US = <u64> 1 << (LANE_CLASSES - 1)
 
+cdef u64 ARRAY_SLO_US = 60000000        # of an array for which no SLO is given
+
 cdef enum:
     CHUNKS_FROM = 32            # rows; fewer are submitted one by one
     TASKS_MAX = 1073741824      # of one future
@@ -94,6 +100,13 @@ cdef enum:
 cdef double COST_MAX = 4000000.0        # largest cost of a row that a function may return
 cdef double COST_PARTS = 1000.0         # a function's costs are counted in thousandths
 cdef u64 SPREAD = <u64> 0x9e3779b97f4a7c15  # of small numbers over a word
+
+
+cdef object true_bools(object array):
+    """Return an array of bools, each of whose bytes is 0 or 1. One that was made of other bytes,
+    such as a mask of 0 and 255, is copied."""
+    data = array.view(np.uint8)
+    return array if data.max(initial=0) <= 1 else data != 0
 
 
 cdef u64 slo_of(object slo_us, u64 otherwise) except? 0:
@@ -105,6 +118,22 @@ cdef u64 slo_of(object slo_us, u64 otherwise) except? 0:
         raise_for(BAD_INPUT,
                   f"an SLO must lie between 1 microsecond and 100 days, not {slo_us} microseconds")
     return slo_us
+
+
+cpdef u64 slo_of_ms(object slo_ms, u64 otherwise) except? 0:
+    """Return an SLO that was given in milliseconds in microseconds, at least 1; None: otherwise.
+    Raises BAD_INPUT. Threads: any."""
+    cdef double slo_us = 0
+    if slo_ms is None:
+        return otherwise
+    try:
+        slo_us = 0 if isinstance(slo_ms, (str, bytes, bool)) else float(slo_ms) * 1000
+    except (TypeError, ValueError, OverflowError):
+        pass                    # below
+    if not 0 < slo_us < <double> SLO_MAX_US:
+        raise_for(BAD_INPUT, f"slo_ms={slo_ms!r:.100}: it must lie above 0 and below "
+                             f"{SLO_MAX_US / 1000:g} ms")
+    return max(<u64> 1, <u64> slo_us)
 
 
 @cython.no_gc_clear                  # __dealloc__ needs `engine`
@@ -176,6 +205,7 @@ cdef class Model:
         settled = self.on_untyped(x)
         if self.state.spec.dtype == ANY:
             self.settle(*settled)
+            self.guessed = True
         return 0
 
     cdef object _row(self, object x, const void** row, u64* nbytes):
@@ -222,15 +252,16 @@ cdef class Model:
     @cython.final
     cdef cnp.ndarray _array(self, object x):
         cdef cnp.ndarray array
-        if isinstance(x, np.ndarray):
-            array = x
+        if cnp.PyArray_Check(x):
+            array = x if cnp.PyArray_CheckExact(x) else self._without_mask(x)
             if (cnp.PyArray_TYPE(array) != self.typenum or not cnp.PyArray_ISCARRAY_RO(array)):
                 if not np.can_cast(array.dtype, self.dtype, "same_kind"):
                     raise self._refuse(x, None)
-                self._check_whole_numbers(x, array)
-                array = np.array(array, self.dtype, order="C")
+                array = self._converted(x, array)
         else:
             array = self._array_of(x)
+        if self.typenum == cnp.NPY_BOOL:
+            array = true_bools(array)
         if not self._fits(array):
             raise self._refuse(x, None)
         if self.state.finite and not all_finite(self.state.spec.dtype, cnp.PyArray_DATA(array),
@@ -244,24 +275,58 @@ cdef class Model:
     cdef cnp.ndarray _array_of(self, object x):
         """Convert an input that is no array to an array. Whole numbers fit every integer type that
         can hold their values."""
+        array = self._from_sequence(x)
+        if (array.size and not np.can_cast(array.dtype, self.dtype, "same_kind")
+                and not (array.dtype.kind in "iu" and self.dtype.kind in "iu")):
+            raise self._refuse(x, None)
+        return self._converted(x, array)
+
+    cdef object _from_sequence(self, object x):
+        """Return what is no array as an array of the type that numpy gives it; whole numbers that
+        no i64 holds as u64."""
+        if isinstance(x, list) and x and isinstance(x[0], np.ndarray) and hasattr(x[0], "mask"):
+            x = [self._without_mask(each) for each in x]
         try:
             array = np.asarray(x)
+            if self.dtype.kind == "u" and array.dtype.kind == "f" and array.size:
+                # numpy makes floats of a list in which some numbers fit i64 and others only u64
+                plain = np.asarray(x, object)
+                if all([isinstance(each, (int, np.integer)) for each in plain.ravel().tolist()]):
+                    array = plain.astype(np.uint64)
         except (TypeError, ValueError, OverflowError) as error:
             raise self._refuse(x, error) from None
-        if array.dtype.kind in "iu" and self.dtype.kind in "iu":
-            self._check_whole_numbers(x, array)
-        elif array.size and not np.can_cast(array.dtype, self.dtype, "same_kind"):
-            raise self._refuse(x, None)
-        return np.array(array, self.dtype, order="C")
+        return array if cnp.PyArray_CheckExact(array) else self._without_mask(array)
 
-    cdef int _check_whole_numbers(self, object x, object array) except -1:
-        """Refuse whole numbers that this type cannot hold: numpy would keep their last bits."""
+    cdef object _without_mask(self, object x):
+        """Return a subclass of ndarray as an ndarray: of a masked array with NaN where it hides
+        floats. Other hidden values are refused, because they are not meant to be used."""
+        mask = getattr(x, "mask", None)
+        if mask is None or not np.any(mask):
+            return np.asarray(x)
+        if x.dtype.kind != "f":
+            raise self._refuse(x, "it is a masked array that hides values; only floats may do "
+                                  "so")
+        return np.asarray(x.filled(np.nan))
+
+    cdef object _converted(self, object x, object array):
+        """Return an array as one of this type. Refuse numbers that the type cannot hold: of whole
+        numbers numpy would keep the last bits, of floats make an infinity."""
+        cdef cnp.ndarray converted
         if (array.dtype.kind in "iu" and self.dtype.kind in "iu" and array.dtype != self.dtype
                 and array.size):
             bounds = np.iinfo(self.dtype)
             if array.min() < bounds.min or array.max() > bounds.max:
                 raise self._refuse(x, f"a value lies beyond {bounds.min} to {bounds.max}")
-        return 0
+        if self.dtype.kind != "f" or array.dtype == self.dtype:
+            return np.array(array, self.dtype, order="C")
+        with np.errstate(over="ignore"):
+            converted = np.array(array, self.dtype, order="C")
+        if (not all_finite(self.state.spec.dtype, cnp.PyArray_DATA(converted),
+                           cnp.PyArray_NBYTES(converted))
+                and (np.isinf(converted) & np.isfinite(array)).any()):
+            most = np.finfo(self.dtype).max
+            raise self._refuse(x, f"a value lies beyond {-most:g} to {most:g}")
+        return converted
 
     @cython.final
     cdef bint _fits(self, cnp.ndarray array):
@@ -287,6 +352,9 @@ cdef class Model:
         text = f"input for {self.name}: expected {wanted}, got {got}"
         if cause is not None:
             text += f": {cause}"
+        if self.guessed and self.state.tally.evaluated.load(relaxed) == 0:
+            text += (f". {wanted} is what its first query had, and no query has been answered yet: "
+                     "if that one was wrong, deploy the model again with input=")
         try:
             raise_for(BAD_INPUT, text)
         except Exception as error:
@@ -327,18 +395,18 @@ cdef class Model:
         if self.state.spec.dtype == ANY and len(rows):
             _keep = self._row(rows[0], &row, &nbytes)
         if self.typenum >= 0 and not self.state.spec.variable:
-            try:
-                array = np.asarray(rows)
-            except ValueError as error:
-                raise self._refuse(rows, error) from None
+            array = (rows if cnp.PyArray_CheckExact(rows) else self._without_mask(rows)
+                     if cnp.PyArray_Check(rows) else self._from_sequence(rows))
             if array.ndim != len(self.shape) + 1 or not (
                     np.can_cast(array.dtype, self.dtype, "same_kind")
                     or array is not rows and array.dtype.kind in "iu" and self.dtype.kind in "iu"):
                 raise self._refuse(rows,
                                    f"predict_many takes an array of shape "
                                    f"(n, {', '.join(map(str, self.shape))})")
-            self._check_whole_numbers(rows, array)
-            array = np.ascontiguousarray(array, self.dtype)
+            array = (np.ascontiguousarray(array) if array.dtype == self.dtype
+                     else self._converted(rows, array))
+            if self.typenum == cnp.NPY_BOOL:
+                array = true_bools(array)
             self._check_bytes(self.state.spec.row_bytes)
             for item in array[:1]:
                 self._array(item)
@@ -538,7 +606,9 @@ cdef class Model:
         try:
             found = self.cost(given)
             return found if self.cost_takes_rows else float(found)
-        except Exception as error:
+        except BaseException as error:      # also of sys.exit()
+            if isinstance(error, KeyboardInterrupt) and current_thread() is main_thread():
+                raise                       # a Ctrl-C
             raise_for(BAD_INPUT, f"the cost function of {self.name} raised "
                                  f"{type(error).__name__}: {error}; call it with this input")
 
@@ -664,7 +734,7 @@ cdef class Model:
         `slo_ms`: this query's own latency objective, milliseconds; `salt` separates cache entries
         of equal inputs; a session.
         """
-        return self._predict(x, self.slo_us if slo_ms is None else slo_of(slo_ms * 1000, 0), salt,
+        return self._predict(x, self.slo_us if slo_ms is None else slo_of_ms(slo_ms, 0), salt,
                              None, None)
 
     def put(self, x, output, u64 salt=0):
@@ -713,16 +783,17 @@ cdef class Model:
             value_drop(&value)
         return True
 
-    def predict_many(self, rows, slo_ms=60000, u64 salt=0):
+    def predict_many(self, rows, slo_ms=None, u64 salt=0):
         """Return one future for many rows: an array of shape (n, *shape), or a sequence of inputs.
-        Its result is in order.
+        Its result is in order, and empty for no rows. Raises for an input of the wrong type or
+        shape.
 
-        All rows have the same deadline, `slo_ms` milliseconds from now. If there are more rows than
-        the model's queue for arrays holds, the call adds them as space becomes available, and
-        returns after the last one (Ctrl-C interrupts it). Rows for which there is no space by the
-        deadline end as FULL.
+        All rows have the same deadline, `slo_ms` milliseconds from now, a minute if not given. If
+        there are more rows than the model's queue for arrays holds, the call adds them as space
+        becomes available, and returns after the last one (Ctrl-C interrupts it). Rows for which
+        there is no space by the deadline end as FULL.
         """
-        return predict_rows((self,), rows, slo_ms * 1000, salt)
+        return predict_rows((self,), rows, slo_of_ms(slo_ms, ARRAY_SLO_US), salt)
 
     cdef int _give_up(self, Block* block, u32 first, u32 end) except -1:
         """End slots that will have no task."""
@@ -936,7 +1007,8 @@ def predict_rows(tuple models, rows, slo_us=None, u64 salt=0, finish=None, extra
         raise_for(BAD_INPUT, "predict_rows was given no models")
     cdef Model model = models[0]
     cdef bint mixed = any([is_elsewhere(each, model) for each in models])
-    cdef list checked = [(<Model> each)._rows(rows) for each in models]
+    cdef bint empty = isinstance(rows, (list, tuple, np.ndarray)) and len(rows) == 0
+    cdef list checked = [() if empty else (<Model> each)._rows(rows) for each in models]
     cdef u64 slo = slo_of(slo_us, model.slo_us)
     cdef u64 n = len(checked[0]), now = model._now_us(), until = monotonic_us() + slo
     cdef u32 slot, j
@@ -945,10 +1017,12 @@ def predict_rows(tuple models, rows, slo_us=None, u64 salt=0, finish=None, extra
     cdef vector[Intake] intakes
     cdef Intake intake
     cdef list kept = []
-    if n == 0 or n * len(models) > TASKS_MAX:
+    if n == 0:
+        return future_of_none(model.engine.completion, finish, extra)
+    if n * len(models) > TASKS_MAX:
         raise_for(BAD_INPUT,
-                  f"predict_many for {model.name} was given {n or 'no'} rows; at most {TASKS_MAX} "
-                  f"tasks make a future")
+                  f"predict_many for {model.name} was given {n} rows for {len(models)} models; at "
+                  f"most {TASKS_MAX} tasks make a future")
     cdef list chunks = [goes_in_chunks(each, n, mixed) for each in models]
     for j, each in enumerate(models):
         if not chunks[j] or (<Model> each).watch is not None:

@@ -22,7 +22,7 @@ cdef enum GivenKind:            # to Python
 
 cdef struct Settings:
     u64 header_us, idle_us, check_us
-    u64 connections_max, header_bytes_max, body_bytes_max, unsent_bytes_max
+    u64 connections_max, header_bytes_max, body_bytes_max, bodies_bytes_max, unsent_bytes_max
     u32 pipeline_max
 
 cdef cppclass HandedOver:
@@ -56,6 +56,7 @@ cdef cppclass HttpConnection:
     u64 ready_bytes             # of responses that wait for those before them, and of outputs that
                                 # are not written yet
     Bytes input, out
+    u64 kept                    # bytes of `input` that are counted in `kept` of the server
     Exchange* first
     Exchange* tail
 
@@ -79,6 +80,8 @@ cdef cppclass Shared:           # of all workers of one server
     Post away                   # HandedOver*, to Python
     atomic[u64] held            # connections
     atomic[u64] outside         # connections that Python holds
+    atomic[u64] kept            # bytes of requests that are not complete
+    atomic[u64] kept_outside    # the same, that Python holds
     atomic[u64] version         # counts orders to all
     atomic[u64] tickets
     Bytes prefix                # of ids made up for requests

@@ -128,6 +128,7 @@ cdef void _forget(Worker* w, HttpConnection* connection) noexcept nogil:
     w.connections[tag_number(connection.tag)] = NULL
     w.free_connections.push_back(tag_number(connection.tag))
     w.shared.held.fetch_sub(1, relaxed)
+    w.shared.kept.fetch_sub(connection.kept, relaxed)
     w.count.fetch_sub(1, relaxed)
     del connection
 
@@ -468,6 +469,19 @@ cdef u64 _parse(Worker* w, HttpConnection* connection, const u8* at, u64 n) noex
     return used
 
 
+cdef void _count_kept(Worker* w, HttpConnection* connection) noexcept nogil:
+    """Count the bytes that wait for the rest of their request. If all connections together keep too
+    many, this one goes to Python, which refuses it."""
+    cdef Shared* s = w.shared
+    cdef u64 kept = connection.input.size()
+    if kept == connection.kept:
+        return
+    s.kept.fetch_add(kept - connection.kept, relaxed)      # modulo 2^64: it may be less than before
+    connection.kept = kept
+    if s.kept.load(relaxed) + s.kept_outside.load(relaxed) > s.settings.bodies_bytes_max:
+        connection.leaving = connection.leaving or kept != 0
+
+
 cdef void _note_partial(Worker* w, HttpConnection* connection, bint begins) noexcept nogil:
     """Return whether a request has begun that is not complete; `begins`: not before this turn."""
     cdef bint partial = connection.input.size() != 0 and not connection.full
@@ -481,6 +495,7 @@ cdef void _advance(Worker* w, HttpConnection* connection) noexcept nogil:
     cdef u64 used = _parse(w, connection, connection.input.at(), connection.input.size())
     connection.input.drop(used)
     _note_partial(w, connection, used != 0)
+    _count_kept(w, connection)
 
 
 cdef void http_connection_read(Worker* w, HttpConnection* connection) noexcept nogil:
@@ -508,6 +523,7 @@ cdef void http_connection_read(Worker* w, HttpConnection* connection) noexcept n
         used = _parse(w, connection, to, <u64> n)
         connection.input.put(to + used, <u64> n - used)
         _note_partial(w, connection, True)
+        _count_kept(w, connection)
     else:
         connection.input.end += <u64> n
         _advance(w, connection)

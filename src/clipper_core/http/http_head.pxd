@@ -17,6 +17,7 @@ cdef struct Head:               # its pointers are into the text
     const u8* id                # X-Request-Id; NULL: none
     u32 path_bytes
     u32 id_bytes
+    u32 hosts                   # Host headers
     u64 bytes                   # of the head, the empty line included
     u64 body_bytes
     u64 json_bytes              # Inference-Header-Content-Length; NO_LENGTH: there is none

@@ -5,7 +5,7 @@
 
 Messages that two parsers might read differently are refused by the others, and are never plain:
 every line ends in CR LF; no line begins with a blank; between name and colon there is nothing; no
-byte but visible ASCII and the space is in a value; Host and Content-Length come once each, the
+byte but visible ASCII and the space is in a value; each header that is known here comes once, the
 length in decimal digits and nothing else; no Transfer-Encoding, no Expect, no Upgrade. A head that
 differs from this by one byte is passed on, together with the connection, so that the bytes after it
 always have one reader. Source: RFC 9112, sections 2.2, 5.1, 6.3 and 11.2.
@@ -19,7 +19,7 @@ cdef u64 NO_LENGTH = <u64> -1
 
 cdef enum:
     NAME_MAX = 31               # longer names are ignored
-    KNOWN_COUNT = 25
+    KNOWN_COUNT = 26
     LENGTH_DIGITS_MAX = 10
     ID_MAX = 128
     LENGTH_DIGITS_LONGEST = 18  # digits of a Content-Length, so that it fits into 64 bits
@@ -41,7 +41,6 @@ cdef struct Known:
     const char* name
     Meaning meaning
 
-# KNOWN adds `clipper-actor`, which only management reads.
 cdef Known[KNOWN_COUNT] _known = [
     Known(4, "host", HOST), Known(14, "content-length", LENGTH), Known(12, "x-request-id",
                                                                        REQUEST_ID),
@@ -58,7 +57,8 @@ cdef Known[KNOWN_COUNT] _known = [
     Known(13, "if-none-match", FOREIGN), Known(6, "origin", FOREIGN), Known(11, "mm-model-id",
                                                                             FOREIGN),
     Known(12, "mm-vmodel-id", FOREIGN), Known(12, "content-type", NOTHING),
-    Known(13, "authorization", NOTHING), Known(11, "mm-required", NOTHING)]
+    Known(13, "authorization", NOTHING), Known(11, "mm-required", NOTHING),
+    Known(13, "clipper-actor", NOTHING)]
 
 cdef struct HeaderLine:
     const u8* value
@@ -82,17 +82,23 @@ def _fill(bytes marks):
 _fill(b"!#$%&'*+-.^_`|~")
 
 
-cdef inline Meaning _meaning(const u8* name, u32 n) noexcept nogil:
+cdef inline u32 _index(const u8* name, u32 n) noexcept nogil:
+    """Return the index of a header in `_known`; KNOWN_COUNT if it is not there."""
     cdef u32 i
     for i in range(KNOWN_COUNT):
         if _known[i].n == n and memcmp(_known[i].name, name, n) == 0:
-            return _known[i].meaning
-    return NOTHING
+            return i
+    return KNOWN_COUNT
+
+
+cdef inline Meaning _meaning(const u8* name, u32 n) noexcept nogil:
+    cdef u32 i = _index(name, n)
+    return NOTHING if i == KNOWN_COUNT else _known[i].meaning
 
 
 cdef bint _length(const u8* at, const u8* end, u64* value) noexcept nogil:
     cdef u64 n = 0
-    if at == end or end - at > LENGTH_DIGITS_MAX or value[0] != NO_LENGTH:
+    if at == end or end - at > LENGTH_DIGITS_MAX:
         return False
     while at < end:
         if <u8> (at[0] - 48) > 9:
@@ -123,15 +129,14 @@ cdef bint _accepts_json(const u8* at, const u8* end) noexcept nogil:
             or (n == 33 and memcmp(at, "application/json, text/plain, */*", 33) == 0))
 
 
-cdef bint _is_plain(Meaning meaning, const u8* at, const u8* end, u32* hosts,
-                    Head* head) noexcept nogil:
-    """Return whether the header's value is supported, and given once."""
+cdef bint _is_plain(Meaning meaning, const u8* at, const u8* end, Head* head) noexcept nogil:
+    """Return whether the header's value is supported."""
     cdef const u8* p = at
     if meaning == NOTHING:
         return True
     if meaning == HOST:
-        hosts[0] += 1
-        return hosts[0] == 1 and at < end
+        head.hosts = 1
+        return at < end
     if meaning == LENGTH:
         return _length(at, end, &head.body_bytes)
     if meaning == JSON_LENGTH:
@@ -140,7 +145,7 @@ cdef bint _is_plain(Meaning meaning, const u8* at, const u8* end, u32* hosts,
         return _is_word(at, end, "keep-alive", 10)
     if meaning == ACCEPT:
         return _accepts_json(at, end)
-    if meaning != REQUEST_ID or head.id != NULL or at == end or end - at > ID_MAX:
+    if meaning != REQUEST_ID or at == end or end - at > ID_MAX:
         return False
     while p < end:
         if p[0] == 32:
@@ -190,16 +195,25 @@ cdef int _line(const u8** place, const u8* end, HeaderLine* line) noexcept nogil
     return HEAD_PLAIN
 
 
-cdef int _header(const u8** place, const u8* end, u32* hosts, Head* head) noexcept nogil:
-    """Read a header. Return HEAD_PLAIN, or the reason why it is not plain."""
+cdef int _header(const u8** place, const u8* end, u32* seen, Head* head) noexcept nogil:
+    """Read a header. Return HEAD_PLAIN, or the reason why it is not plain.
+
+    seen: bits of the known headers that came before. None of them comes twice in a plain head.
+    """
     cdef HeaderLine line
     cdef int found = _line(place, end, &line)
+    cdef u32 i
     if found != HEAD_PLAIN or line.is_odd:
         return found if found != HEAD_PLAIN else HEAD_OTHER
     if line.name_bytes > NAME_MAX:
         return HEAD_PLAIN
-    return (HEAD_PLAIN if _is_plain(_meaning(line.name, line.name_bytes), line.value, line.end,
-                                    hosts, head)
+    i = _index(line.name, line.name_bytes)
+    if i == KNOWN_COUNT:
+        return HEAD_PLAIN
+    if seen[0] & (<u32> 1 << i):
+        return HEAD_OTHER
+    seen[0] |= <u32> 1 << i
+    return (HEAD_PLAIN if _is_plain(_known[i].meaning, line.value, line.end, head)
             else HEAD_OTHER)
 
 
@@ -237,7 +251,7 @@ cdef int _target(const u8** place, const u8* end, u32* size, u8* minor) noexcept
 cdef int head_read(const u8* text, u64 n, Head* head) noexcept nogil:
     cdef const u8* p = text
     cdef const u8* end = text + n
-    cdef u32 hosts = 0
+    cdef u32 seen = 0
     cdef u8 minor = 0
     cdef int found
     memset(head, 0, sizeof(Head))
@@ -255,16 +269,16 @@ cdef int head_read(const u8* text, u64 n, Head* head) noexcept nogil:
             return HEAD_UNFINISHED
         if p[0] == 13:
             break
-        found = _header(&p, end, &hosts, head)
+        found = _header(&p, end, &seen, head)
         if found != HEAD_PLAIN:
             return found
-    if p[1] != 10 or hosts != 1 or head.body_bytes == NO_LENGTH:
+    if p[1] != 10 or head.hosts != 1 or head.body_bytes == NO_LENGTH:
         return HEAD_OTHER
     head.bytes = <u64> (p + 2 - text)
     return HEAD_PLAIN
 
 
-KNOWN = frozenset([bytes(_known[_i].name) for _i in range(KNOWN_COUNT)]) | {b"clipper-actor"}
+KNOWN = frozenset([bytes(_known[_i].name) for _i in range(KNOWN_COUNT)])
 
 
 class Plain(NamedTuple):
@@ -379,7 +393,9 @@ cdef bint _read_headers(const u8** place, const u8* end, known, repeated,
         name = line.name[:line.name_bytes]
         if name in known:
             value = line.value[:line.end - line.value]
-            if name in repeated and name in head.headers:
+            if name in head.headers and repeated is not None:
+                if name not in repeated:
+                    raise HttpSyntaxError(f"the header {name.decode()} comes twice")
                 value = head.headers[name] + b"," + value
             head.headers[name] = value
 
@@ -436,7 +452,7 @@ cdef MessageHead _read_response(const u8* text, u64 n, known):
         raise HttpSyntaxError("the status line is malformed")
     head.minor, head.status = text[7] - 48, int(status)
     p += 2
-    if not _read_headers(&p, end, known, (), head):
+    if not _read_headers(&p, end, known, None, head):
         return None
     head.end = p - text
     return head
@@ -445,9 +461,9 @@ cdef MessageHead _read_response(const u8* text, u64 n, known):
 def read_request(bytes text, Py_ssize_t at, known, repeated):
     """Return the MessageHead of the request at `at`; None: it is not complete.
 
-    known: names of the headers that are kept, in lower case; those of `repeated` are joined with
-    commas, of others the last one counts. Raises HttpSyntaxError; ValueError for an `at` outside of
-    `text`. Threads: any.
+    known: names of the headers that are kept, in lower case. Those of `repeated` are joined with
+    commas; of the others each comes once, because two parsers could take different ones. Raises
+    HttpSyntaxError; ValueError for an `at` outside of `text`. Threads: any.
     """
     if not 0 <= at <= len(text):
         raise ValueError("at")

@@ -68,6 +68,7 @@ cdef enum:
     LOSE_TRIES = 100            # 1 ms apart: a connection that neither Python nor the core has
                                 # memory to answer
 
+cdef u64 NO_BOUND = <u64> -1
 cdef u64 POST = tag_of(WAKE_UP_TAG, 0)          # mailboxes come after it
 
 
@@ -375,7 +376,7 @@ cdef class HttpServer:
     def __cinit__(self, engines, u32 workers, bytes prefix, *, double header_s, double idle_s,
                   u64 connections_max,
                   u64 header_bytes_max, u64 body_bytes_max, u32 pipeline_max, u64 unsent_bytes_max,
-                  finish):
+                  finish, u64 bodies_bytes_max=NO_BOUND):
         cdef Settings* s
         cdef u32 i
         if not 1 <= workers <= WORKERS_MAX:
@@ -394,6 +395,7 @@ cdef class HttpServer:
         s.check_us = min(<u64> CHECK_US_MAX, min(s.header_us // 4, s.idle_us // 4))
         s.connections_max, s.header_bytes_max, s.body_bytes_max = (connections_max,
                 header_bytes_max, body_bytes_max)
+        s.bodies_bytes_max = bodies_bytes_max
         s.pipeline_max, s.unsent_bytes_max = pipeline_max, unsent_bytes_max
         self.table = HotTable({})
         for i in range(workers):
@@ -454,6 +456,20 @@ cdef class HttpServer:
     @outside.setter
     def outside(self, u64 n):
         self.shared.outside.store(n, relaxed)
+
+    @property
+    def kept(self):
+        """Bytes of requests that are not complete and that all workers hold."""
+        return self.shared.kept.load(relaxed)
+
+    @property
+    def kept_outside(self):
+        """Bytes of request bodies that Python holds: they count for the limit."""
+        return self.shared.kept_outside.load(relaxed)
+
+    @kept_outside.setter
+    def kept_outside(self, u64 n):
+        self.shared.kept_outside.store(n, relaxed)
 
     def listen(self, int fd):
         """Accept from listening socket `fd`, which belongs to the server now. Once, before

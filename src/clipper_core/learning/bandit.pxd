@@ -54,15 +54,16 @@ cdef void rule_learn(const RuleState* rule, double* rows, u32 k, double seen, co
 # Compute the weights of the models' votes; their sum is 1.
 cdef void rule_weights(const RuleState* rule, const double* rows, u32 k, double classes,
                        double* weights) noexcept nogil
-# Learn one label by stacking. votes[k]: codes of labels, 0 where no prediction arrived.
+# Learn one label by stacking. votes[k]: codes of labels, 0 where no prediction arrived.  right: how
+# right the label is, 0 to 1; below 1 it is known to be wrong in part, and the right one unknown.
 cdef void stack_learn(const RuleState* rule, double* rows, u32 k, const u32* votes, u32 label,
-                      double classes,
-                      double weight) noexcept nogil
+                      double classes, double right, double weight) noexcept nogil
 
 # Learn one label by stacking, from class probabilities. evidence[labels, k]: how much each model is
-# for each label.  label: the right one, from 1.  p[labels]: scratch space.
+# for each label.  label: the one that is right, or as right as that, from 1.  p[labels]: scratch
+# space.
 cdef void stack_learn_evidence(const RuleState* rule, double* rows, u32 k, const double* evidence,
-                               u32 labels, u32 label, double classes, double weight,
+                               u32 labels, u32 label, double classes, double right, double weight,
                                double* p) noexcept nogil
 
 # Return a copy of a contiguous array of doubles: a few times as fast as numpy's own.

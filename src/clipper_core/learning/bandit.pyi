@@ -2,7 +2,7 @@ from enum import IntEnum
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 _Rows = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -38,6 +38,9 @@ class Rule:
     def choose(self, rows: _Rows, seen: float, uniform: float) -> tuple[int, float]: ...
     def probabilities(self, rows: _Rows, seen: float) -> _Rows: ...
     def weights(self, rows: _Rows, classes: float = 2.0) -> _Rows: ...
+    def limited(
+        self, rows: _Rows, columns: NDArray[np.uint32], least: float, counts: float
+    ) -> _Rows: ...
     def learn(
         self,
         rows: _Rows,
@@ -62,7 +65,14 @@ class Rule:
         label: ArrayLike,
         classes: float = 2.0,
         weight: float = 1.0,
+        right: float = 1.0,
     ) -> _Rows: ...
     def stack_evidence(
-        self, rows: _Rows, evidence: ArrayLike, label: int, classes: float, weight: float = 1.0
+        self,
+        rows: _Rows,
+        evidence: ArrayLike,
+        label: int,
+        classes: float,
+        weight: float = 1.0,
+        right: float = 1.0,
     ) -> _Rows: ...

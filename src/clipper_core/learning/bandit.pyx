@@ -27,6 +27,7 @@ cdef enum:
 
 cdef double LOG_MIN = -700.0        # exp() of less is 0
 cdef double WEIGHT_MAX = 20.0       # of a stacked vote
+cdef double P_MIN = 1e-300          # of the labels that are not the answer
 cdef double SHAPE_MAX = 1e15        # of a Beta's counts
 cdef double[MEMORY_LENGTHS] DISCOUNTS   # of a memory, an observation
 DISCOUNTS[0], DISCOUNTS[1], DISCOUNTS[2], DISCOUNTS[3] = 1.0, 0.9995, 0.998, 0.99
@@ -422,6 +423,7 @@ cdef void rule_learn(const RuleState* rule, double* rows, u32 k, double seen, co
 cdef void rule_weights(const RuleState* rule, const double* rows, u32 k, double classes,
                        double* weights) noexcept nogil:
     cdef u32 i
+    cdef double[MODELS_MAX] odds
     cdef double accuracy, total = 0.0
     if rule.kind == EXP3 or rule.kind == HEDGE:
         _softmax(rows, k, rule.floor, weights)
@@ -431,19 +433,51 @@ cdef void rule_weights(const RuleState* rule, const double* rows, u32 k, double 
             weights[i] = rows[i]
         elif rule.kind == LOGODDS:
             accuracy = _clip((rows[i * 2] + 1.0) / (rows[i * 2 + 1] + 2.0), 1e-3, 1 - 1e-3)
-            weights[i] = max(log(accuracy * max(classes - 1.0, 1.0) / (1.0 - accuracy)), 0.0)
+            odds[i] = accuracy * max(classes - 1.0, 1.0) / (1.0 - accuracy)
+            weights[i] = max(log(odds[i]), 0.0)
         elif rule.kind == THOMPSON:
             weights[i] = rows[i * 2] / (rows[i * 2] + rows[i * 2 + 1])
         else:
             weights[i] = 1.0 / k
         total += weights[i]
+    if rule.kind == LOGODDS and total <= 0:     # none is better than chance: by how bad they are
+        for i in range(k):
+            weights[i] = odds[i]
+            total += odds[i]
     for i in range(k):
         weights[i] = weights[i] / total if total > 0 else 1.0 / k
 
 
+cdef void _learn_in_part(const RuleState* rule, double* rows, u32 k, const u32* votes, u32 label,
+                         const double* score, double high, double others, double right,
+                         double weight) noexcept nogil:
+    """Take one step for -right ln(p) - (1 - right) ln(1 - p), where p is the probability of the
+    label. others: the sum of exp(score - high) over labels without a vote, this one too."""
+    cdef double[MODELS_MAX] each
+    cdef double p, rest = 0.0, own = exp(-high)
+    cdef u32 i, j
+    cdef bint has_votes = False
+    for i in range(k):
+        each[i] = exp(score[i] - high) if votes[i] else 0.0
+        if votes[i] == label:
+            has_votes, own = True, each[i]
+            continue
+        for j in range(i):
+            if votes[j] == votes[i]:
+                break
+        else:
+            rest += each[i]
+    rest += others if has_votes else max(others - own, 0.0)
+    p = own / (own + rest)
+    for i in range(k):
+        if votes[i]:
+            rows[i] = _clip(rows[i] - rule.eta * weight * (
+                p - right if votes[i] == label else each[i] / max(rest, P_MIN) * (right - p)), 0.0,
+                            WEIGHT_MAX)
+
+
 cdef void stack_learn(const RuleState* rule, double* rows, u32 k, const u32* votes, u32 label,
-                      double classes,
-                      double weight) noexcept nogil:
+                      double classes, double right, double weight) noexcept nogil:
     """Take one step of logistic regression. The score of a label is the sum of the weights of the
     models that voted for it; a label without votes scores 0."""
     cdef double[MODELS_MAX] score
@@ -464,6 +498,9 @@ cdef void stack_learn(const RuleState* rule, double* rows, u32 k, const u32* vot
         if votes[i]:
             high = max(high, score[i])
     total = max(classes - voted, 0.0) * exp(-high)
+    if right < 1.0:
+        _learn_in_part(rule, rows, k, votes, label, score, high, total, right, weight)
+        return
     for i in range(k):                      # each label once, by the first model that voted for it
         for j in range(i):
             if votes[j] == votes[i]:
@@ -479,24 +516,29 @@ cdef void stack_learn(const RuleState* rule, double* rows, u32 k, const u32* vot
 
 
 cdef void stack_learn_evidence(const RuleState* rule, double* rows, u32 k, const double* evidence,
-                               u32 labels, u32 label, double classes, double weight,
+                               u32 labels, u32 label, double classes, double right, double weight,
                                double* p) noexcept nogil:
     """The score of a label is the sum of the models' weights, times their evidence. The right label
     comes first, so that sums do not depend on its number."""
     cdef u32 i, j, at
-    cdef double total, gradient, high = 0.0
+    cdef double total, rest, gradient, own, high = 0.0
     for at in range(labels):
         p[at] = 0.0
         for i in range(k):
             p[at] += rows[i] * evidence[at * k + i]
         high = max(high, p[at])
-    total = max(classes - labels, 0.0) * exp(-high)
+    total = rest = max(classes - labels, 0.0) * exp(-high)
     for j in range(labels):
         at = label - 1 if j == 0 else j - (j < label)
         p[at] = exp(p[at] - high)
         total += p[at]
+        rest += p[at] if j else 0.0
+    own = p[label - 1] / total
     for at in range(labels):
-        p[at] = p[at] / total - (at + 1 == label)
+        if right >= 1.0:
+            p[at] = p[at] / total - (at + 1 == label)
+        else:                               # as _learn_in_part
+            p[at] = own - right if at + 1 == label else p[at] / max(rest, P_MIN) * (right - own)
     for i in range(k):
         gradient = 0.0
         for j in range(labels):
@@ -579,6 +621,33 @@ cdef class Rule:
                      <double*> cnp.PyArray_DATA(w))
         return w
 
+    def limited(self, cnp.ndarray rows, cnp.ndarray columns, double least, double counts):
+        """Return a copy of the rows in which each row's evidence is at most `counts`: the largest
+        value of these columns, above `least`. They are scaled towards `least` together.
+
+        columns: u32[n].
+        """
+        cdef cnp.ndarray after = self.copied(rows)
+        cdef double* row = <double*> cnp.PyArray_DATA(after)
+        cdef const u32* column = <u32*> cnp.PyArray_DATA(columns)
+        cdef cnp.npy_intp _i, at, n = columns.shape[0]
+        cdef double most, share
+        if (cnp.PyArray_TYPE(columns) != cnp.NPY_UINT32 or columns.ndim != 1
+                or not cnp.PyArray_IS_C_CONTIGUOUS(columns)):
+            raise_for(BAD_INPUT, "columns must be u32[n]")
+        for at in range(n):
+            if column[at] >= self.state.columns:
+                raise_for(BAD_INPUT, f"a row has {self.state.columns} columns")
+        for _i in range(after.shape[0]):
+            most = 0.0
+            for at in range(n):
+                most = max(most, row[column[at]] - least)
+            share = min(1.0, counts / max(most, 1e-300))
+            for at in range(n):
+                row[column[at]] = least + share * (row[column[at]] - least)
+            row += self.state.columns
+        return after
+
     def learn(self, cnp.ndarray rows, double seen, losses, int chosen=-1, double p=1.0,
               double weight=1.0):
         """Return new rows after one observation. losses: f64[k], NaN where unknown; chosen: the
@@ -618,9 +687,11 @@ cdef class Rule:
                            1.0)
         return after
 
-    def stack(self, cnp.ndarray rows, votes, label, double classes=2.0, double weight=1.0):
+    def stack(self, cnp.ndarray rows, votes, label, double classes=2.0, double weight=1.0,
+              double right=1.0):
         """Return new rows of STACKING. votes: u32[k] or u32[n, k], codes of labels from 1, 0 where
-        a model has no prediction; label: the code of the right one, or u32[n]."""
+        a model has no prediction; label: the code of the right one, or u32[n]. right: how right
+        that is, 0 to 1."""
         cdef cnp.ndarray after = self.copied(rows)
         cdef u32 k = <u32> after.shape[0]
         cdef cnp.ndarray cast = np.ascontiguousarray(votes, np.uint32).reshape(-1, k)
@@ -630,17 +701,17 @@ cdef class Rule:
         cdef u64 i, n = <u64> cast.shape[0]
         cdef double* row = <double*> cnp.PyArray_DATA(after)
         cdef const u32* vote = <u32*> cnp.PyArray_DATA(cast)
-        cdef const u32* right = <u32*> cnp.PyArray_DATA(truth)
+        cdef const u32* code = <u32*> cnp.PyArray_DATA(truth)
         with nogil:
             for i in range(n):
-                stack_learn(&self.state, row, k, vote + i * k, right[i], classes, weight)
+                stack_learn(&self.state, row, k, vote + i * k, code[i], classes, right, weight)
         return after
 
     def stack_evidence(self, cnp.ndarray rows, evidence, u32 label, double classes,
-                       double weight=1.0):
+                       double weight=1.0, double right=1.0):
         """Return new rows of STACKING after one observation with class probabilities. evidence:
         f64[k, labels], how much each model is for each label, 0 to 1; label: the number of the
-        right one, from 1."""
+        right one, from 1. right: how right that is, 0 to 1."""
         cdef cnp.ndarray after = self.copied(rows)
         cdef cnp.ndarray cast = np.ascontiguousarray(evidence, np.float64)
         if cast.ndim != 2 or cast.shape[0] != after.shape[0] or not 1 <= label <= cast.shape[1]:
@@ -650,6 +721,6 @@ cdef class Rule:
         cdef cnp.ndarray by_label = np.ascontiguousarray(cast.T)
         cdef cnp.ndarray p = np.empty(labels)
         stack_learn_evidence(&self.state, <double*> cnp.PyArray_DATA(after), k,
-                             <double*> cnp.PyArray_DATA(by_label), labels, label, classes, weight,
-                             <double*> cnp.PyArray_DATA(p))
+                             <double*> cnp.PyArray_DATA(by_label), labels, label, classes, right,
+                             weight, <double*> cnp.PyArray_DATA(p))
         return after

@@ -5,29 +5,24 @@
 from cpython.object cimport PyObject
 
 from clipper_core.learning.bandit cimport MODELS_MAX
-from clipper_core.runtime.machine cimport i64, u32, u8
+from clipper_core.runtime.machine cimport u32, u8
+from clipper_core.wire.comparison cimport ValueKey
 
 cdef enum:
     LABELS_READ = 255           # largest number of labels of a query; there is space for the right
                                 # one besides
     EVIDENCE_READ = 4096        # largest number of labels, with the right one, times models
 
-cdef struct Label:
-    i64 number                  # its value; for a text, its length in bytes
-    const char* text            # of bytes, or of a str in UTF-8: borrowed; NULL: a number
-
 cdef struct ClassEvidence:      # the labels of one query: those of votes, in the order of the
                                 # models, then those that only class probabilities name
     double[EVIDENCE_READ] of    # [labels, k]: 0 to 1
-    Label[LABELS_READ + 1] label
+    ValueKey[LABELS_READ + 1] label
     u8[LABELS_READ + 1] cells   # hashes, 0 to 63
     u32[MODELS_MAX] codes       # of the models' votes: the number of the label, from 1; 0 if there
                                 # is no vote
     u32 labels
     u32 k
 
-# Return the hash of a label of this type, 0 to 63, which is equal to that of Python's label_bit().
-cdef u32 label_hash(object label, object kind) except? 64
 # Return whether there is a class probability among the qualifiers.
 cdef bint reports_classes(object qualifiers) except -1
 # Read the labels of k models and their class probabilities. Return False if there are too many
@@ -38,4 +33,3 @@ cdef bint class_evidence_read(ClassEvidence* found, u32 k, PyObject** outputs,
 # Return the number of the right label; labels + 1, with a row of its own, if no model gave or named
 # it; 0 if it has more than 64 bits.
 cdef u32 class_evidence_code(ClassEvidence* found, object label, object kind) except? 0
-cdef object class_evidence_label(const ClassEvidence* found, u32 at, object kind)

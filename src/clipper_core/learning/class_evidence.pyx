@@ -4,25 +4,24 @@ The evidence is 1 + ln(p) / ln(100) for a probability p of 0.01 to 1; a smaller 
 A model that reports none is certain of its vote.
 """
 cimport numpy as cnp
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.dict cimport PyDict_GetItemWithError, PyDict_Next
 from cpython.object cimport PyObject
 from libc.math cimport log
-from libc.string cimport memcmp, memset
+from libc.string cimport memset
 
 import numpy as np
 
-from clipper_core.runtime.machine cimport u64
+from clipper_core.runtime.machine cimport i64, u64
 from clipper_core.runtime.status cimport BAD_INPUT, raise_for
-from clipper_core.wire.codec cimport crc32
+from clipper_core.wire.comparison cimport (
+    BYTES_KEY, STR_KEY, key_hash, key_of_label, keys_are_equal, text_key, whole_key,
+)
 
 cnp.import_array()
 
 cdef extern from "Python.h":
     const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
     bint PyUnicode_IS_COMPACT_ASCII(object text)
-    object PyUnicode_DecodeUTF8(const char* text, Py_ssize_t size, const char* errors)
-    long long PyLong_AsLongLongAndOverflow(object number, int* overflow) except? -1
 
 cdef double P_MIN = 0.01                # a smaller class probability counts as this one
 cdef double P_SCALE = -log(P_MIN)
@@ -34,19 +33,6 @@ cdef enum Reading:
 
 
 # -- the labels of a query, without an object each
-
-cdef u32 label_hash(object label, object kind) except? 64:
-    cdef Label read
-    if kind is int or kind is bool:
-        return <u32> (label & 63)
-    _read_label(label, kind, &read)
-    return _hash(&read)
-
-
-cdef inline u32 _hash(const Label* label) noexcept:
-    return 63 & <u32> (label.number if label.text == NULL else
-                       crc32(0, <const u8*> label.text, <u64> label.number))
-
 
 cdef bint reports_classes(object qualifiers) except -1:
     cdef PyObject* name
@@ -61,14 +47,14 @@ cdef bint reports_classes(object qualifiers) except -1:
 
 cdef bint class_evidence_read(ClassEvidence* found, u32 k, PyObject** outputs,
                               PyObject** qualifiers, object kind) except -1:
-    cdef Label label
+    cdef ValueKey label
     cdef u32 i
     found.labels, found.k = 0, k
     for i in range(k):
         found.codes[i] = 0
         if outputs[i] == NULL:
             continue
-        if not _read_label(<object> outputs[i], kind, &label):
+        if not key_of_label(<object> outputs[i], kind, &label):
             return False
         found.codes[i] = _number_of(found, &label, 0)
         if not found.codes[i]:
@@ -84,7 +70,7 @@ cdef bint _read_model(ClassEvidence* found, u32 i, object qualifiers, object kin
     cdef PyObject* name
     cdef PyObject* p
     cdef Py_ssize_t at = 0
-    cdef Label label
+    cdef ValueKey label
     cdef Reading reading
     cdef u32 code, last = 0
     cdef bint empty = True
@@ -107,16 +93,16 @@ cdef bint _read_model(ClassEvidence* found, u32 i, object qualifiers, object kin
     return True
 
 
-cdef u32 _number_of(ClassEvidence* found, const Label* label, u32 last) noexcept:
+cdef u32 _number_of(ClassEvidence* found, const ValueKey* label, u32 last) noexcept:
     """Return the number of a label, which is added if it is new; 0 if there is no room.
 
     last: number of the label that was read before: models often name labels in the same order.
     """
     cdef u32 i, n = found.labels
-    if last < n and _is_same(&found.label[last], label):
+    if last < n and keys_are_equal(&found.label[last], label):
         return last + 1
     for i in range(n):
-        if _is_same(&found.label[i], label):
+        if keys_are_equal(&found.label[i], label):
             return i + 1
     if n == LABELS_READ or (n + 2) * found.k > EVIDENCE_READ:
         return 0
@@ -125,58 +111,27 @@ cdef u32 _number_of(ClassEvidence* found, const Label* label, u32 last) noexcept
     return n + 1
 
 
-cdef void _add(ClassEvidence* found, const Label* label) noexcept:
+cdef void _add(ClassEvidence* found, const ValueKey* label) noexcept:
     """Put a label into the row after the last."""
     cdef u32 n = found.labels
     found.label[n] = label[0]
-    found.cells[n] = <u8> _hash(label)
+    found.cells[n] = <u8> key_hash(label)
     memset(found.of + n * found.k, 0, found.k * sizeof(double))
 
 
-cdef inline bint _is_same(const Label* one, const Label* other) noexcept:
-    return one.number == other.number and (
-        one.text is other.text or memcmp(one.text, other.text, <size_t> one.number) == 0)
-
-
 cdef u32 class_evidence_code(ClassEvidence* found, object label, object kind) except? 0:
-    cdef Label right
+    cdef ValueKey right
     cdef u32 i
-    if not _read_label(label, kind, &right):
+    if not key_of_label(label, kind, &right):
         return 0
     for i in range(found.labels):
-        if _is_same(&found.label[i], &right):
+        if keys_are_equal(&found.label[i], &right):
             return i + 1
     _add(found, &right)
     return found.labels + 1
 
 
-cdef object class_evidence_label(const ClassEvidence* found, u32 at, object kind):
-    cdef const Label* label = &found.label[at]
-    if kind is bool:
-        return label.number != 0
-    if kind is int:
-        return label.number
-    if kind is bytes:
-        return PyBytes_FromStringAndSize(label.text, label.number)
-    return PyUnicode_DecodeUTF8(label.text, label.number, NULL)
-
-
-cdef bint _read_label(object output, object kind, Label* label) except -1:
-    """Read a label. Return False if it is an int of more than 64 bits."""
-    cdef int overflow = 0
-    cdef Py_ssize_t n = 0
-    label.text = NULL
-    if kind is str:
-        label.text = PyUnicode_AsUTF8AndSize(output, &n)
-        label.number = n
-    elif kind is bytes:
-        label.text, label.number = PyBytes_AS_STRING(output), PyBytes_GET_SIZE(output)
-    else:
-        label.number = PyLong_AsLongLongAndOverflow(output, &overflow)
-    return overflow == 0
-
-
-cdef Reading _read_name(str name, object kind, Label* label) except *:
+cdef Reading _read_name(str name, object kind, ValueKey* label) except *:
     """Read the label that the name of a class probability stands for."""
     cdef Py_ssize_t n = 0, i, begin
     cdef const char* text
@@ -184,11 +139,10 @@ cdef Reading _read_name(str name, object kind, Label* label) except *:
     cdef object key
     if kind is str or kind is bytes:
         text = PyUnicode_AsUTF8AndSize(name, &n)
-        label.text, label.number = text + 2, n - 2
+        label[0] = text_key(STR_KEY if kind is str else BYTES_KEY, text + 2, <u64> n - 2)
         return IS_LABEL
     if kind is int and PyUnicode_IS_COMPACT_ASCII(name):
         text = PyUnicode_AsUTF8AndSize(name, &n)
-        label.text = NULL
         begin = 3 if n > 2 and text[2] == c"-" else 2
         for i in range(begin, min(n, 20)):
             if not c"0" <= text[i] <= c"9":
@@ -196,12 +150,12 @@ cdef Reading _read_name(str name, object kind, Label* label) except *:
             number = 10 * number + text[i] - c"0"
         else:
             if begin < n <= 20:
-                label.number = -number if begin == 3 else number
+                label[0] = whole_key(<u64> (-number if begin == 3 else number))
                 return IS_LABEL
     key = _label_of(name, kind)         # other digits, and long numbers
     if key is None:
         return NO_LABEL
-    return IS_LABEL if _read_label(key[1] if kind is bool else key, kind, label) else TOO_LARGE
+    return IS_LABEL if key_of_label(key[1] if kind is bool else key, kind, label) else TOO_LARGE
 
 
 cdef inline bint _is_class(object name) except -1:

@@ -13,6 +13,7 @@ from cpython.object cimport PyObject
 from clipper_core.learning.bandit cimport MODELS_MAX, Rule, RuleState
 from clipper_core.learning.class_evidence cimport ClassEvidence
 from clipper_core.learning.mixture cimport RowShape
+from clipper_core.learning.policy_states cimport StateBlock
 from clipper_core.runtime.machine cimport i64, u32, u64, u8
 
 cdef struct Learner:              # a state while it learns
@@ -115,6 +116,7 @@ cdef class FeedbackUpdate:
                             object kind) except -1
     cdef int follow(self, Learner* learner, double threshold) except -1     # for sets
     cdef cnp.ndarray _rows(self, cnp.ndarray rows, u32 cell)
+    cdef cnp.ndarray _checked(self, cnp.ndarray rows)
     cdef cnp.ndarray _with_features(self, cnp.ndarray rows, u32 features)
     cdef u32 _hashes(self, Votes* votes, u32 k, PyObject** outputs, object kind) except? 0
 
@@ -123,9 +125,10 @@ cdef class OpenState:           # a state while it learns several observations, 
     cdef FeedbackUpdate update
     cdef object state, thresholds   # of the prediction sets
     cdef tuple known
-    cdef cnp.ndarray rows, sure
+    cdef StateBlock block           # which no one else reads yet
+    cdef cnp.ndarray rows, sure     # views of it; once it does not fit, other rows
     cdef Learner learner            # of these arrays
-    cdef bint changed
+    cdef bint changed, fits, is_made
 
     cdef int start(self, FeedbackUpdate update, cnp.ndarray rows, cnp.ndarray sure, double seen,
                    u64 labels, object thresholds) except -1     # returns 0 if the arrays are not

@@ -13,7 +13,7 @@ from clipper_core.learning.bandit cimport (
     doubles_copied, memory_mean, rule_learn, rule_weights, stack_learn, stack_learn_evidence,
 )
 from clipper_core.learning.class_evidence cimport (
-    LABELS_READ, class_evidence_code, class_evidence_read, label_hash, reports_classes,
+    LABELS_READ, class_evidence_code, class_evidence_read, reports_classes,
 )
 from clipper_core.learning.linear cimport (
     ContextRule, context_columns, context_learn, context_size, context_widened,
@@ -22,8 +22,11 @@ from clipper_core.learning.mixture cimport (
     VOTERS_MAX, Ballot, Tally, mixture_is_untouched, mixture_learn, mixture_shape, mixture_tally,
     rows_with, rows_with_features, rows_with_pool,
 )
+from clipper_core.learning.policy_states cimport block_rows, block_sure, block_with
+from clipper_core.runtime.machine cimport CHECK
 from clipper_core.runtime.object_member cimport ObjectMember, read_member
 from clipper_core.runtime.status cimport BAD_INPUT, raise_for
+from clipper_core.wire.comparison cimport label_hash
 
 cnp.import_array()
 
@@ -460,11 +463,11 @@ cdef void _stack(Learner* learner, const Observation* observation) noexcept nogi
         codes = max(observation.named.labels, observation.right)
         stack_learn_evidence(learner.rule, learner.rows, learner.k, observation.named.of, codes,
                              observation.right, max(CLASSES[popcount(learner.labels)],
-                                                    <double> codes), observation.weight, p)
+                                                    <double> codes), 1.0, observation.weight, p)
         return
     codes = _codes(learner, observation, False, votes)
     stack_learn(learner.rule, learner.rows, learner.k, votes, 1,
-                max(CLASSES[popcount(learner.labels)], <double> codes), observation.weight)
+                max(CLASSES[popcount(learner.labels)], <double> codes), 1.0, observation.weight)
 
 
 cdef void _mix(Learner* learner, const Observation* observation, const u32* votes, u32 codes,
@@ -625,13 +628,19 @@ cdef class FeedbackUpdate:
         """Return a copy of the rows; those of a mixture get a bucket for the cell."""
         if self.rule.state.kind == MIXTURE:
             return rows_with(rows, cell)
+        return doubles_copied(self._checked(rows))
+
+    cdef cnp.ndarray _checked(self, cnp.ndarray rows):
+        if self.rule.state.kind == MIXTURE:
+            mixture_shape(rows)
+            return rows
         if self.rule.state.kind != LINEAR:
-            return self.rule.copied(rows)
+            return self.rule.checked(rows)
         if (cnp.PyArray_TYPE(rows) != cnp.NPY_DOUBLE or rows.ndim != 2
             or not cnp.PyArray_IS_C_CONTIGUOUS(rows)
                 or not 1 <= rows.shape[0] <= MODELS_MAX or not context_size(rows.shape[1])):
             raise_for(BAD_INPUT, "rows of linear models must be f64[k, d (d + 1) / 2 + d]")
-        return doubles_copied(rows)
+        return rows
 
     cdef cnp.ndarray _with_features(self, cnp.ndarray rows, u32 features):
         """Return rows with weights for that many features; a copy if weights must be added."""
@@ -865,8 +874,9 @@ cdef class OpenState:
     cdef int start(self, FeedbackUpdate update, cnp.ndarray rows, cnp.ndarray sure, double seen,
                    u64 labels, object thresholds) except -1:
         self.update = update
-        self.rows, self.sure = update._rows(rows, 0), doubles_copied(update._bins(sure))
-        self.thresholds = thresholds
+        self.block = block_with(update._checked(rows), update._bins(sure), seen, labels)
+        self.rows, self.sure = block_rows(self.block), block_sure(self.block)
+        self.thresholds, self.fits = thresholds, True
         self.learner = update._pupil(self.rows, self.sure, seen, labels)
         if update.sets is not None:
             update.follow(&self.learner, read_member(&THRESHOLD, thresholds))
@@ -876,7 +886,8 @@ cdef class OpenState:
     cdef int use(self, cnp.ndarray rows) except -1:
         cdef Learner* learner = &self.learner
         cdef Learner other = self.update._pupil(rows, self.sure, learner.seen, learner.labels)
-        self.rows = rows
+        self.rows = rows        # no longer the block's
+        self.fits = False
         learner.rows, learner.columns, learner.shape = other.rows, other.columns, other.shape
         return 0
 
@@ -886,6 +897,7 @@ cdef class OpenState:
         cdef cnp.ndarray rows
         if not votes.anyone:
             return 0
+        CHECK(not self.is_made, "a state that others may read learns")
         if update.rule.state.kind == MIXTURE and votes.cell >= self.learner.shape.buckets:
             self.use(update._rows(self.rows, votes.cell))
         if features and features != self.learner.shape.features:
@@ -910,6 +922,11 @@ cdef class OpenState:
             sets = self.update.make_thresholds(
                 self.learner.threshold, read_member(&NUMBERS, sets), read_member(&SCALE, sets),
                 read_member(&COUNT, sets), self.known)
+        if not self.fits:
+            self.block = block_with(self.rows, self.sure, self.learner.seen, self.learner.labels)
+            self.rows, self.sure = block_rows(self.block), block_sure(self.block)
+        self.block.numbers.seen, self.block.numbers.labels = self.learner.seen, self.learner.labels
+        self.is_made = True
         if differences is None:
             return self.update.make(models, self.rows, self.learner.seen, self.learner.labels,
                                     self.sure, sets)

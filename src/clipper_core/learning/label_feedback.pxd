@@ -15,7 +15,8 @@ cdef class LabelVotes:
     cdef double doubt           # number of observations in a bin above which they outweigh the
                                 # confidence
 
-# -- Answers that feedback may still come for, by id, oldest first.
+# -- Answers that feedback may still come for, by id, oldest first. An id of this server is kept as
+# its number, so that the path of a query makes no text.
 #
 # Threads: any, with the GIL. No function releases the GIL between a check and the change that
 # depends on it. So the table needs no lock, and an answer is claimed once.
@@ -30,14 +31,19 @@ cdef class Joined:
     cdef readonly i64 nbytes
 
 cdef class JoinTable:
-    cdef dict known                     # by id
-    cdef object order, clock
+    cdef dict known                     # by key
+    cdef object order, clock            # keys, oldest first
     cdef object answer_type
+    cdef bytes prefix                   # of ids of this server; empty: it has none
     cdef i64 size_max, bytes_max
     cdef double window_s
     cdef readonly i64 nbytes
 
-    cdef Joined find(self, object id)   # None if it is not in the table
+    # None if it is not in the table
+    cdef Joined find(self, object key)
+    # Return the number in an id of this server; any other id itself.
+    cdef object key_of(self, object id)
+    cdef str id_of(self, object key)
     cdef double now_s(self) except -1
 
 # -- The end of the journal's last segment: the file's pages in memory, to which records are copied
@@ -64,3 +70,10 @@ cdef class JournalEnd:
     cdef u64 put(self, const u8* framed, u64 nbytes, u64 count) noexcept
 
 cdef void head_of(u8* at, const u8* record, u64 nbytes) noexcept nogil     # writes HEAD_BYTES
+
+# -- Shares and means, with weights. Threads: any, with the GIL.
+cdef class Mean:
+    cdef public double n, total
+
+    cdef void add_one(self, double value, double weight) noexcept
+    cdef void add_sum(self, double n, double total) noexcept

@@ -65,13 +65,14 @@ class JoinTable:
         bytes_max: int,
         answer_type: type,
         clock: Callable[[], float] | None = None,
+        node: str = "",
     ) -> None: ...
     def __len__(self) -> int: ...
     def get(self, id: str) -> Joined | None: ...
     def items(self) -> list[tuple[str, Joined]]: ...
     def add(
         self,
-        id: str,
+        id: str | int,
         learner: object,
         user: str,
         plan: object,

@@ -8,7 +8,7 @@ from cpython.float cimport PyFloat_AS_DOUBLE
 from cpython.object cimport PyObject, PyObject_RichCompareBool, Py_EQ
 from libc.math cimport NAN
 from libc.stdlib cimport free, realloc
-from libc.string cimport memcpy
+from libc.string cimport memcmp, memcpy
 from posix.time cimport CLOCK_MONOTONIC, CLOCK_REALTIME, clock_gettime, timespec
 
 from collections import deque
@@ -19,17 +19,19 @@ from clipper_core.learning.bandit cimport (
     HEDGE, LOGODDS, MIXTURE, MODELS_MAX, STACKING, rule_weights,
 )
 from clipper_core.learning.class_evidence cimport (
-    ClassEvidence, class_evidence_label, class_evidence_read, label_hash, reports_classes,
+    ClassEvidence, class_evidence_read, reports_classes,
 )
 from clipper_core.learning.feedback_update cimport (
     FeedbackUpdate, Learner, Observation, OpenState, Votes, feedback_update_classes,
     feedback_update_raw, is_label, kept, reads_classes,
 )
 from clipper_core.learning.mixture cimport mixture_is_untouched, mixture_shape, mixture_weights
+from clipper_core.learning.policy_states cimport Held
 from clipper_core.runtime.machine cimport i32, u32
 from clipper_core.runtime.object_member cimport ObjectMember, read_member
 from clipper_core.runtime.status cimport BAD_INPUT, raise_for
 from clipper_core.wire.codec cimport crc32
+from clipper_core.wire.comparison cimport label_hash, label_of_key
 
 cnp.import_array()
 
@@ -149,7 +151,7 @@ cdef class LabelVotes:
             raw = (bin[0] + self.doubt * raw) / (bin[1] + self.doubt)
         else:
             share = raw
-        output = outputs[winner] if winner < k else class_evidence_label(&named, winner - k, kind)
+        output = outputs[winner] if winner < k else label_of_key(&named.label[winner - k], kind)
         return output, raw, tuple(used), share
 
 
@@ -217,12 +219,15 @@ cdef class JoinTable:
     """The table of the last `size_max` answers, each for `window_s` seconds. Threads: any.
 
     bytes_max: of all answers, estimated; beyond it the oldest are dropped.  answer_type: objects of
-    this type name an answer by their `id`.  clock: in seconds; None: the system's.
+    this type name an answer by their `id`.  clock: in seconds; None: the system's.  node: ids of
+    this server are `node-number`, the number in hexadecimal; empty: it has none.
     """
 
-    def __init__(self, i64 size_max, double window_s, i64 bytes_max, answer_type, clock=None):
+    def __init__(self, i64 size_max, double window_s, i64 bytes_max, answer_type, clock=None,
+                 str node not None=""):
         self.size_max, self.window_s, self.bytes_max = size_max, window_s, bytes_max
         self.answer_type, self.clock = answer_type, clock
+        self.prefix = f"{node}-".encode() if node else b""
         self.known, self.order = {}, deque()
 
     cdef double now_s(self) except -1:
@@ -232,24 +237,51 @@ cdef class JoinTable:
         clock_gettime(CLOCK_MONOTONIC, &now)
         return <double> now.tv_sec + 1e-9 * <double> now.tv_nsec
 
-    cdef Joined find(self, object id):
-        cdef PyObject* at = PyDict_GetItemWithError(self.known, id)
+    cdef Joined find(self, object key):
+        cdef PyObject* at = PyDict_GetItemWithError(self.known, key)
         return None if at == NULL else <Joined> <object> at
+
+    cdef object key_of(self, object id):
+        cdef Py_ssize_t size, first = len(self.prefix), i
+        cdef const char* text
+        cdef u64 number = 0
+        if not first or type(id) is not str or not PyUnicode_IS_COMPACT_ASCII(id):
+            return id
+        text = PyUnicode_AsUTF8AndSize(id, &size)
+        if not first < size <= first + 16 or memcmp(text, <const char*> self.prefix, first):
+            return id
+        if text[first] == c"0" and size > first + 1:
+            return id                       # no number is written with a zero before it
+        for i in range(first, size):
+            if c"0" <= text[i] <= c"9":
+                number = number << 4 | <u64> (text[i] - c"0")
+            elif c"a" <= text[i] <= c"f":
+                number = number << 4 | <u64> (text[i] - c"a" + 10)
+            else:
+                return id
+        return number
+
+    cdef str id_of(self, object key):
+        return key if type(key) is str else f"{self.prefix.decode()}{key:x}"
 
     def __len__(self):
         return len(self.known)
 
     def get(self, str id not None):
         """Return the answer of that id, or None if it is not in the table or its time is over."""
-        cdef Joined joined = self.find(id)
+        cdef Joined joined = self.find(self.key_of(id))
         return None if joined is None or joined.until_s < self.now_s() else joined
 
     def items(self):
         """Return the ids and answers, oldest first."""
-        return list(self.known.items())
+        return [(self.id_of(key), joined) for key, joined in self.known.items()]
 
-    def add(self, str id not None, learner, str user, plan, arrived, answer, tuple late=()):
-        """Add an answer. Return its entry; that of the earlier answer if the id is known."""
+    def add(self, id not None, learner, str user, plan, arrived, answer, tuple late=()):
+        """Add an answer. Return its entry; that of the earlier answer if the id is known.
+
+        id: of the answer, or its number if it is one of this server.
+        """
+        cdef object key = self.key_of(id)
         cdef double now = self.now_s()
         cdef Joined joined = Joined(learner, user, plan, arrived, answer, late, now + self.window_s)
         cdef Joined oldest
@@ -257,11 +289,11 @@ cdef class JoinTable:
         for prediction in arrived.values():
             joined.nbytes += (_bytes_of(prediction.output)
                               + QUALIFIER_BYTES * <i64> len(prediction.qualifiers))
-        oldest = self.find(id)
+        oldest = self.find(key)
         if oldest is not None:
             return oldest
-        self.known[id] = joined
-        self.order.append(id)
+        self.known[key] = joined
+        self.order.append(key)
         self.nbytes += joined.nbytes
         while len(self.known):
             oldest = self.find(self.order[0])
@@ -392,13 +424,10 @@ cdef enum:
 
 
 cdef ObjectMember MODELS, PROBABILITIES, FEATURES   # of a plan
-cdef ObjectMember ID                    # of an answer
 cdef ObjectMember STEPS, SHARED, WATCHER  # of a learner
-cdef ObjectMember STATE, APPLIED, SINCE  # of a state in memory
 MODELS.name, PROBABILITIES.name, FEATURES.name = b"models", b"probabilities", b"features"
-ID.name, STEPS.name = b"id", b"steps"
+STEPS.name = b"steps"
 SHARED.name, WATCHER.name = b"shared", b"watcher"
-STATE.name, APPLIED.name, SINCE.name = b"state", b"applied", b"since"
 
 
 cdef struct Bytes:
@@ -721,9 +750,7 @@ def alike(label, predictions):
 
 @cython.final
 cdef class Mean:
-    """A mean: a sum of values and their count. Threads: one at a time."""
-
-    cdef public double n, total
+    """A mean: a sum of values and their count. Threads: any."""
 
     def add(self, double value, double weight=1.0):
         """Add a value."""
@@ -818,7 +845,7 @@ cdef class LabelCounts:
 @cython.final
 cdef class OpenContext:
     """A context's state, open, and the last row of a list that it has learned."""
-    cdef object held
+    cdef Held held
     cdef OpenState state
     cdef Py_ssize_t row
 
@@ -833,7 +860,7 @@ cdef class LabelSteps:
     """Writes labels to the journal and learns them, for one learner. Threads: any.
 
     learner: with `application`, `head`, `models`, `place`, `shared`, `learns`, `watcher`,
-    `known(user)`, `admit(user)`, `ready(user)`, `apply(user, seen, number)`,
+    `known(user)`, `state(user)`, `admit(user)`, `ready(user)`, `apply(user, seen, number)`,
     `observe(user, seen, number)`, `wants(user)` and `count_user(user, seen)`.  lock: of the states.
     journal: with `end` and `append_framed(records, count)`.  update: what the core can learn of its
     policy, or None.  node: this server's name.  dirty: of (learner, user).  observation: makes one
@@ -954,13 +981,18 @@ cdef class LabelSteps:
                 if joined.user:
                     self.apply(self.learner.ready(joined.user), &votes, joined, label, joined.user,
                                number)
-                self.apply(read_member(&SHARED, self.learner), &votes, joined, label, "", number)
+                self.apply(self.shared(), &votes, joined, label, "", number)
                 self.count_user(joined, label)
         finally:
             self.lock.release()
         self.sync(number)
         self.notify(&arrived, joined, label)
         return number
+
+    cdef Held shared(self):
+        """Return the shared state, about to learn."""
+        cdef Held held = read_member(&SHARED, self.learner)
+        return held if held.prior is None else self.learner.ready("")
 
     cdef bint count_user(self, Joined joined, object label) except -1:
         """Count what the shared state has learned of a user."""
@@ -971,25 +1003,24 @@ cdef class LabelSteps:
     cdef object seen(self, Joined joined, object label):
         return self.observation(joined.plan, joined.arrived, label, joined.answer)
 
-    cdef bint apply(self, object held, Votes* votes, Joined joined, object label, str context,
+    cdef bint apply(self, Held held, Votes* votes, Joined joined, object label, str context,
                     u64 number) except -1:
         cdef OpenState opened
-        cdef object applied = read_member(&APPLIED, held)
-        cdef PyObject* at = PyDict_GetItem(<dict> applied, self.node)
+        cdef PyObject* at = PyDict_GetItem(held.applied, self.node)
         if at != NULL and <u64> <object> at >= number:
             return True
-        opened = self.update.open(read_member(&STATE, held), self.models)
+        opened = self.update.open(held.state, self.models)
         if opened is None:      # the policy repairs it, or logs the error
             self.learner.apply(context, self.seen(joined, label), number)
             return True
         opened.learn(votes)
         return self.close(held, opened, context, number)
 
-    cdef bint close(self, object held, OpenState opened, str context, u64 number) except -1:
+    cdef bint close(self, Held held, OpenState opened, str context, u64 number) except -1:
         if opened.changed:
-            held.state = opened.closed()
-        (<dict> read_member(&APPLIED, held))[self.node] = number
-        if not read_member(&SINCE, held):
+            held.publish(opened.closed())
+        held.applied[self.node] = number
+        if not held.since:
             held.since = number
         self.dirty[(self.learner, context)] = None
         return True
@@ -1058,6 +1089,8 @@ cdef class LabelSteps:
         finally:
             free(records)
         for context, one in contexts.items():
+            if (<OpenContext> one).held.prior is not None:
+                self.learner.ready(context)
             self.close((<OpenContext> one).held, (<OpenContext> one).state, context,
                        last - <u64> (n - 1 - (<OpenContext> one).row))
         wanted = {context for context in contexts if context and self.learner.wants(context)}
@@ -1084,10 +1117,12 @@ cdef class LabelSteps:
     cdef bint open(self, dict contexts, str context) except -1:
         cdef OpenContext one = OpenContext.__new__(OpenContext)
         one.held = self.learner.known(context)
-        if one.held is None or one.held.prior is not None:
+        if one.held is None or (one.held.prior is not None and context):
             return False
+        if one.held.prior is not None:
+            self.learner.state(None)    # follows what it begins from
         one.held.touched = True
-        one.state = self.update.open(read_member(&STATE, one.held), self.models)
+        one.state = self.update.open(one.held.state, self.models)
         contexts[context] = one
         return one.state is not None
 
@@ -1134,9 +1169,8 @@ def learn_label(JoinTable table not None, prediction, str application, label):
 
 cdef Joined _ready(JoinTable table, object prediction, str application, object label, double now):
     """Return the answer, or None if the general path must handle it."""
-    cdef object id = (read_member(&ID, prediction) if type(prediction) is table.answer_type
-                      else prediction)
-    cdef Joined joined = table.find(id) if type(id) is str else None
+    cdef object id = prediction.id if type(prediction) is table.answer_type else prediction
+    cdef Joined joined = table.find(table.key_of(id)) if type(id) is str else None
     if (joined is None or joined.until_s < now or joined.is_written or not _is_plain(label)
             or (<LabelSteps?> read_member(&STEPS, joined.learner)).application != application):
         return None
@@ -1201,7 +1235,7 @@ def take_listed(list ids not None, JoinTable table not None, find, str applicati
     cdef bint ours = False
     cdef double now = table.now_s()
     for i in range(len(ids)):
-        joined = table.find(ids[i])
+        joined = table.find(table.key_of(ids[i]))
         if joined is None:
             joined = find(ids[i])
         if joined is None:

@@ -1,8 +1,9 @@
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+_Model = TypeVar("_Model")
 _Rows = np.ndarray[Any, np.dtype[np.float64]]
 
 class Context:
@@ -31,4 +32,7 @@ class Blend:
     ) -> _Rows: ...
     def weights(self, rows: _Rows) -> tuple[_Rows, float]: ...
     def blended(self, rows: _Rows, outputs: ArrayLike) -> tuple[_Rows, float, float]: ...
+    def blended_numbers(
+        self, rows: _Rows, models: tuple[_Model, ...], predictions: object
+    ) -> tuple[float, float, float, tuple[_Model, ...]] | None: ...
     def filled(self, rows: _Rows, outputs: ArrayLike) -> _Rows: ...

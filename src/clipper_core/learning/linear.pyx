@@ -16,12 +16,13 @@ Sources: LinUCB, Li, Chu, Langford and Schapire 2010; LinTS, Agrawal and Goyal 2
 Russac, Vernade and Cappe 2019; the rank-1 update, Gill, Golub, Murray and Saunders 1974, method C1.
 """
 cimport numpy as cnp
-from libc.math cimport INFINITY, cos, fabs, fmax, isfinite, isinf, isnan, log, sqrt
+from libc.math cimport INFINITY, NAN, cos, fabs, fmax, isfinite, isinf, isnan, log, sqrt
 
 import numpy as np
 
 from clipper_core.learning.bandit cimport _random
-from clipper_core.runtime.machine cimport u32, u64
+from clipper_core.learning.number_votes cimport models_used, numbers_read
+from clipper_core.runtime.machine cimport u32, u64, u8
 from clipper_core.runtime.status cimport BAD_INPUT, raise_for
 
 cnp.import_array()
@@ -407,6 +408,36 @@ cdef class Context:
         return made
 
 
+cdef double _blend(const double* rows, u32 k, double ridge, double* z, u64 n, double* answers,
+                   double* scatter) noexcept nogil:
+    """Blend z[n, k + 1], with NaN for a model without an output, into answers[n]. Return the
+    standard deviation of the errors that the weights leave.
+
+    scatter: set to the standard deviation of the outputs around their mean, averaged over elements.
+    """
+    cdef double[BLENDED_MAX + 1] weight
+    cdef double left = blend_weights(rows, k, ridge, weight)
+    cdef double middle, largest, around
+    cdef u64 e
+    cdef u32 i
+    blend_fill(rows, k, ridge, z, n)
+    scatter[0] = 0.0
+    for e in range(n):
+        answers[e] = weight[k]
+        middle = 0.0
+        largest = 1e-300
+        around = 0.0
+        for i in range(k):
+            answers[e] += weight[i] * z[i]
+            middle += z[i] / k
+            largest = fmax(largest, fabs(z[i]))
+        for i in range(k):
+            around += ((z[i] - middle) / largest) * ((z[i] - middle) / largest)
+        scatter[0] += largest * sqrt(around / k) / n
+        z += k + 1
+    return left
+
+
 cdef class Blend:
     """Ridge regression on the numbers of k models, 1 to 64; it takes rows f64[k + 1, k + 3] and
     returns new rows; nothing is changed in place. Threads: any. Rows of zeros have learned nothing,
@@ -483,28 +514,39 @@ cdef class Blend:
         """Blend outputs f64[n, k], NaN for a model without one. Return (answers f64[n]; standard
         deviation of the errors that the weights leave; standard deviation of the outputs around
         their mean, averaged over the elements)."""
-        cdef u32 k = self._models(rows), i
-        cdef cnp.ndarray w = np.empty(k + 1), z = self._elements(outputs, k)
-        cdef u64 n = <u64> z.shape[0], e
+        cdef u32 k = self._models(rows)
+        cdef cnp.ndarray z = self._elements(outputs, k)
+        cdef u64 n = <u64> z.shape[0]
         cdef cnp.ndarray answers = np.empty(n)
-        cdef double* weight = <double*> cnp.PyArray_DATA(w)
-        cdef double* row = <double*> cnp.PyArray_DATA(z)
-        cdef double* answer = <double*> cnp.PyArray_DATA(answers)
-        cdef double left, scatter = 0.0, middle, largest, around
+        cdef double left, scatter
         with nogil:
-            left = blend_weights(<double*> cnp.PyArray_DATA(rows), k, self.ridge, weight)
-            blend_fill(<double*> cnp.PyArray_DATA(rows), k, self.ridge, row, n)
-            for e in range(n):
-                answer[e], middle, largest, around = weight[k], 0.0, 1e-300, 0.0
-                for i in range(k):
-                    answer[e] += weight[i] * row[i]
-                    middle += row[i] / k
-                    largest = fmax(largest, fabs(row[i]))
-                for i in range(k):
-                    around += ((row[i] - middle) / largest) * ((row[i] - middle) / largest)
-                scatter += largest * sqrt(around / k) / n
-                row += k + 1
+            left = _blend(<double*> cnp.PyArray_DATA(rows), k, self.ridge,
+                          <double*> cnp.PyArray_DATA(z), n,
+                          <double*> cnp.PyArray_DATA(answers), &scatter)
         return answers, left, scatter
+
+    def blended_numbers(self, cnp.ndarray rows, tuple models not None, predictions):
+        """Blend one number of each model. Return (answer, the two deviations that `blended`
+        returns, models used); None if the predictions are not all finite numbers of these models,
+        with a float among them.
+
+        predictions: by model, objects with `output`.
+        """
+        cdef double[BLENDED_MAX + 1] z
+        cdef u8[BLENDED_MAX] arrived
+        cdef double left, answer, scatter
+        cdef u32 i, n, k = self._models(rows)
+        if type(predictions) is not dict or len(models) != k:
+            return None
+        n = numbers_read(models, <dict> predictions, z, arrived)
+        if n == 0:
+            return None
+        for i in range(k):
+            if not arrived[i]:
+                z[i] = NAN
+        z[k] = 0.0
+        left = _blend(<double*> cnp.PyArray_DATA(rows), k, self.ridge, z, 1, &answer, &scatter)
+        return answer, left, scatter, models_used(models, arrived, n)
 
     def filled(self, cnp.ndarray rows, outputs):
         """Return outputs f64[n, k] with each NaN replaced by the output that is expected, given the

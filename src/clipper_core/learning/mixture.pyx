@@ -73,6 +73,10 @@ cdef double FIRST_SUM = 0.01            # of squared gradients
 cdef double SUM_MAX = 1000.0            # so that the steps do not vanish after many observations
 cdef double TIED_MIN = 0.01             # the equal vote stays a vote
 cdef double LEARNED = 1e-300            # sum of the equal vote, at least, once it has learned
+cdef double A_GRADIENT = 0.25           # largest squared gradient of a vote whose label has the
+                                        # probability one half
+# columns of a model's sums of squared gradients
+cdef u32[6] SUMS = [5, 6, 9, 10, 13, 14]
 
 cdef struct Voter:              # a model that voted
     double* row
@@ -679,11 +683,39 @@ def of_user(cnp.ndarray rows):
     """Return rows of a user's state, from those that all users share: component 7 has an even
     weight, and each model the same probability in it."""
     cdef cnp.ndarray found = rows_with(rows, 0)
-    cdef cnp.npy_intp k = found.shape[0] - 1
-    cdef list others = [*range(FAVOURITE), POOLED_SHARE]
-    found[k, others] *= (COMPONENTS - 1.0) / COMPONENTS / found[k, others].sum()
-    found[k, FAVOURITE] = 1.0 / COMPONENTS
-    found[:k, FAVOURED_P] = 1.0 / k
+    cdef cnp.npy_intp i, k = found.shape[0] - 1, columns = found.shape[1]
+    cdef double* row = <double*> cnp.PyArray_DATA(found)
+    cdef double* last = row + k * columns
+    cdef double total = 0.0, scale
+    for i in range(FAVOURITE):
+        total += last[i]
+    scale = (COMPONENTS - 1.0) / COMPONENTS / (total + last[POOLED_SHARE])
+    for i in range(FAVOURITE):
+        last[i] *= scale
+    last[POOLED_SHARE] *= scale
+    last[FAVOURITE] = 1.0 / COMPONENTS
+    for i in range(k):
+        row[i * columns + FAVOURED_P] = 1.0 / k
+    return found
+
+
+def limited(cnp.ndarray rows, double counts):
+    """Return a copy of the rows in which each model's sums of squared gradients stand for at most
+    so many uncertain observations, so that its next steps are as large as after these."""
+    cdef cnp.ndarray found = rows_with(rows, 0)
+    cdef cnp.npy_intp _i, at, k = found.shape[0] - 1, columns = found.shape[1]
+    cdef double* row = <double*> cnp.PyArray_DATA(found)
+    cdef double most, share
+    for _i in range(k):
+        most = 0.0
+        for at in range(6):
+            most = max(most, row[SUMS[at]])
+        share = min(1.0, counts / max(most / A_GRADIENT, 1e-300))
+        for at in range(6):
+            row[SUMS[at]] *= share
+        for at in range(FIXED + 1, columns, 2):
+            row[at] *= share
+        row += columns
     return found
 
 

@@ -6,6 +6,7 @@
 # threads (futex), event loops and the callback thread (each by a `Mailbox`).
 # `future` is the object that Python holds: one slot or many, by ticket. `ensemble_call` is one
 # query on several models: predictions come in, one result goes out, by the rules of `decider`.
+# `answer` is what a query to an application returns.
 # The functions of concurrent.futures can wait for such a future.
 #
 # A slot has one writer at a time. Blocks are reference-counted; the last release frees them.

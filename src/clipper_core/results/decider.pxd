@@ -5,7 +5,7 @@
 # Threads: any; a DeciderState is immutable, except its bucket of tokens, which has a lock. Rules:
 # docs/design.md, "Deciders in the core".
 from clipper_core.runtime.machine cimport atomic, u32, u64, u8
-from clipper_core.wire.record cimport RecordShape
+from clipper_core.wire.comparison cimport Field
 
 cdef enum:
     STEPS_MAX = 16
@@ -40,11 +40,6 @@ cdef enum RulingKind:
     WAIT = 0
     ANSWER = 1
     SUBMIT = 2
-
-cdef struct Field:              # the tensor of a record that is compared (docs/wire.md)
-    const RecordShape* shape
-    u32 record                  # the type of the record; 0: the whole output is compared
-    u32 index
 
 cdef struct VoteData:           # the state of one task
     u8 state                    # VoteState

@@ -13,27 +13,24 @@ have; a task that will never be submitted releases its reference when that is ce
 timer is an index and the number of its use, so a ticket that is left in the wheel is stale, and the
 ensemble call can be freed before its time has passed.
 """
-from libc.math cimport isfinite, ldexp
 from libc.stdlib cimport free
-from libc.string cimport memcmp, memcpy
 
 from clipper_core.results.completion cimport (
     IN_ENSEMBLE, block_drop, claims_lock, claims_unlock, completion_notify, completion_notify_loop,
     completion_notify_outside, completion_wake_loop, slot_boxes, slot_state, slot_try_cancel,
 )
 from clipper_core.results.decider cimport (
-    ANSWER, ARRIVED, FAILED, OUTSTANDING, SUBMIT, UNSUBMITTED, Field, decide, decider_drop,
+    ANSWER, ARRIVED, FAILED, OUTSTANDING, SUBMIT, UNSUBMITTED, decide, decider_drop,
     decider_hold,
 )
 from clipper_core.runtime.allocation cimport make, make_room
-from clipper_core.runtime.dtype cimport BOOL, F16, F32, F64, I64, U64, all_finite, itemsize
 from clipper_core.runtime.histogram cimport count
-from clipper_core.runtime.machine cimport (
-    acq_rel, acquire, aligned_new, i64, pause, relaxed, seq_cst,
-)
+from clipper_core.runtime.machine cimport acq_rel, acquire, aligned_new, pause, relaxed, seq_cst
 from clipper_core.runtime.status cimport CANCELLED, OK, UNNEEDED
-from clipper_core.wire.prediction cimport RANK_MAX, TAG_BLOB, Blob, blob_data, record_type
-from clipper_core.wire.record cimport RecordPlace, record_place
+from clipper_core.wire.comparison cimport (
+    ValueKey, key_is_usable, key_number, keys_are_equal, value_key,
+)
+from clipper_core.wire.prediction cimport TAG_BLOB, blob_of, word_confidence
 
 ctypedef EnsembleCall* EnsembleCallPointer
 
@@ -43,130 +40,39 @@ cdef enum:
     INDEX_BITS = 24             # bits of the index in a timer's ticket; the count of its uses is
                                 # above, and a ticket is below 2^48
 
-cdef struct VoteKey:               # a value in the form in which votes are compared
-    u8 kind                     # 1 bool, 2 whole number, 3 one above 2^63, 4 float, 5 anything else
-    u64 bits                    # value of a scalar
-    double number
-    const u8* data              # bytes of anything else; NULL: a scalar
-    u64 nbytes
-    u8 dtype
-    u8 rank
-    u32 dims[RANK_MAX]
 
-
-# -- values
+# -- votes
 # --------------------------------------------------------------------------------------------------
 
-cdef double _half(u64 word) noexcept nogil:
-    cdef int exponent = <int> (word >> 10 & 31)
-    cdef double size = <double> (word & 1023)
-    cdef double value = ldexp(size, -24) if exponent == 0 else ldexp(size + 1024, exponent - 25)
-    if exponent == 31:
-        value = ldexp(1.0, 2000)            # infinite or NaN: neither is a vote
-    return -value if word >> 15 & 1 else value
-
-
-cdef double _float_of(u8 dtype, u64 word) noexcept nogil:
-    cdef float single
-    cdef double value
-    if dtype == F64:
-        memcpy(&value, &word, 8)
-        return value
-    if dtype == F32:
-        memcpy(&single, &word, 4)
-        return single
-    return _half(word)
-
-
-cdef VoteKey _scalar_vote_key(u8 dtype, u64 word) noexcept nogil:
-    cdef VoteKey vote_key
-    cdef u32 unused = 64 - 8 * itemsize(dtype)
-    vote_key.data = NULL
-    vote_key.kind, vote_key.bits = 2, word
-    if dtype == F16 or dtype == F32 or dtype == F64:
-        vote_key.kind = 4
-        vote_key.number = _float_of(dtype, word) + 0.0          # -0.0 is 0.0
-        memcpy(&vote_key.bits, &vote_key.number, 8)
-        return vote_key
-    if dtype == BOOL:
-        vote_key.kind, vote_key.bits = 1, word & 1
-    elif dtype % 2 == 1 and dtype <= I64:                   # signed: I8, I16, I32, I64
-        vote_key.bits = <u64> (<i64> (word << unused) >> unused)
-    elif dtype == U64 and word >> 63:
-        vote_key.kind = 3
-        vote_key.number = <double> word
-        return vote_key
-    vote_key.number = <double> <i64> vote_key.bits
-    return vote_key
-
-
-cdef VoteKey _vote_key(EnsembleCall* h, u32 i) noexcept nogil:
-    """Return the part of the output of task i that is compared: all of it, or its field."""
-    cdef VoteKey vote_key
-    cdef RecordPlace place
-    cdef Blob* blob
-    cdef u32 k
-    cdef Field* field = &h.votes[i].field
-    cdef u64 scalar = 0, word = h.block.word[h.first + i]
-    if h.block.tag[h.first + i] != TAG_BLOB:
-        return _scalar_vote_key(h.block.tag[h.first + i], word)
-    blob = <Blob*> word
-    vote_key.kind, vote_key.bits, vote_key.number = 5, 0, 0
-    vote_key.data, vote_key.nbytes = <u8*> blob_data(blob), blob.nbytes
-    vote_key.dtype, vote_key.rank = blob.dtype, blob.rank
-    memcpy(vote_key.dims, blob.dims, sizeof(blob.dims))
-    if (field.record and field.record == record_type(blob)
-            and record_place(field.shape, vote_key.data, blob.nbytes, field.index, &place)):
-        vote_key.data += place.at
-        vote_key.nbytes = place.nbytes
-        vote_key.dtype = field.shape.parts[field.index].dtype
-        vote_key.rank = field.shape.parts[field.index].rank
-        for k in range(vote_key.rank):
-            vote_key.dims[k] = <u32> place.dims[k]
-    if vote_key.rank == 0 and vote_key.dtype <= F64:
-        memcpy(&scalar, vote_key.data, min(vote_key.nbytes, <u64> 8))
-        return _scalar_vote_key(vote_key.dtype, scalar)
-    return vote_key
-
-
-cdef bint _is_usable(const VoteKey* vote_key) noexcept nogil:
-    if vote_key.data == NULL:
-        return vote_key.kind != 4 or isfinite(vote_key.number)
-    return all_finite(vote_key.dtype, vote_key.data, vote_key.nbytes)
-
-
-cdef bint _are_equal(const VoteKey* a, const VoteKey* b) noexcept nogil:
-    if a.kind != b.kind or a.data == NULL:
-        return a.kind == b.kind and a.bits == b.bits
-    return (a.dtype == b.dtype and a.rank == b.rank and a.nbytes == b.nbytes
-            and memcmp(a.dims, b.dims, 4 * a.rank) == 0
-            and memcmp(a.data, b.data, a.nbytes) == 0)
+cdef ValueKey _key_of(EnsembleCall* h, u32 i) noexcept nogil:
+    """Return the key of the output of task i, which ended OK."""
+    return value_key(h.block.word[h.first + i], h.block.tag[h.first + i], &h.votes[i].field)
 
 
 cdef void _weigh(EnsembleCall* h, u32 i) noexcept nogil:
     """Determine the vote of task i, which ended OK."""
-    cdef VoteKey other, vote_key = _vote_key(h, i)
+    cdef ValueKey other, key = _key_of(h, i)
     cdef VoteData* vote = &h.votes[i]
-    cdef Blob* blob
+    cdef u64 word = h.block.word[h.first + i]
+    cdef float confidence
     cdef u32 k
     vote.state = FAILED
-    if not _is_usable(&vote_key):
+    if not key_is_usable(&key):
         return
     vote.confidence = -1
-    if h.block.tag[h.first + i] == TAG_BLOB:
-        blob = <Blob*> h.block.word[h.first + i]
-        if blob.has_confidence:
-            vote.confidence = min(max(<double> blob.confidence, 0.0),
-                                  1.0) if blob.confidence == blob.confidence else 0
-    vote.numeric = vote_key.data == NULL
-    vote.number = vote_key.number
+    if h.block.tag[h.first + i] & TAG_BLOB and blob_of(word).has_confidence:
+        confidence = word_confidence(word)
+        vote.confidence = (min(max(<double> confidence, 0.0), 1.0) if confidence == confidence
+                           else 0)
+    vote.numeric = key.data == NULL
+    vote.number = key_number(&key)
     vote.order = h.arrivals
     h.arrivals += 1
     vote.klass = i
     for k in range(h.n):
         if h.votes[k].state == ARRIVED and h.votes[k].klass == k:
-            other = _vote_key(h, k)
-            if _are_equal(&vote_key, &other):
+            other = _key_of(h, k)
+            if keys_are_equal(&key, &other):
                 vote.klass = k
                 break
     vote.state = ARRIVED

@@ -12,7 +12,7 @@ cdef class Future:
     cdef Value at_once
     cdef u8 status_at_once
     cdef u8 view                       # of one task of `extra`, a future that owns the slots
-    cdef u8 settled                    # `outcome` holds the result
+    cdef u8 settled                    # of `outcome`, see Settled in future.pyx
     cdef u8 is_cancelled               # cancel() ended it
     cdef u8 is_watched                 # concurrent.futures.wait or a similar function waits for it:
                                        # it has a StandardState
@@ -26,7 +26,8 @@ cdef class Future:
     cdef EnsembleCall* ensemble_call              # NULL: it is done when all its tasks are
     cdef object finish                 # makes the result of a Future; None: the prediction itself
     cdef readonly object extra         # what finish needs to know
-    cdef object outcome                # result of finish, computed once
+    cdef u64 finisher                  # the thread that runs `finish`
+    cdef object outcome                # what finish returned; it runs once
     cdef bint mixed                    # its tasks are in several engines, so a thread that waits
                                        # for it owns no loop
 
@@ -40,6 +41,8 @@ cdef class Future:
     cdef int _wait(self, u64 until_us) noexcept nogil
     cdef bint _lead(self, u64 until_us, u64 slice_us) noexcept nogil
     cdef object _outcome(self)
+    cdef object _finish(self)
+    cdef int _await_finish(self) except -1
     cdef object _used_predictions(self)
     cdef bint _leave_ensemble_call(self) noexcept
     cdef object _single(self, u32 i)
@@ -53,6 +56,8 @@ cdef class Future:
 # Takes over the value's reference.
 cdef Future future_at_once(Completion completion, u8 status, const Value* value, object finish,
                            object extra)
+# A query of no rows: done, without a task.
+cdef Future future_of_none(Completion completion, object finish, object extra)
 # Takes over the ensemble call.
 cdef Future future_of_ensemble(Completion completion, EnsembleCall* ensemble_call, object models,
                                object finish,

@@ -1,5 +1,5 @@
 # Element types of rows and predictions; the numbers are the wire's (docs/wire.md).
-from clipper_core.runtime.machine cimport u32, u64
+from clipper_core.runtime.machine cimport u32, u64, u8
 
 cpdef enum DType:
     ANY = 0
@@ -29,6 +29,14 @@ cdef inline u32 itemsize(int dtype) noexcept nogil:
     if dtype == U64 or dtype == I64 or dtype == F64:
         return 8
     return 0
+
+cdef inline bint are_bools(const u8* bytes, u64 n) noexcept nogil:
+    """Return whether every byte is 0 or 1, as bools are sent. Arrays of numpy may have others."""
+    cdef u8 seen = 0
+    cdef u64 i
+    for i in range(n):
+        seen |= bytes[i]
+    return seen <= 1
 
 # Return whether a row has no NaN and no infinity. True for other types than floats.
 cdef bint all_finite(int dtype, const void* row, u64 nbytes) noexcept nogil

@@ -1,7 +1,8 @@
 """Status codes of the core, and the only function that raises the exception of a status.
 
 The exception classes belong to the layer above and are bound once by `bind_errors`. Before that,
-and for a status without a class, `StatusError` is raised.
+and for a status without a class, `StatusError` is raised. `bind_keywords` binds what refuses a
+keyword that a compiled function does not have.
 """
 
 
@@ -14,6 +15,7 @@ class StatusError(Exception):
 
 
 cdef dict _errors = {}
+cdef object _refuse_keywords = None
 
 _DETAILS = {
     FULL: "the model is overloaded: the query could not have finished by its deadline, or a queue "
@@ -47,6 +49,21 @@ def error_for(int status, str detail):
     cls = _errors.get(status)
     detail = detail or _DETAILS.get(status, f"the prediction ended with {Status(status).name}")
     return StatusError(detail, status) if cls is None else cls(detail)
+
+
+def bind_keywords(refuse):
+    """Bind what raises for keywords that a function does not have: it is called with the name of
+    the function, the keywords, and the names of its arguments. Threads: any."""
+    global _refuse_keywords
+    _refuse_keywords = refuse
+
+
+def refuse_keyword(str function, str keyword, list names):
+    """Raise for a keyword that a function does not have: what was bound, else TypeError. names: of
+    its arguments. Compiled functions call it. Threads: any."""
+    if _refuse_keywords is not None:
+        _refuse_keywords(function, (keyword,), names)
+    raise TypeError(f"{function}() has no keyword {keyword!r}; it has {', '.join(names)}")
 
 
 cdef int raise_for(int status, object detail) except -1:

@@ -45,6 +45,9 @@ cdef struct Batcher:
     double limit                # current maximum batch size, in rows or units; a real number,
                                 # because steps may be fractions
     double most                 # the limit never exceeds this
+    double fits                 # nor this: rows (or units) whose outputs fit into one reply, by
+                                # the last batch of which they did not; rises by at most 1/64 per
+                                # batch
     double unit                 # mean cost of recent rows; 1 where rows are counted
     bint slow_start
     bint seeded                 # the estimates are those of the warm-up; no SLO is known yet
@@ -100,6 +103,9 @@ cdef u64 batcher_hold_until(const Batcher* b, u32 queued, u64 oldest_us,
 # Learn, before the first batch, what the container measured in its warm-up. Smallest n first. A
 # batch of unknown cost is ignored where costs are counted.
 cdef void batcher_seed(Batcher* b, const Timing* timing, u64 now_us) noexcept nogil
+# Learn that the outputs of a batch did not fit into one reply, and that `rows` of its rows did. So
+# the limit falls, and what a container must hold at once is bounded; not of STATIC.
+cdef void batcher_fits(Batcher* b, u32 rows) noexcept nogil
 # Set the first SLO after batcher_seed: it determines what is within the budget.
 cdef void batcher_know_slo(Batcher* b, double slo_us) noexcept nogil
 # Learn that n rows took service_us, known at now_us. slo_us is the tightest SLO in the batch. A

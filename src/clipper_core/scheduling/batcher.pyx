@@ -124,6 +124,7 @@ cdef void batcher_init(Batcher* b, const BatcherConfig* config) noexcept nogil:
     b.most = b.config.size_max
     if config.by_cost:
         b.most = config.cost_max if config.cost_max else HUGE_COST
+    b.fits = b.most
     b.limit = b.most if b.config.mode == STATIC else 1
     b.slow_start = b.config.mode == AIMD
     b.patience = PATIENCE
@@ -501,7 +502,16 @@ cdef void _learn(Batcher* b, u32 rows, double n, double held, bint full, double 
         _increase(b, held, full)
     elif b.config.mode != STATIC:
         _follow(b, held)
-    b.limit = _between(1, b.limit, b.most)
+    b.fits = _between(0, b.fits * (1 + 1.0 / 64), b.most)
+    b.limit = _between(1, b.limit, b.fits)
+
+
+cdef void batcher_fits(Batcher* b, u32 rows) noexcept nogil:
+    if b.config.mode == STATIC:
+        return
+    b.fits = max(1.0, b.unit * rows)
+    b.slow_start = False
+    b.limit = min(b.limit, b.fits)
 
 
 cdef void batcher_seed(Batcher* b, const Timing* timing, u64 now_us) noexcept nogil:
@@ -619,6 +629,11 @@ cdef class BatchSizer:
         timing.time_us = <float> model_us
         timing.cost = cost
         batcher_seed(&self.state, &timing, now_us)
+
+    def fits(self, unsigned int rows):
+        """Learn that the outputs of a batch did not fit into one reply, and that `rows` of its rows
+        did."""
+        batcher_fits(&self.state, rows)
 
     def know_slo(self, double slo_us):
         """Set the first SLO of queries after the warm-up."""

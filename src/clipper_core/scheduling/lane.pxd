@@ -54,6 +54,7 @@ cdef u64 pending_count(const PendingTable* table) noexcept nogil
 # Threads: a task belongs to its submitter until it is published, then to the loop.
 cdef enum:
     LANES_MAX = 65535
+    TRIES_MAX = 8               # of rows whose containers died
     STATUSES = 18
 
 cdef enum Phase:
@@ -87,6 +88,7 @@ cdef struct Task:
     Key* keys                   # of a chunk, one per row, if keyed
     u8 phase
     u8 tries                    # how often it was sent
+    u16 together                # as of a span
     bint keyed                  # cache and joining are on
     bint answered               # its slot has ended
     bint in_ensemble            # its slot is one of an ensemble call's
@@ -98,6 +100,8 @@ cdef struct Span:           # consecutive rows of one task
     u16 tries                   # of a chunk: how often these rows were sent
     u32 failed_on               # of rows that are retried: the connection whose container failed
                                 # them; 0: the container died
+    u16 together                # of rows whose container died: how many of them may be sent at
+                                # once, with no others; 0: any number, with any others
 
 cdef cppclass Tally:        # counters of one model; any thread reads them; the loop writes all
                             # except refused and hits
@@ -107,6 +111,7 @@ cdef cppclass Tally:        # counters of one model; any thread reads them; the 
     atomic[u64] arrived         # rows accepted: each of them ends once
     atomic[u64] joined          # rows answered by the evaluation of an equal one
     atomic[u64] evaluated       # rows that a container answered
+    atomic[u64] failed          # rows that ended with the failure of their batch; counted before
     atomic[u64] batches
     atomic[u64] retried         # rows that were retried on another replica
     atomic[u64] cost            # sum of the costs of rows in batches, where rows differ in cost
@@ -193,6 +198,13 @@ cdef inline bint span_is_first_try(Lanes* lanes, const Span* span) noexcept nogi
 # Return the connection whose container failed the rows at the head; 0: none.
 cdef inline u32 lane_avoids(const Lane* lane) noexcept nogil:
     return 0 if lane.retry.empty() else lane.retry.front().failed_on
+
+# Return how many of the rows at the head, whose ticket is this, may be sent at once, with no
+# others; 0: any number.
+cdef inline u16 lane_together(Lanes* lanes, const Lane* lane, u64 ticket) noexcept nogil:
+    if lane.chunk_rows == 0:
+        return task_of(lanes, ticket).together
+    return 0 if lane.retry.empty() else lane.retry.front().together
 
 # -- A chunk: one cell of a lane that holds many rows of an array, as one task. It is claimed and
 # published like any cell; batches take spans of it, and its rows end together where possible.
@@ -304,6 +316,10 @@ cdef const Key* span_key(Lanes* lanes, const Span* span, u32 k) noexcept nogil
 # Put the span back to the front of its lane, if a caller still waits for it and this was its first
 # try. failed_on: the connection to avoid.
 cdef bint span_retry(Lanes* lanes, const Span* span, u32 failed_on, u64 now_us) noexcept nogil
+# Put a span whose container died back, if a caller still waits for it. together: as of a span.
+# counts: the container may have been at work on it.
+cdef bint span_again(Lanes* lanes, const Span* span, u16 together, bint counts,
+                     u64 now_us) noexcept nogil
 # End the task and all joined to it, each with a reference of its own to the value, and release
 # their cells.
 cdef void row_end(Lanes* lanes, u64 ticket, Status status, Value* value, u64 now_us) noexcept nogil

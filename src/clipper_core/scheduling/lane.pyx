@@ -336,6 +336,7 @@ cdef Task* chunk_claim(Lane* lane, u64* pos) noexcept nogil:
     task.heap = NULL
     task.phase = IDLE
     task.tries = 0
+    task.together = 0
     task.answered = False
     return task
 
@@ -595,6 +596,7 @@ cdef Status lane_submit(Lanes* lanes, Lane* lane, const void* row, u32 nbytes, c
     task.next = task.prev = 0
     task.phase = IDLE
     task.tries = 0
+    task.together = 0
     task.answered = False
     task.in_ensemble = block.boxes[slot].load(relaxed) != 0
     task.slots = NULL
@@ -834,6 +836,7 @@ cdef void _take_over(Lanes* lanes, Task* task, u64 ticket, Task* owner,
     the other is in the same lane, it is ahead already, and changing places gains nothing.)"""
     cdef Lane* other = lane_of(lanes, owner_ticket)
     task.due_us = max(task.due_us, owner.due_us)
+    task.together = owner.together
     task.tries = owner.tries                    # a row that took a container down with it does so
                                                 # under any name
     task.next = owner_ticket
@@ -961,6 +964,7 @@ cdef void lane_take(Lanes* lanes, Lane* lane, u32 rows_max, Span* span) noexcept
         span.ticket = ticket_of(lane.id, lane.head)
         span.first = span.tries = 0
         span.failed_on = 0
+        span.together = 0
         span.rows = 1
         if lane.chunk_rows:
             span.first = task.next_row
@@ -972,6 +976,7 @@ cdef void lane_take(Lanes* lanes, Lane* lane, u32 rows_max, Span* span) noexcept
     span.tries += 1
     lane.waiting -= span.rows
     if lane.chunk_rows == 0:
+        span.together = task.together
         task.phase = SENT
         task.tries += 1
         if task.in_ensemble and not task.answered:        # its slot holds its ensemble call still
@@ -986,6 +991,7 @@ cdef void lane_take_row(Lanes* lanes, Lane* lane, u64 ticket, Span* span) noexce
     span.first = span.failed_on = 0
     span.rows = 1
     span.tries = task.tries + 1
+    span.together = task.together
     for i in range(lane.retry.size()):
         if lane.retry[0][i].ticket == ticket:
             lane.retry.erase(lane.retry.begin() + i)
@@ -1074,6 +1080,29 @@ cdef bint span_retry(Lanes* lanes, const Span* span, u32 failed_on, u64 now_us) 
             return False
     elif span.tries > 1 or task.answered or task.due_us <= now_us:
         return False
+    return _put_back(lanes, span, failed_on, span.together)
+
+
+cdef bint span_again(Lanes* lanes, const Span* span, u16 together, bint counts,
+                     u64 now_us) noexcept nogil:
+    cdef Task* task = task_of(lanes, span.ticket)
+    cdef Span back = span[0]
+    if task.due_us <= now_us or span.tries >= TRIES_MAX:
+        return False
+    if task.answered if task.slots != NULL else not task_needed(lanes, task):
+        return False
+    if not counts:
+        back.tries -= 1
+        task.tries -= task.slots == NULL
+    return _put_back(lanes, &back, 0, together)
+
+
+cdef bint _put_back(Lanes* lanes, const Span* span, u32 failed_on, u16 together) noexcept nogil:
+    """Let the rows of a span that was sent wait again, at the front of their lane."""
+    cdef Lane* lane = lane_of(lanes, span.ticket)
+    cdef Task* task = task_of(lanes, span.ticket)
+    if lane.chunk_rows == 0:
+        task.together = together
     if lane.chunk_rows == 0 and pos_of(span.ticket) >= lane.head:
         task.phase = WAITING            # it was taken from the middle, and waits there again
         task.left = failed_on
@@ -1085,6 +1114,7 @@ cdef bint span_retry(Lanes* lanes, const Span* span, u32 failed_on, u64 now_us) 
     if lane.chunk_rows == 0:
         task.phase = WAITING
     lane.retry.back().failed_on = failed_on
+    lane.retry.back().together = together
     lane.waiting += span.rows
     note(&lane.tally.retried, span.rows)
     return True

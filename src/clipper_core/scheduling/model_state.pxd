@@ -14,6 +14,7 @@ from clipper_core.runtime.status cimport Status
 from clipper_core.scheduling.admission cimport Gate, Margin
 from clipper_core.scheduling.batcher cimport Batcher
 from clipper_core.scheduling.lane cimport Lane, Lanes, Tally
+from clipper_core.scheduling.refused_rows cimport RefusedRows
 from clipper_core.scheduling.replica cimport Replica, RowSpec
 
 # -- The rows that wait for one model: its lanes that have had rows. Each lane is a class of SLO, of
@@ -197,6 +198,7 @@ cdef cppclass ModelState:
     ReplicaSet replica_set      # loop: those replicas themselves, in the same order
     ModelQueue queue            # loop: its lanes that have had rows
     CostBatch* by_cost          # NULL: all rows cost the same
+    RefusedRows* refused        # loop: NULL: none of its rows has been refused
     u64 hold_until_us           # loop: rows wait until this time for more rows, or for a faster
                                 # replica; 0: none wait
     bint hot                    # loop: on the list of models to handle in this step

@@ -287,7 +287,8 @@ cdef bint another_can_finish(ReplicaSet* c, const Replica* r, u64 waiting, u64 d
 
 
 cdef bint _worth_a_second(const ReplicaSet* c, const Replica* r, u64 waiting) noexcept nogil:
-    if r.in_flight >= IN_FLIGHT_MAX or r.connection.protocol != 2 or _beside_short(c, r):
+    if (r.in_flight >= IN_FLIGHT_MAX or r.exclusive or r.connection.protocol != 2
+            or _beside_short(c, r)):
         return False
     return batcher_second(&r.batcher, <u32> min(waiting, <u64> 0xFFFFFFFF),
                           c.rate / c.members.size())
@@ -630,7 +631,20 @@ cdef bint cost_batch_collect(CostBatch* c, ModelQueue* queue, Lanes* lanes, u32 
         if c.rows[0][i].due_us < c.rows[0][first].due_us:
             first = i
     c.rows[0][0], c.rows[0][first] = c.rows[0][first], c.rows[0][0]
+    _keep_apart(c, lanes)
     return True
+
+
+cdef void _keep_apart(CostBatch* c, Lanes* lanes) noexcept nogil:
+    """Leave only the first candidate if its container died with it; else leave out all whose
+    container died."""
+    cdef size_t i, n = 1
+    cdef bint alone = task_of(lanes, c.rows[0][0].ticket).together > 0
+    for i in range(1, c.rows.size()):
+        if not alone and task_of(lanes, c.rows[0][i].ticket).together == 0:
+            c.rows[0][n] = c.rows[0][i]
+            n += 1
+    c.rows.resize(n)
 
 
 # -- the choice
@@ -804,6 +818,7 @@ cdef void _release(ModelState* m) noexcept nogil:
     model_queue_free(&m.queue)
     replica_set_free(&m.replica_set)
     cost_batch_free(m.by_cost)
+    free(m.refused)
 
 
 cdef void model_state_clear(ModelState* m) noexcept nogil:
@@ -815,6 +830,7 @@ cdef void model_state_clear(ModelState* m) noexcept nogil:
     cdef vector[ReplicaPointer]* members = m.replica_set.members
     cdef vector[double]* free_us = m.replica_set.free_us
     cost_batch_free(m.by_cost)
+    free(m.refused)
     memset(<void*> m, 0, sizeof(ModelState))
     m.index, m.replicas, m.queue.lanes, m.queue.gates = index, replicas, lanes, gates
     m.replica_set.members, m.replica_set.free_us = members, free_us

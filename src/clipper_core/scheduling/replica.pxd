@@ -13,7 +13,8 @@ from clipper_core.runtime.machine cimport atomic, u32, u64, u8
 from clipper_core.runtime.status cimport Status
 from clipper_core.scheduling.batcher cimport Batcher, BatcherConfig, Timing
 from clipper_core.scheduling.container_connection cimport ContainerConnection
-from clipper_core.scheduling.lane cimport Lanes, Span, Tally
+from clipper_core.scheduling.lane cimport Lane, Lanes, Span, Tally
+from clipper_core.scheduling.refused_rows cimport RefusedRows
 from clipper_core.wire.codec cimport Header, Limits, Progress
 
 # -- Log of batches, with their rows and times, for traces of queries: a bounded queue of words from
@@ -65,6 +66,7 @@ cdef struct Batch:
     u8 header[64]               # sent from here, so unchanged until the frame is sent
     u64 id
     u32 n                       # rows
+    u32 answered                # rows that PARTIAL replies have ended; `spans` has the others
     u32 span_count
     Span* spans
     Key* keys                   # set when the batch is overdue and its rows are released; zero for
@@ -77,6 +79,12 @@ cdef struct Batch:
     u64 slo_us                  # the tightest SLO
     double cost                 # where rows differ in it
     bint full                   # rows were left out because of the limit
+
+cdef packed struct Blame:       # what a container had when its connection ended
+    u32 rows                    # in flight
+    u32 model                   # its number
+    u32 blamed                  # 1: `key` is the key of a row that was alone there twice
+    Key key
 
 cdef cppclass Gauge:            # for snapshots
     atomic[u64] limit           # rows, at mean cost where they differ in it
@@ -109,6 +117,7 @@ cdef cppclass Replica:
     u64 idle_since_us           # when the last reply came
     u64 busy_until_us           # predicted end of what is in flight
     bint draining
+    bint exclusive              # rows whose container died are in flight: no others join them
     bint suspect                # overdue or silent: gets no new rows
     u32 conn
     u32 eject_after             # batches failed in a row; 0: it is never ejected
@@ -159,8 +168,21 @@ cdef Status replica_bare(Replica* r, Lanes* lanes, const RowSpec* spec, u64 slo_
 cdef bint replica_overdue(Replica* r, Lanes* lanes, u64 now_us) noexcept nogil
 cdef bint replica_late(const Replica* r) noexcept nogil            # its oldest batch is overdue
 # Handle the end of the container: put its rows that have time left back to the front of their
-# lanes, once.
-cdef void replica_lost(Replica* r, Lanes* lanes, u64 now_us) noexcept nogil
+# lanes. Nobody knows yet which of them ended it, so those that it may have been at work on are sent
+# again with no others: each alone, or as few at once as their deadlines allow. A row that was alone
+# in a container that died before ends, and is blamed.
+cdef void replica_lost(Replica* r, Lanes* lanes, const RowSpec* spec, Blame* blame,
+                       u64 now_us) noexcept nogil
+# End the waiting rows of a lane that are refused, at positions from `first` on. Return how many.
+cdef u64 lane_refuse(Lanes* lanes, Lane* lane, const RowSpec* spec, RefusedRows* refused, u64 first,
+                     u64 now_us) noexcept nogil
+# The same for all waiting rows of a lane.
+cdef void lane_refuse_all(Lanes* lanes, Lane* lane, const RowSpec* spec, RefusedRows* refused,
+                          u64 now_us) noexcept nogil
+# Leave the rows of a batch out that are refused, or were refused while they waited in a chunk.
+# Return whether any others are left.
+cdef bint batch_leave_out(Batch* batch, Lanes* lanes, const RowSpec* spec, RefusedRows* refused,
+                          u64 now_us) noexcept nogil
 
 # -- Writing a batch to its container's connection: rows are sent from their cells, gathered,
 # compressed, or, if the container maps them, only referred to.

@@ -1,8 +1,8 @@
 """Handles the replies of one container, and its batches when no reply arrives."""
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy, memset, strlen
+from libc.string cimport memcpy, memmove, memset, strlen
 
-from clipper_core.cache.clock_cache cimport cache_fill, cache_prefetch
+from clipper_core.cache.clock_cache cimport cache_fill, cache_prefetch, key_of
 from clipper_core.runtime.allocation cimport make, make_room
 from clipper_core.runtime.dtype cimport ANY, BYTES, F64, STR, itemsize
 from clipper_core.runtime.histogram cimport histogram_note, note
@@ -12,22 +12,25 @@ from clipper_core.runtime.status cimport (
     BAD_FRAME, BAD_OUTPUT, MODEL_ERROR, NO_MEMORY, OK, PENDING, REPLICA_LOST, TOO_LARGE,
 )
 from clipper_core.scheduling.batcher cimport (
-    batcher_cost_learn, batcher_cost_predict_us, batcher_init, batcher_learn, batcher_predict_us,
-    batcher_rows, batcher_seed,
+    batcher_cost_learn, batcher_cost_predict_us, batcher_fits, batcher_init, batcher_learn,
+    batcher_predict_us, batcher_rows, batcher_seed,
 )
 from clipper_core.scheduling.container_connection cimport (
     connection_next_bare, connection_send, connection_send_later, connection_send_owned,
     connection_send_region,
 )
 from clipper_core.scheduling.lane cimport (
-    Lane, Task, chunk_end_blob, chunk_end_words, lane_of, lane_places, pos_of, row_end, row_found,
-    span_end, span_is_first_try, span_key, span_leave, span_place, span_retry, span_row_end,
-    span_rows, task_of, task_row,
+    WAITING, Lane, Task, chunk_end_blob, chunk_end_rows, chunk_end_words, chunk_ended_from, lane_of,
+    lane_places, lane_take_row, pos_of, row_end, row_found, span_again, span_end, span_is_first_try,
+    span_key, span_leave, span_place, span_retry, span_row_end, span_rows, task_of, task_row,
+    ticket_of,
 )
+from clipper_core.scheduling.refused_rows cimport refused_rows_has
 from clipper_core.wire.codec cimport (
-    ACCURACY, CHECKED, COMPRESSED, CONFIDENCE, FAILURE, FEEDBACK, HEADER_BYTES, PREDICT, QUALIFIERS,
-    ROW_STATUS, RUN_BYTES, SESSIONS, SHARED, VARIABLE, Rows, accuracy_read, compressed_bound,
-    compressed_encode, crc32, header_encode, rows_open, v1_bound, v1_compress, v1_encode,
+    ACCURACY, CHECKED, COMPRESSED, CONFIDENCE, FAILURE, FEEDBACK, HEADER_BYTES, PARTIAL, PREDICT,
+    QUALIFIERS, ROW_STATUS, RUN_BYTES, SESSIONS, SHARED, VARIABLE, Rows, accuracy_read,
+    compressed_bound, compressed_encode, crc32, header_encode, rows_open, v1_bound, v1_compress,
+    v1_encode,
     variable_encode, variable_payload_bytes,
 )
 from clipper_core.wire.lz4 cimport LITERALS, LZ4_BYTES_MAX
@@ -70,6 +73,9 @@ cdef void batch_log_put(Lanes* lanes, const Span* spans, u32 span_count, u32 row
     for i in range(n):
         lanes.log.push(ids[i])
 
+
+cdef const char* OUTPUT_TOO_LARGE = (b"the model returned an output beyond output_bytes_max, or "
+                                     b"qualifiers beyond 1 KiB")
 
 cdef enum:
     AHEAD = 8                   # cache buckets that are prefetched before they are filled
@@ -144,10 +150,11 @@ cdef Batch* _take_oldest(Replica* r, Lanes* lanes, u64 slo_us, u64 now_us,
     cdef Batch* batch = r.flight[0]
     cdef u64 begun = max(batch.sent_us, r.idle_since_us)
     if lanes.logging.load(acquire) and batch.keys == NULL:
-        batch_log_put(lanes, batch.spans, batch.span_count, batch.n, r.number, batch.sent_us, begun,
-                      now_us)
+        batch_log_put(lanes, batch.spans, batch.span_count, batch.n - batch.answered, r.number,
+                      batch.sent_us, begun, now_us)
     r.flight[0] = r.flight[1]
     r.in_flight -= 1
+    r.exclusive = r.exclusive and r.in_flight > 0
     r.idle_since_us = now_us
     if learn:
         _learn(r, batch, <double> (now_us - begun if now_us > begun else 0),
@@ -231,14 +238,15 @@ cdef Status replica_frame(Replica* r, Lanes* lanes, const RowSpec* spec, Header*
     status = rows_open(header, payload, &r.connection.limits, &rows)
     if status != OK and status != TOO_LARGE:
         return status
+    if rows.output_bytes_max:
+        status = OK                 # only the rows that are too large fail
+    if header.flags & PARTIAL and status == OK and rows.n < r.flight[0].n - r.flight[0].answered:
+        return _answer_first(r, lanes, spec, header, &rows, now_us)
     batch = _take_oldest(r, lanes, slo_us, now_us, True)
-    if status == TOO_LARGE:         # one output is too large: the stream is valid, and another
+    if status == TOO_LARGE:         # every output is too large: the stream is valid, and another
                                     # replica would fail too
-        _end_all_text(lanes, batch, TOO_LARGE,
-                      b"the model returned an output beyond output_bytes_max, or qualifiers beyond "
-                      b"1 KiB",
-                      now_us)
-    elif rows.n != batch.n:
+        _end_all_text(lanes, batch, TOO_LARGE, OUTPUT_TOO_LARGE, now_us)
+    elif rows.n != batch.n - batch.answered:
         _failed_text(r, lanes, batch,
                      b"the model returned another number of outputs than the batch has inputs",
                      elsewhere,
@@ -252,6 +260,57 @@ cdef Status replica_frame(Replica* r, Lanes* lanes, const RowSpec* spec, Header*
         _end_rows(r, lanes, header, batch, &rows, now_us)
     batch_free(batch)
     return OK
+
+
+cdef Status _answer_first(Replica* r, Lanes* lanes, const RowSpec* spec, Header* header,
+                          const Rows* rows, u64 now_us) noexcept nogil:
+    """End the first rows of the oldest batch by a PARTIAL reply; the others stay in flight. Return
+    NO_MEMORY if they cannot be told apart."""
+    cdef Batch* batch = r.flight[0]
+    cdef Batch* first = batch_new(rows.n)
+    if first == NULL:
+        return NO_MEMORY
+    # a reply may also be partial because its rows are of several types
+    if batch.answered == 0 and 2 * header.payload_bytes > r.connection.limits.payload_bytes_max:
+        batcher_fits(&r.batcher, rows.n)
+        _publish_fit(r)
+    first.n = rows.n
+    first.shared = batch.shared
+    first.keys = batch.keys
+    _move_spans(first, batch)
+    batch.answered += rows.n
+    if lanes.logging.load(acquire) and batch.keys == NULL:
+        batch_log_put(lanes, first.spans, first.span_count, first.n, r.number, batch.sent_us,
+                      max(batch.sent_us, r.idle_since_us), now_us)
+    if _is_declared(spec, header):
+        _recover(r)
+        _end_rows(r, lanes, header, first, rows, now_us)
+    else:
+        _end_all_text(lanes, first, BAD_OUTPUT,
+                      b"the model returned another type or shape than its declared output", now_us)
+    first.keys = NULL               # they are the batch's
+    batch_free(first)
+    if batch.keys != NULL:
+        memmove(batch.keys, batch.keys + rows.n,
+                <u64> (batch.n - batch.answered) * sizeof(Key))
+    return OK
+
+
+cdef void _move_spans(Batch* first, Batch* batch) noexcept nogil:
+    """Move the first rows of a batch, as many as `first` has, to that one."""
+    cdef u32 left = first.n, s = 0
+    while left:
+        first.spans[first.span_count] = batch.spans[s]
+        if batch.spans[s].rows > left:
+            first.spans[first.span_count].rows = <u16> left
+            batch.spans[s].first += left
+            batch.spans[s].rows -= <u16> left
+        else:
+            s += 1
+        left -= first.spans[first.span_count].rows
+        first.span_count += 1
+    batch.span_count -= s
+    memmove(batch.spans, batch.spans + s, <u64> batch.span_count * sizeof(Span))
 
 
 cdef bint _is_declared(const RowSpec* spec, Header* header) noexcept nogil:
@@ -285,7 +344,7 @@ cdef void _end_rows(Replica* r, Lanes* lanes, const Header* header, Batch* batch
     cdef bint alike = not header.flags & (VARIABLE | QUALIFIERS | ROW_STATUS) and batch.keys == NULL
     if rows.status != NULL:
         _output_text(<const char*> rows.text, rows.text_bytes, &why)
-    note(&r.tally.evaluated, batch.n)
+    note(&r.tally.evaluated, rows.n)
     for s in range(batch.span_count):
         if (_end_words(lanes, &batch.spans[s], rows.data + at, <u32> rows.row_bytes, header.dtype,
                        now_us) if words
@@ -357,6 +416,10 @@ cdef u64 _end_row_by_status(Lanes* lanes, const Header* header, Batch* batch, co
         nbytes = <u64> rows.lengths[i] * itemsize(header.dtype)
     if rows.status != NULL and rows.status[i]:
         _end_row(lanes, batch, span, k, i, MODEL_ERROR, why, now_us)
+    elif rows.output_bytes_max and nbytes > rows.output_bytes_max:
+        _output_text(OUTPUT_TOO_LARGE, strlen(OUTPUT_TOO_LARGE), &value)
+        _end_row(lanes, batch, span, k, i, TOO_LARGE, &value, now_us)
+        value_drop(&value)
     elif _output_value(header, rows, i, at, nbytes, beside, &value):
         _end_row(lanes, batch, span, k, i, OK, &value, now_us)
         value_drop(&value)
@@ -429,6 +492,7 @@ cdef void _failed(Replica* r, Lanes* lanes, Batch* batch, Status status, const c
     for i in range(batch.span_count if batch.keys == NULL else 0):
         first_tries += span_is_first_try(lanes, &batch.spans[i])
         if not (elsewhere and span_retry(lanes, &batch.spans[i], r.conn, now_us)):
+            note(&r.tally.failed, batch.spans[i].rows)
             span_end(lanes, &batch.spans[i], status, &value, now_us)
     value_drop(&value)
     r.gauge.failures.fetch_add(1, relaxed)
@@ -537,13 +601,190 @@ cdef bint replica_overdue(Replica* r, Lanes* lanes, u64 now_us) noexcept nogil:
     return False
 
 
-cdef void replica_lost(Replica* r, Lanes* lanes, u64 now_us) noexcept nogil:
+cdef void replica_lost(Replica* r, Lanes* lanes, const RowSpec* spec, Blame* blame,
+                       u64 now_us) noexcept nogil:
     cdef u32 i, k
+    cdef Batch* batch
+    memset(blame, 0, sizeof(Blame))
     for i in range(r.in_flight):
-        for k in range(r.flight[i].span_count if r.flight[i].keys == NULL else 0):
-            _again(lanes, &r.flight[i].spans[k], now_us)
-        batch_free(r.flight[i])
+        batch = r.flight[i]
+        blame.rows += batch.n - batch.answered
+        for k in range(batch.span_count if batch.keys == NULL else 0):
+            # a container evaluates its batches in order: the second one has not begun
+            if i == 0:
+                _died_with(r, lanes, spec, batch, &batch.spans[k], blame, now_us)
+            elif not span_again(lanes, &batch.spans[k], batch.spans[k].together, False, now_us):
+                _lost_with(lanes, &batch.spans[k], b"", now_us)
+        batch_free(batch)
     r.in_flight = 0
+
+
+cdef const char* DIED_TWICE = (b"the process of its container ended twice with this row, which was "
+                               b"alone there")
+cdef const char* REFUSED = (b"an earlier query with this row ended the process of its container "
+                            b"twice; the row is refused for a while")
+
+
+cdef void _died_with(Replica* r, Lanes* lanes, const RowSpec* spec, const Batch* batch,
+                     const Span* span, Blame* blame, u64 now_us) noexcept nogil:
+    """Handle a span of the batch at which a container was at work when it died."""
+    cdef u16 together = _together(r, batch, now_us)
+    if span.together == 1 and batch.n - batch.answered == 1:
+        blame.blamed = 1
+        blame.key = _row_key(lanes, spec, span, 0)
+        _lost_with(lanes, span, DIED_TWICE, now_us)
+        return
+    if span.together:
+        together = <u16> max(1, min(<u32> together, <u32> span.together // 2))
+    if not span_again(lanes, span, together, True, now_us):
+        _lost_with(lanes, span, b"", now_us)
+
+
+cdef u16 _together(const Replica* r, const Batch* batch, u64 now_us) noexcept nogil:
+    """Return how many rows of a batch are sent again at once: one, unless there is no time for all
+    of them one after another."""
+    cdef u32 n = batch.n - batch.answered
+    cdef double one_us, left_us = 1
+    if r.batcher.config.by_cost:
+        return 1
+    one_us = batcher_predict_us(&r.batcher, 1)
+    if batch.first_due_us > now_us:
+        left_us = <double> (batch.first_due_us - now_us) / 2
+    return <u16> min(<double> min(n, <u32> 0xFFFF), 1 + one_us * n / left_us)
+
+
+cdef Key _row_key(Lanes* lanes, const RowSpec* spec, const Span* span, u32 k) noexcept nogil:
+    """Return the key of row k of a span, whatever its query's salt."""
+    cdef Task* task = task_of(lanes, span.ticket)
+    cdef const u8* row = span_rows(lanes, span, task.bytes)
+    return key_of(lanes.cache, spec.uid, 0, row + <u64> k * task.bytes, task.bytes)
+
+
+cdef void _lost_with(Lanes* lanes, const Span* span, const char* text, u64 now_us) noexcept nogil:
+    """End a span because its container died. text: why it is not sent again; empty: there is no
+    time, or nobody waits."""
+    cdef Value why
+    why.word = 0
+    why.tag = TAG_NONE
+    if text[0]:
+        _output_text(text, strlen(text), &why)
+    span_end(lanes, span, REPLICA_LOST, &why, now_us)
+    value_drop(&why)
+
+
+cdef bint _is_refused(Lanes* lanes, const RowSpec* spec, RefusedRows* refused, const Span* span,
+                      u32 k, u64 now_us) noexcept nogil:
+    cdef Key key = _row_key(lanes, spec, span, k)
+    return refused_rows_has(refused, &key, now_us)
+
+
+cdef u64 _refuse_single(Lanes* lanes, Lane* lane, const RowSpec* spec, RefusedRows* refused,
+                        Span* span, u64 now_us) noexcept nogil:
+    """End a task that waits, if it is refused. Return 1 if it was."""
+    if not _is_refused(lanes, spec, refused, span, 0, now_us):
+        return 0
+    lane_take_row(lanes, lane, span.ticket, span)
+    _lost_with(lanes, span, REFUSED, now_us)
+    return 1
+
+
+cdef u64 _refuse_rows(Lanes* lanes, Lane* lane, const RowSpec* spec, RefusedRows* refused,
+                      const Span* span, u64 now_us) noexcept nogil:
+    """End the slots of the rows of a chunk that are refused. The lane passes over them later, as
+    over cancelled ones. Return how many there were."""
+    cdef Task* task = task_of(lanes, span.ticket)
+    cdef Value why
+    cdef u64 found = 0
+    cdef u32 k, row
+    for k in range(span.rows):
+        row = span.first + k
+        if chunk_ended_from(task, row, row + 1) or not _is_refused(lanes, spec, refused, span, k,
+                                                                   now_us):
+            continue
+        _output_text(REFUSED, strlen(REFUSED), &why)
+        chunk_end_rows(lanes, lane, task, row, 1, REPLICA_LOST, &why, now_us)
+        value_drop(&why)
+        found += 1
+    return found
+
+
+cdef u64 lane_refuse(Lanes* lanes, Lane* lane, const RowSpec* spec, RefusedRows* refused, u64 first,
+                     u64 now_us) noexcept nogil:
+    cdef Task* task
+    cdef Span span
+    cdef u64 pos, found = 0
+    memset(&span, 0, sizeof(Span))
+    for pos in range(first, lane.seen):
+        span.ticket = ticket_of(lane.id, pos)
+        task = task_of(lanes, span.ticket)
+        if task == NULL or task.phase != WAITING:
+            continue
+        span.first, span.rows = 0, 1
+        if task.slots == NULL:
+            found += _refuse_single(lanes, lane, spec, refused, &span, now_us)
+            continue
+        span.first = task.next_row
+        span.rows = <u16> (task.rows - task.next_row)
+        found += _refuse_rows(lanes, lane, spec, refused, &span, now_us)
+    return found
+
+
+cdef void lane_refuse_all(Lanes* lanes, Lane* lane, const RowSpec* spec, RefusedRows* refused,
+                          u64 now_us) noexcept nogil:
+    cdef size_t i = lane.retry.size()
+    cdef Span span
+    cdef Task* task
+    while i:
+        i -= 1
+        span = lane.retry[0][i]
+        task = task_of(lanes, span.ticket)
+        if task == NULL:
+            continue
+        if task.slots != NULL:
+            _refuse_rows(lanes, lane, spec, refused, &span, now_us)
+        elif task.phase == WAITING:
+            _refuse_single(lanes, lane, spec, refused, &span, now_us)
+    lane_refuse(lanes, lane, spec, refused, lane.head, now_us)
+
+
+cdef bint batch_leave_out(Batch* batch, Lanes* lanes, const RowSpec* spec, RefusedRows* refused,
+                          u64 now_us) noexcept nogil:
+    cdef Span* kept = <Span*> malloc(<u64> batch.n * sizeof(Span))
+    cdef Span run, one
+    cdef Task* task
+    cdef u32 s, k, n = 0, count = 0
+    if kept == NULL:
+        return True                 # it is sent as it is
+    for s in range(batch.span_count):
+        run = batch.spans[s]
+        run.rows = 0
+        task = task_of(lanes, run.ticket)
+        for k in range(batch.spans[s].rows):
+            if not (task.slots != NULL and chunk_ended_from(task, run.first + run.rows,
+                                                            run.first + run.rows + 1)
+                    or refused.count and _is_refused(lanes, spec, refused, &batch.spans[s], k,
+                                                     now_us)):
+                run.rows += 1
+                continue
+            if run.rows:
+                kept[count] = run
+                count += 1
+                n += run.rows
+            one = run
+            one.first = batch.spans[s].first + k
+            one.rows = 1
+            _lost_with(lanes, &one, REFUSED, now_us)
+            run.first = one.first + 1
+            run.rows = 0
+        if run.rows:
+            kept[count] = run
+            count += 1
+            n += run.rows
+    free(batch.spans)
+    batch.spans = kept
+    batch.span_count = count
+    batch.n = n
+    return n > 0
 
 
 # -- outputs

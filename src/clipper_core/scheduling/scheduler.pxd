@@ -39,6 +39,7 @@ cdef enum CommandKind:          # from Python to the loop
     MOVE_CONNECTION = 6         # to the engine `to`, which gets its HELLO again
     ADOPT_CONNECTION = 7        # the receiving side of MOVE_CONNECTION
     SEND_FEEDBACK = 8           # FEEDBACK frame (data) with `number` rows; sent when idle
+    REFUSE_ROW = 9              # of `model`, whose key is `data`: refused before when_us
 
 cdef struct Command:
     u32 kind

@@ -11,13 +11,14 @@ next one. Before a batch is formed, rows at the head that cannot finish by their
 of that size are shed (docs/design.md, "Early drop").
 """
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 
 from clipper_core.results.completion cimport completion_flush
 from clipper_core.runtime.allocation cimport make_room
 from clipper_core.runtime.histogram cimport note
-from clipper_core.runtime.machine cimport eventfd_signal, i32, relaxed, seq_cst
+from clipper_core.runtime.machine cimport aligned_new, eventfd_signal, i32, relaxed, seq_cst, u16
 from clipper_core.runtime.ring cimport ring_row
+from clipper_core.runtime.row_hash cimport Key
 from clipper_core.runtime.status cimport (
     BAD_FRAME, DROPPED, FULL, NO_MEMORY, NO_REPLICA, OK, PENDING, Status,
 )
@@ -34,7 +35,8 @@ from clipper_core.scheduling.container_connection cimport (
 from clipper_core.scheduling.deferred_calls cimport deferred_calls_step
 from clipper_core.scheduling.lane cimport (
     Lane, Span, Task, lane_close, lane_head, lane_of, lane_shed, lane_take, lane_take_in,
-    lane_take_row, lanes_expire, lanes_next_ready, lanes_wake, span_end, task_due_us, task_of,
+    lane_take_row, lane_together, lanes_expire, lanes_next_ready, lanes_wake, span_end, task_due_us,
+    task_of,
 )
 from clipper_core.scheduling.model_state cimport (
     LANE_CLASSES, Candidate, CostBatch, another_can_finish, cost_batch_alone, cost_batch_choose,
@@ -44,8 +46,10 @@ from clipper_core.scheduling.model_state cimport (
     replica_set_forecast, replica_set_has_other, replica_set_learn, replica_set_must_pass,
     replica_set_pick, replica_set_reserve, replica_set_update_ejections, too_late,
 )
+from clipper_core.scheduling.refused_rows cimport RefusedRows, refused_rows_add
 from clipper_core.scheduling.replica cimport (
-    Batch, batch_drop, batch_new, replica_bare, replica_begin, replica_frame, replica_free,
+    Batch, Blame, batch_drop, batch_free, batch_leave_out, batch_new, lane_refuse, lane_refuse_all,
+    replica_bare, replica_begin, replica_frame, replica_free,
     replica_late, replica_lost, replica_new, replica_overdue, replica_send, replica_send_feedback,
 )
 from clipper_core.wire.codec cimport (
@@ -104,7 +108,7 @@ cdef u32 engine_open(EngineState* e, int fd, u64 now_us) noexcept nogil:
         i = e.slots_used
     slot = &e.connections[i]
     slot.attached, slot.gone = (<PendingEvent*> malloc(sizeof(PendingEvent)),
-                                <PendingEvent*> malloc(sizeof(PendingEvent)))
+                                <PendingEvent*> malloc(sizeof(PendingEvent) + sizeof(Blame)))
     slot.connection = (connection_new(&e.limits, now_us) if slot.attached != NULL
                        and slot.gone != NULL else NULL)
     if slot.connection == NULL:
@@ -187,10 +191,12 @@ cdef void engine_lost(EngineState* e, u32 conn, u32 status, u64 now_us) noexcept
     cdef ConnectionState* slot = engine_slot(e, conn)
     cdef Replica* gone
     cdef ModelState* model
+    cdef Blame blame
     cdef size_t i
     if slot == NULL:
         return
     gone = slot.replica
+    memset(&blame, 0, sizeof(Blame))
     if gone != NULL:
         model = e.models[slot.model]
         for i in range(model.replicas.size()):
@@ -199,14 +205,18 @@ cdef void engine_lost(EngineState* e, u32 conn, u32 status, u64 now_us) noexcept
                 model.replica_set.members.erase(model.replica_set.members.begin() + i)
                 break
         model.tally.replicas.fetch_sub(1, relaxed)
-        replica_lost(gone, e.lanes, now_us)
+        replica_lost(gone, e.lanes, &model.spec, &blame, now_us)
+        blame.model = slot.model
         _place(e, slot, NULL)
         replica_free(gone)
         _mark_ready(e, model)
     else:
         _unlist_unattached(e, slot)
     if slot.connection.protocol != 0 or slot.attached == NULL:
-        _add_prepared_event(e, &slot.gone, DISCONNECTED, conn, slot.model, status)
+        if slot.gone != NULL:
+            memcpy(<u8*> slot.gone + sizeof(PendingEvent), &blame, sizeof(Blame))
+        _add_prepared_event(e, &slot.gone, DISCONNECTED, conn, slot.model, status,
+                            sizeof(Blame) if blame.rows else 0)
     _forget_events(slot)                # a connection without HELLO was not reported
     connection_free(slot.connection)
     slot.connection = NULL
@@ -230,13 +240,13 @@ cdef void _add_event(EngineState* e, u32 kind, u32 conn, u32 model, u32 status, 
 
 
 cdef void _add_prepared_event(EngineState* e, PendingEvent** prepared, u32 kind, u32 conn,
-                              u32 model, u32 status) noexcept nogil:
-    """Add an event that was allocated when the connection was opened: so it cannot be lost if there
-    is no memory."""
+                              u32 model, u32 status, u64 nbytes) noexcept nogil:
+    """Add an event that was allocated when the connection was opened, with its data: so it cannot
+    be lost if there is no memory."""
     cdef PendingEvent* event = prepared[0]
     prepared[0] = NULL
     if event != NULL:
-        event.nbytes = 0
+        event.nbytes = nbytes
         _put_event(e, event, kind, conn, model, status)
 
 
@@ -380,6 +390,8 @@ cdef void _apply_command(EngineState* e, Command* command, u64 now_us) noexcept 
     if command.kind == SET_EARLIEST_REPLICA:
         e.models[command.model].replica_set.earliest_replica_us = command.when_us
         _mark_ready(e, e.models[command.model])
+    elif command.kind == REFUSE_ROW:
+        _refuse_row(e, e.models[command.model], <const Key*> command.data, command.when_us, now_us)
     if slot == NULL:
         return
     if command.kind == ATTACH:
@@ -397,6 +409,19 @@ cdef void _apply_command(EngineState* e, Command* command, u64 now_us) noexcept 
         _want_write(e, slot)
     elif command.kind == CLOSE_CONNECTION:
         _close_soon(e, slot)
+
+
+cdef void _refuse_row(EngineState* e, ModelState* model, const Key* key, u64 until_us,
+                      u64 now_us) noexcept nogil:
+    cdef size_t i
+    if model.refused == NULL:
+        model.refused = <RefusedRows*> aligned_new(sizeof(RefusedRows))
+    if model.refused == NULL:
+        return                  # no memory: it is not refused
+    refused_rows_add(model.refused, key, until_us, now_us)
+    for i in range(model.queue.lanes.size()):
+        lane_refuse_all(e.lanes, model.queue.lanes[0][i], &model.spec, model.refused, now_us)
+    _mark_ready(e, model)
 
 
 cdef void _attach(EngineState* e, ConnectionState* slot, Command* command,
@@ -432,7 +457,7 @@ cdef void _attach(EngineState* e, ConnectionState* slot, Command* command,
     model.replica_set.members.push_back(slot.replica)
     model.replica_set.earliest_replica_us = 0
     model.tally.replicas.fetch_add(1, relaxed)
-    _add_prepared_event(e, &slot.attached, ATTACHED, slot.conn, command.model, OK)
+    _add_prepared_event(e, &slot.attached, ATTACHED, slot.conn, command.model, OK, 0)
     _mark_ready(e, model)
 
 
@@ -559,6 +584,7 @@ cdef void _pump(EngineState* e, ModelState* model, u64 now_us) noexcept nogil:
     cdef u64 tight = model_queue_tightest(&model.queue, now_us, &model.replica_set.tight_us)
     cdef u64 ticket
     cdef u32 n
+    cdef u16 together
     cdef i32 who
     cdef ConnectionState* slot
     cdef Lane* lane
@@ -589,13 +615,19 @@ cdef void _pump(EngineState* e, ModelState* model, u64 now_us) noexcept nogil:
         if model.by_cost == NULL and replica_set_must_pass(&model.replica_set, slot.replica, lane):
             slot.replica.passed = model.replica_set.round
             continue
+        together = lane_together(e.lanes, lane, ticket)
+        if together and slot.replica.in_flight:
+            slot.replica.passed = model.replica_set.round
+            continue
+        if together:
+            n = min(n, <u32> together)
         model.hold_until_us = batcher_hold_until(&slot.replica.batcher, <u32> waiting,
                                                  task_of(e.lanes, ticket).submit_us,
                                                  task_due_us(task_of(e.lanes, ticket)))
         if model.hold_until_us > now_us:
             break
         model.hold_until_us = 0
-        if not _send(e, model, slot, lane, ticket, n, now_us):
+        if not _send(e, model, slot, lane, ticket, n, together, now_us):
             break
         waiting = model_queue_waiting(&model.queue)
         tight = model_queue_tightest(&model.queue, now_us, &model.replica_set.tight_us)
@@ -628,7 +660,7 @@ cdef u64 _wire_bytes(ModelState* model, ConnectionState* slot, Task* task) noexc
 
 
 cdef bint _send(EngineState* e, ModelState* model, ConnectionState* slot, Lane* lane, u64 ticket,
-                u32 n,
+                u32 n, u16 together,
                 u64 now_us) noexcept nogil:
     cdef Batch* batch = batch_new(n)
     cdef Status status
@@ -638,6 +670,11 @@ cdef bint _send(EngineState* e, ModelState* model, ConnectionState* slot, Lane* 
         _fill(e, model, slot, batch, lane, ticket, n, now_us)
     else:
         _fill_by_cost(e, model, slot, batch)
+    if model.refused != NULL and not batch_leave_out(batch, e.lanes, &model.spec, model.refused,
+                                                     now_us):
+        batch_free(batch)
+        return True
+    slot.replica.exclusive = together > 0
     status = replica_send(slot.replica, e.lanes, &model.spec, batch, now_us)
     if status != OK:
         batch_drop(e.lanes, batch, status, now_us)
@@ -655,8 +692,11 @@ cdef void _fill(EngineState* e, ModelState* model, ConnectionState* slot, Batch*
     cdef Task* task
     cdef Span* span
     cdef u64 nbytes = 0, fitting
+    cdef u16 together = lane_together(e.lanes, lane, ticket)
     batch.slo_us = batch.first_due_us = NEVER
     while lane != NULL and batch.n < n:
+        if lane_together(e.lanes, lane, ticket) != together:
+            break
         task = task_of(e.lanes, ticket)
         if batch.n and replica_set_must_pass(&model.replica_set, slot.replica, lane):
             break
@@ -723,9 +763,10 @@ cdef void _fill_by_cost(EngineState* e, ModelState* model, ConnectionState* slot
 cdef void _take_in(EngineState* e, u64 now_us) noexcept nogil:
     cdef Lane* lane = lanes_next_ready(e.lanes)
     cdef ModelState* model
-    cdef u64 own
+    cdef u64 own, first
     while lane != NULL:
         model = e.models[lane.model]
+        first = lane.seen
         if lane.used_us == 0:
             if not model_queue_add(&model.queue, lane, _gate_of(model, lane)):
                 lane_close(e.lanes, lane, NO_MEMORY, now_us)
@@ -733,6 +774,8 @@ cdef void _take_in(EngineState* e, u64 now_us) noexcept nogil:
                 lane = lanes_next_ready(e.lanes)
                 continue
         own = lane_take_in(e.lanes, lane, now_us)
+        if model.refused != NULL and model.refused.count:
+            own -= min(own, lane_refuse(e.lanes, lane, &model.spec, model.refused, first, now_us))
         if lane.chunk_rows == 0:        # an array arrives at once: the forecast counts its waiting
                                         # rows
             # joined rows cost no replica time

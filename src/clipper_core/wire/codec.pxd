@@ -78,6 +78,8 @@ cpdef enum Flag:
                                 # query
     QUALIFIERS = 128   # REPLY only: u32 lengths, then the qualifiers of each row (msgpack,
                        # opaque here)
+    PARTIAL = 256      # REPLY only: it answers the first rows of its batch that are not answered
+                       # yet; further replies to the batch follow
 
 cdef struct Header:
     u8 kind
@@ -102,6 +104,7 @@ cdef struct Rows:             # an opened payload: pointers into it, which were 
     const u8* data              # of all rows; COMPRESSED: the LZ4 block of them
     u64 data_bytes
     const u32* lengths          # variable rows: elements of each, 4-byte aligned; else NULL
+    u64 output_bytes_max        # of a REPLY with variable rows beyond this limit; else 0
     const u64* sessions         # or NULL
     const float* confidence     # or NULL
     const u32* qualifier_bytes  # of each row, at most QUALIFIERS_MAX; or NULL
@@ -116,7 +119,8 @@ cdef void header_encode(const Header* header, u8* out) noexcept nogil
 # Return OK; PENDING when n < 64; BAD_FRAME; or TOO_LARGE. `out` is written only when OK.
 cdef Status header_decode(const u8* bytes, u64 n, const Limits* limits, Header* out) noexcept nogil
 # Open the payload of a PREDICT or REPLY, which has header.payload_bytes bytes, 8-byte aligned.
-# Return OK, BAD_FRAME or TOO_LARGE. The header is checked again, because it may come from another
+# Return OK, BAD_FRAME or TOO_LARGE; after TOO_LARGE `out` is complete if its output_bytes_max is
+# set. The header is checked again, because it may come from another
 # source; payload_crc is not, because the receiver of the bytes has checked it.
 cdef Status rows_open(const Header* header, const u8* payload, const Limits* limits,
                       Rows* out) noexcept nogil

@@ -57,6 +57,7 @@ class Flag(IntFlag):
     SHARED = 32
     SESSIONS = 64
     QUALIFIERS = 128
+    PARTIAL = 256
 
 class FrameHeader(NamedTuple):
     kind: int
@@ -119,6 +120,7 @@ def encode_rows(
     search: int = ...,
     sessions: Sequence[int] | NDArray[Any] | None = None,
     qualifiers: Sequence[bytes] | None = None,
+    partial: bool = False,
 ) -> bytes: ...
 def encode_feedback(
     inputs: NDArray[Any] | Sequence[Any],

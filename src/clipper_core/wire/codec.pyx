@@ -25,7 +25,8 @@ from struct import iter_unpack
 import numpy as np
 
 from clipper_core.runtime.dtype cimport (
-    BOOL, BYTES, F16, F32, F64, I16, I32, I64, I8, STR, U16, U32, U64, U8, itemsize,
+    BOOL, BYTES, F16, F32, F64, I16, I32, I64, I8, STR, U16, U32, U64, U8, are_bools,
+    itemsize,
 )
 from clipper_core.runtime.machine cimport relaxed
 from clipper_core.runtime.status cimport BAD_FRAME, BAD_INPUT, OK, PENDING, TOO_LARGE, raise_for
@@ -446,7 +447,7 @@ cdef enum:
     MAGIC = 0x52504C43                # "CLPR"
     CRC_AT = 60
     FLAGS = (VARIABLE | CONFIDENCE | ROW_STATUS | COMPRESSED | CHECKED | SHARED | SESSIONS
-             | QUALIFIERS)
+             | QUALIFIERS | PARTIAL)
 
 
 # -- headers
@@ -536,8 +537,9 @@ cdef bint _is_batch(const Header* header) noexcept nogil:
     if header.flags & SHARED and (header.kind != PREDICT or header.flags & ~(SHARED | CHECKED)
                                   or header.payload_bytes == 0 or header.payload_bytes % RUN_BYTES):
         return False
-    if (header.flags & SESSIONS and header.kind != PREDICT) or (header.flags & QUALIFIERS
-                                                                and header.kind != REPLY):
+    if header.flags & SESSIONS and header.kind != PREDICT:
+        return False
+    if header.flags & (QUALIFIERS | PARTIAL) and header.kind != REPLY:
         return False
     if header.flags & VARIABLE:
         return header.rank == 1 and header.dims[0] == 0
@@ -605,15 +607,6 @@ cdef bint _take(Cursor* cursor, u64 n, const u8** part) noexcept nogil:
     return True
 
 
-cdef bint _are_flags(const u8* bytes, u64 n) noexcept nogil:
-    """Return whether every byte is 0 or 1."""
-    cdef u8 seen = 0
-    cdef u64 i
-    for i in range(n):
-        seen |= bytes[i]
-    return seen <= 1
-
-
 cdef Status _open_fixed(const Header* header, const Limits* limits, Cursor* cursor,
                         Rows* out) noexcept nogil:
     if not _row_bytes(header, &out.row_bytes):
@@ -637,7 +630,7 @@ cdef Status _open_variable(const Header* header, const Limits* limits, Cursor* c
         total += out.lengths[i]
         longest = max(longest, out.lengths[i])
     if header.kind == REPLY and <u64> longest * item > limits.output_bytes_max:
-        return TOO_LARGE
+        out.output_bytes_max = limits.output_bytes_max
     if header.flags & COMPRESSED:
         return _open_compressed(limits, cursor, total, out)
     if total > cursor.left // item:
@@ -679,6 +672,7 @@ cdef Status rows_open(const Header* header, const u8* payload, const Limits* lim
     cdef Cursor cursor
     cdef const u8* part = NULL
     cdef Status status = _judge(header, limits)
+    out.output_bytes_max = 0
     if status != OK:
         return status
     # a batch whose rows are in shared memory
@@ -694,7 +688,7 @@ cdef Status rows_open(const Header* header, const u8* payload, const Limits* lim
         status = _open_fixed(header, limits, &cursor, out)
     if status != OK:
         return status
-    if header.dtype == BOOL and not _are_flags(out.data, out.data_bytes):
+    if header.dtype == BOOL and not are_bools(out.data, out.data_bytes):
         return BAD_FRAME
     if header.flags & SESSIONS:
         if not _take(&cursor, <u64> out.n * sizeof(u64), &part):
@@ -709,12 +703,14 @@ cdef Status rows_open(const Header* header, const u8* payload, const Limits* lim
         if status != OK:
             return status
     if header.flags & ROW_STATUS:
-        if not _take(&cursor, out.n, &out.status) or not _are_flags(out.status, out.n):
+        if not _take(&cursor, out.n, &out.status) or not are_bools(out.status, out.n):
             return BAD_FRAME
         out.text = cursor.at
         out.text_bytes = cursor.left
         cursor.left = 0
-    return OK if cursor.left == 0 else BAD_FRAME
+    if cursor.left:
+        return BAD_FRAME
+    return TOO_LARGE if out.output_bytes_max else OK
 
 
 cdef u64 rows_data_bytes(const Header* header, const Rows* rows) noexcept nogil:
@@ -995,29 +991,35 @@ cdef object _list_payload(list rows, object search):
     number = _numbers.get(arrays[0].dtype)
     if number is None or any([row.dtype != arrays[0].dtype or row.ndim != 1 for row in arrays]):
         raise_for(BAD_INPUT, "rows are all str, all bytes, or 1-d arrays of one numeric dtype")
-    return number, _variable([row.tobytes() for row in arrays], itemsize(number), None)
+    return number, _variable([_bytes_of(row) for row in arrays], itemsize(number), None)
+
+
+cdef bytes _bytes_of(object rows):
+    """Return the bytes of an array; bools as 0 and 1, whatever numpy holds."""
+    return (rows.view(np.uint8) != 0).tobytes() if rows.dtype == np.bool_ else rows.tobytes()
 
 
 def encode_rows(int kind, rows, *, confidence=None, status=None, str text="", id=0, time_us=0,
                 checked=False,
-                compressed=False, search=LITERALS, sessions=None, qualifiers=None):
+                compressed=False, search=LITERALS, sessions=None, qualifiers=None, partial=False):
     """A whole PREDICT or REPLY frame of `rows`. Threads: any.
 
     rows: ndarray (n, *shape) of a numeric dtype, at most 4 dimensions a row; or a list of str, of
     bytes, or of 1-d arrays that differ in length. sessions: n u64. confidence: n floats.
     qualifiers: n bytes, opaque. status: n of 0 (fine) or 1 (failed), `text` is the reason.
-    compressed: str rows travel as an LZ4 block, made by `search` (lz4.Search). Raises BAD_INPUT.
+    compressed: str rows travel as an LZ4 block, made by `search` (lz4.Search). partial: further
+    replies to the batch follow. Raises BAD_INPUT.
     """
-    cdef int flags = 0
+    cdef int flags = PARTIAL if partial else 0
     if isinstance(rows, np.ndarray):
-        dtype, shape, payload = _numbers.get(rows.dtype), rows.shape[1:], _padded(rows.tobytes())
+        dtype, shape, payload = _numbers.get(rows.dtype), rows.shape[1:], _padded(_bytes_of(rows))
         if dtype is None or rows.ndim == 0:
             raise_for(BAD_INPUT,
                       f"no rows of the wire: an array of {rows.dtype}, shape {rows.shape}")
     else:
         rows = list(rows)
         (dtype, payload), shape = _list_payload(rows, search if compressed else None), (0,)
-        flags = VARIABLE | (COMPRESSED if compressed else 0)
+        flags |= VARIABLE | (COMPRESSED if compressed else 0)
     if sessions is not None:
         flags |= SESSIONS
         payload += np.asarray(sessions, "<u8").tobytes()

@@ -45,6 +45,9 @@ cdef inline u64 row_word(Blob* blob, u32 i) noexcept nogil:
 cdef inline Blob* blob_of(u64 word) noexcept nogil:       # word: with TAG_BLOB or TAG_ROW
     return <Blob*> (word & ((<u64> 1 << ROW_SHIFT) - 1))
 cdef void* blob_data(Blob* blob) noexcept nogil
+# Where the output of a word begins, with TAG_BLOB or TAG_ROW; its confidence, if the blob has one.
+cdef const u8* word_data(u64 word) noexcept nogil
+cdef float word_confidence(u64 word) noexcept nogil
 cdef void blob_drop(Blob* blob, u32 refs=*) noexcept nogil
 cdef void value_hold(Value* value) noexcept nogil     # one more reference, if it is a blob
 cdef void value_drop(Value* value) noexcept nogil

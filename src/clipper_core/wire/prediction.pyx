@@ -121,12 +121,11 @@ cdef void* blob_data(Blob* blob) noexcept nogil:
     return <char*> blob + sizeof(Blob)
 
 
-cdef inline const u8* _data_of(u64 word) noexcept nogil:
-    """Return where the output of a word begins that is a blob or a row of one."""
+cdef const u8* word_data(u64 word) noexcept nogil:
     return <u8*> blob_data(blob_of(word)) + (word >> ROW_SHIFT) * blob_of(word).nbytes
 
 
-cdef float _confidence_of(u64 word) noexcept nogil:
+cdef float word_confidence(u64 word) noexcept nogil:
     cdef Blob* blob = blob_of(word)
     cdef float confidence = blob.confidence
     if blob.rows:
@@ -189,7 +188,7 @@ cdef object _array(u64 word):
     cdef object raw
     cdef _SharedBytes shared
     cdef Blob* blob = blob_of(word)
-    cdef const u8* data = _data_of(word)
+    cdef const u8* data = word_data(word)
     if blob.rows or blob.nbytes < SHARED_FROM:
         raw = PyBytes_FromStringAndSize(<const char*> data, <Py_ssize_t> blob.nbytes)
         data = <const u8*> PyBytes_AS_STRING(raw)
@@ -218,7 +217,7 @@ cdef object value_object(Value* value):
     if blob.dtype == BYTES:
         return _array(value.word)
     if blob.rank == 0:
-        memcpy(&word, _data_of(value.word), blob.nbytes if blob.nbytes < 8 else 8)
+        memcpy(&word, word_data(value.word), blob.nbytes if blob.nbytes < 8 else 8)
         return _scalar(blob.dtype, word)
     return _array(value.word)
 
@@ -226,7 +225,7 @@ cdef object value_object(Value* value):
 cdef object value_confidence(Value* value):
     if not value.tag & TAG_BLOB or not blob_of(value.word).has_confidence:
         return None
-    return _confidence_of(value.word)
+    return word_confidence(value.word)
 
 
 cdef object value_prediction(Value* value):
@@ -390,7 +389,7 @@ cdef void _copy_blobs(const Seen* c, u8* to, u64 nbytes) noexcept nogil:
             while (i + n < c.n and c.state[i + n] == OK
                    and c.of.word[i + n] == c.of.word[i] + (<u64> n << ROW_SHIFT)):
                 n += 1
-            memcpy(to + i * nbytes, _data_of(c.of.word[i]), n * nbytes)
+            memcpy(to + i * nbytes, word_data(c.of.word[i]), n * nbytes)
         i += n
 
 
@@ -533,7 +532,7 @@ cdef object column_confidences(const Column* column):
     for i in range(column.n):
         if (column.state[i].load(acquire) == OK and column.tag[i] & TAG_BLOB
             and blob_of(column.word[i]).has_confidence):
-            to[i] = _confidence_of(column.word[i])
+            to[i] = word_confidence(column.word[i])
             if to[i] != to[i]:
                 to[i] = 0
     return confidences

@@ -23,7 +23,7 @@ from libcpp.vector cimport vector
 import numpy as np
 
 from clipper_core.runtime.dtype cimport (
-    BOOL, BYTES, F32, F64, I16, I32, I64, I8, STR, U16, U32, U64, U8, all_finite,
+    BOOL, BYTES, F32, F64, I16, I32, I64, I8, STR, U16, U32, U64, U8, all_finite, are_bools,
 )
 from clipper_core.runtime.status cimport BAD_INPUT, raise_for
 
@@ -181,6 +181,9 @@ cdef bint _array(const RecordPart* part, cnp.ndarray array, Taken* taken) noexce
     if (cnp.PyArray_TYPE(array) != part.typenum or cnp.PyArray_NDIM(array) != part.rank
             or not cnp.PyArray_ISCARRAY_RO(array)):
         return False
+    if part.dtype == BOOL and not are_bools(<const u8*> cnp.PyArray_DATA(array),
+                                            <u64> cnp.PyArray_NBYTES(array)):
+        return False
     for k in range(part.rank):
         taken.dims[k] = cnp.PyArray_DIM(array, k)
         if taken.dims[k] != part.dims[k] and (part.dims[k] >= 0 or taken.dims[k] > 0xFFFFFFFF):
@@ -310,7 +313,7 @@ cdef class RecordLayout:
         cdef const RecordPart* part = &self.shape.parts[k]
         cdef cnp.npy_intp[DIMS_MAX] dims
         cdef cnp.ndarray array
-        cdef u64 i
+        cdef u32 i
         if part.dtype == BYTES:
             return PyBytes_FromStringAndSize(<const char*> data, <Py_ssize_t> place.nbytes)
         if part.dtype == STR:
@@ -318,9 +321,8 @@ cdef class RecordLayout:
                 return PyUnicode_DecodeUTF8(<const char*> data, <Py_ssize_t> place.nbytes, NULL)
             except UnicodeDecodeError:
                 return None
-        for i in range(place.nbytes if part.dtype == BOOL else 0):
-            if data[i] > 1:
-                return None
+        if part.dtype == BOOL and not are_bools(data, place.nbytes):
+            return None
         if part.rank == 0:
             return PyArray_Scalar(<void*> data, self.types[k], None)
         for i in range(part.rank):
@@ -363,6 +365,9 @@ def pack_vectors(list columns, list dtypes):
             if (cnp.PyArray_TYPE(array) != types[k] or cnp.PyArray_NDIM(array) != 1
                     or not cnp.PyArray_ISCARRAY_RO(array)
                     or cnp.PyArray_DIM(array, 0) > 0xFFFFFFFF):
+                return None
+            if types[k] == cnp.NPY_BOOL and not are_bools(<const u8*> cnp.PyArray_DATA(array),
+                                                          <u64> cnp.PyArray_NBYTES(array)):
                 return None
             at += (cnp.PyArray_NBYTES(array) + 7) & ~<i64> 7
         begins[i + 1] = at

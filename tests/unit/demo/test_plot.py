@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from clipper.demo import picture, plot
-from clipper.demo.online_learning import LearningEvent, Sample, Story
+from clipper.demo.online_learning import LearningEvent, LearningSample, Story
 
 MODELS = ("forest", "svm")
 
@@ -24,7 +24,8 @@ def story(*samples: tuple[float, float], events: tuple[LearningEvent, ...] = ())
             "stacking": {"forest": 0.5, "svm": 0.5},
         }
         counts = {"exp3": 10 * number, "stacking": 20 * number}
-        recorded.samples.append(Sample(at_s, shares, counts, {"exp3": number, "stacking": 0}))
+        errors = {"exp3": number, "stacking": 0}
+        recorded.samples.append(LearningSample(at_s, shares, counts, errors))
     return recorded
 
 
@@ -109,7 +110,9 @@ def test_errors_of_late_and_in_all() -> None:
     recorded = story(*((float(i), 0.5) for i in range(20)))
     last = recorded.samples[-1]
     recorded.samples.append(
-        Sample(20.0, last.shares, {"exp3": 290, "stacking": 400}, {"exp3": 69, "stacking": 0})
+        LearningSample(
+            20.0, last.shares, {"exp3": 290, "stacking": 400}, {"exp3": 69, "stacking": 0}
+        )
     )
     assert recorded.whole_error("exp3") == 69 / 290
     assert recorded.recent_error("exp3") == (69 - 15) / (290 - 150)
@@ -121,10 +124,10 @@ def test_the_picture(tmp_path: Path) -> None:
     code = """
 import sys
 from clipper.demo import picture
-from clipper.demo.online_learning import LearningEvent, Sample, Story
+from clipper.demo.online_learning import LearningEvent, LearningSample, Story
 shares = {"exp3": {"forest": 0.7, "svm": 0.3}, "stacking": {"forest": 0.5, "svm": 0.5}}
 counts = [{"exp3": n, "stacking": n} for n in range(20)]
-samples = [Sample(float(n), shares, counts[n], counts[n // 5]) for n in range(20)]
+samples = [LearningSample(float(n), shares, counts[n], counts[n // 5]) for n in range(20)]
 story = Story(("exp3", "stacking"), ("forest", "svm"), samples, [LearningEvent(5.0, "svm gives wrong labels", "svm", "d")])
 picture.check()
 picture.draw(story, sys.argv[1])

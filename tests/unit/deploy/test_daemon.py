@@ -13,15 +13,17 @@ from typing import Any
 
 import pytest
 
-from clipper.deploy import EventKind, ReplicaState, RestartPolicy
 from clipper.deploy.deployer import ContainerSpec
-from clipper.deploy.deployers import Deployers, placing
-from clipper.deploy.docker.containers import describe_end
+from clipper.deploy.deployers import ContainerKinds, placing
 from clipper.deploy.docker.daemon import Daemon, Owner, _gpus, close_when
-from clipper.errors import DeployFailed, InvalidInput
+from clipper.deploy.docker.engine_container import describe_end
+from clipper.deploy.replicas import ReplicaDeployer
+from clipper.errors import DeployFailed, InvalidInput, ShuttingDown
+from clipper.processes import ChildState, NoticeKind, Supervisor
 from clipper.settings.docker import DockerSettings
 from clipper.state_dir import StateDir
 from clipper.version import VERSION
+from tests.unit.deploy.test_process import Events
 
 
 def error_text(kind: str, where: str, tmp_path: Path) -> str:
@@ -79,29 +81,30 @@ def test_the_package_is_imported_only_when_it_is_used() -> None:
 def test_a_replica_that_cannot_be_started_fails_with_the_reason_and_can_be_started_again(
     tmp_path: Path,
 ) -> None:
-    events = []
+    events = Events()
     settings = DockerSettings(socket=f"unix://{tmp_path}/not-there.sock")
-    deployers = Deployers(events.append, RestartPolicy(), settings, Owner(tmp_path))
+    supervisor = Supervisor()
+    supervisor.start()
+    containers = ContainerKinds(supervisor, settings, Owner(tmp_path))
+    deployer = ReplicaDeployer(supervisor, containers, events)
     spec = ContainerSpec(
         name="svm", target="json:loads", connect="unix:/x", deployer="docker", needs=needs()
     )
     try:
         for _ in range(2):
-            deployers.start(spec)
-            while not (events and events[-1].kind is EventKind.FAILED):
-                os.sched_yield()
-            (status,) = deployers.list()
-            assert status.state is ReplicaState.FAILED
+            deployer.start(spec)
+            events.next(NoticeKind.FAILED)
+            (status,) = deployer.list()
+            assert status.state is ChildState.SHORT, "it is tried until the engine is there"
             assert "there is no such socket" in status.detail
             assert status.pid == 0, "nothing runs"
-            assert "there is no such socket" in deployers.logs("svm", 1, 0)[-1]
-            assert not deployers.restart("svm", 1, 0, 1)
-            deployers.stop("svm")
-            events.clear()
+            assert not deployer.restart("svm", 1, 0, 1)
+            deployer.stop("svm")
     finally:
-        deployers.close()
-    with pytest.raises(RuntimeError, match="closed"):
-        deployers.start(spec)
+        deployer.close()
+        supervisor.end()
+    with pytest.raises(ShuttingDown, match="closed"):
+        deployer.start(spec)
 
 
 @pytest.mark.parametrize(

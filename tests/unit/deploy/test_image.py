@@ -3,6 +3,7 @@ bytes."""
 
 import importlib.metadata
 import io
+import os
 import re
 import subprocess
 import sys
@@ -16,7 +17,9 @@ from clipper.deploy import pack
 from clipper.deploy.deployer import spec_of
 from clipper.deploy.docker import image
 from clipper.deploy.docker.image import Image, image_of
+from clipper.deploy.docker.program_image import image_of_model
 from clipper.deploy.needs import needs_of
+from clipper.deploy.packages import folders
 from clipper.deploy.packages.pins import pinned
 from clipper.errors import PackagingError
 from clipper.types import InputType, Model
@@ -78,7 +81,7 @@ def made(model: Model, base: str = "") -> Image:
 def folder_of(tmp_path: Path, **files: str) -> Path:
     folder = tmp_path / "code"
     for name, text in files.items():
-        path = folder / name.replace("__", "/")
+        path = folder / name.replace("__", "/").replace("-init-", "__init__")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return folder
@@ -154,13 +157,19 @@ def test_what_was_requested_stays_as_it_was_requested(tmp_path: Path) -> None:
     assert not any(line.startswith("numpy==") for line in lines)
 
 
-def test_code_beside_a_module_goes_in_but_not_what_lies_there_by_chance(tmp_path: Path) -> None:
+def test_what_a_module_needs_goes_in_but_not_what_lies_there_by_chance(tmp_path: Path) -> None:
     folder = folder_of(
         tmp_path,
         **{
-            "mine.py": "import sklearn.svm\nfrom . import nothing\n",
+            "mine.py": "import sklearn.svm\nimport sub.deep\nopen('weights.bin')\n",
             "weights.bin": "w",
+            "sub__-init-.py": "",
             "sub__deep.py": "import json\n",
+            "sub__tls.key": "secret",
+            "up.out": "log",
+            "clipper.toml": "password",
+            "out__models__svm__code__0__mine.py": "",
+            "unused.py": "",
             ".env": "secret",
             "prod.env": "secret",
             "tls.key": "secret",
@@ -179,8 +188,8 @@ def test_code_beside_a_module_goes_in_but_not_what_lies_there_by_chance(tmp_path
     model = Model("svm", 1, InputType.parse("any"), target="mine:total", code=(str(folder),))
     found = made(model)
     assert [name for name in sorted(found.files) if name.startswith("code/")] == [
-        "code/0/broken.py",
         "code/0/mine.py",
+        "code/0/sub/__init__.py",
         "code/0/sub/deep.py",
         "code/0/weights.bin",
     ]
@@ -190,11 +199,30 @@ def test_code_beside_a_module_goes_in_but_not_what_lies_there_by_chance(tmp_path
     assert "COPY code /code\n" in found.dockerfile
     assert "COPY model" not in found.dockerfile
     assert b"scikit-learn==" in found.files["requirements.txt"]
+    (folder / "up.out").write_text("more of it")
+    (folder / "another.py").write_text("import torch\n")
+    assert made(model).name == found.name  # the same code, the same tag
+
+
+def test_a_file_name_that_is_not_utf_8_goes_in(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, **{"serve.sh": "#!/bin/sh\n"})
+    (folder / "serve.sh").chmod(0o755)
+    odd = os.fsdecode(b"weights-\xff.bin")
+    (folder / odd).write_bytes(b"w")
+    words = ("./serve.sh", str(folder))
+    model = Model("svm", 1, InputType.parse("any"), command=words, folder=str(folder))
+    found = image_of_model(model)
+    place = next(name for name in found.files if name.endswith(odd))
+    with tarfile.open(fileobj=io.BytesIO(found.context())) as tar:
+        assert place in tar.getnames()
+    found.write(tmp_path / "out")
+    assert (tmp_path / "out" / place).read_bytes() == b"w"
 
 
 def test_a_folder_that_is_too_much_is_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(folders, "CONTEXT_BYTES_MAX", 4)
     monkeypatch.setattr(image, "CONTEXT_BYTES_MAX", 4)
     folder = folder_of(tmp_path, **{"mine.py": "x = 1\n"})
     model = Model("svm", 1, InputType.parse("any"), target="mine:x", code=(str(folder),))

@@ -21,8 +21,10 @@ from clipper.deploy.ray import ingress
 from clipper.deploy.ray.ingress import Backend, Ingress
 from clipper.errors import ConfigError
 from tests.memory_container import wait_until
+from tests.processes import Program
+from tests.threads import join
 
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 
 
 class FakeServer:
@@ -78,7 +80,7 @@ class FakeServer:
         self.held.set()
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join()
+        join(self._thread)
 
 
 @pytest.fixture
@@ -419,7 +421,7 @@ server.serve_forever()
 
 
 @contextlib.contextmanager
-def machine() -> Iterator[tuple[subprocess.Popen[str], str]]:
+def machine() -> Iterator[tuple[Program, str]]:
     """Run FAR in a network of its own; yield its process and the name of the link to it."""
     if os.getuid() != 0 or shutil.which("ip") is None:
         pytest.skip("only root can make a network, with iproute2")
@@ -434,15 +436,10 @@ def machine() -> Iterator[tuple[subprocess.Popen[str], str]]:
     ):
         subprocess.run(["ip", *words], check=True)
     inside = ["ip", "netns", "exec", link, sys.executable, "-c", FAR]
-    with subprocess.Popen(
-        inside, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as process:
+    with Program(*inside, until="listens\n") as process:
         try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "listens\n"
             yield process, link
         finally:
-            process.kill()
             subprocess.run(["ip", "link", "del", f"{link}h"], check=True)
             subprocess.run(["ip", "netns", "del", link], check=True)
 
@@ -459,8 +456,7 @@ def test_a_connection_to_a_server_that_was_taken_out_ends_with_its_machine(
         host, port = ingress.host_port(front.addresses["http"])
         with socket.create_connection((host, port), timeout=3 * PATIENCE_S) as client:
             client.sendall(b"GET /hold HTTP/1.1\r\nHost: far\r\n\r\n")
-            assert process.stdout is not None
-            assert process.stdout.readline() == "held\n"
+            process.until("held\n")
             front.route([])
             subprocess.run(["ip", "-n", link, "link", "set", "eth0", "down"], check=True)
             if sends:

@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -205,14 +206,66 @@ def test_module_targets(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     package = pack("local_thing:predict", "m", 1, tmp_path)
     assert (package.target, package.kind, package.sha256) == ("local_thing:predict", "module", "")
-    assert package.code == (str(tmp_path),)
+    (copy, home) = package.code
+    assert home == str(tmp_path)
+    assert Path(copy, "local_thing.py").read_text().startswith("raise RuntimeError")
     assert pack("numpy:sum", "m", 1, tmp_path).code == ()
     assert pack("not.there:f", "m", 1, tmp_path).code == ()
-    assert pack(shifted, "m", 1, tmp_path, code=[str(tmp_path / "local_thing.py")]).code == (
-        str(tmp_path),
-    )
+    given = pack(shifted, "m", 1, tmp_path, code=[str(tmp_path / "local_thing.py")])
+    assert given.code[1:] == (str(tmp_path),)
+    assert Path(given.code[0], "local_thing.py").is_file()
     with pytest.raises(PackagingError, match="no such file"):
         pack(shifted, "m", 1, tmp_path, code=["absent.py"])
+
+
+@functools.lru_cache(3)
+def fibonacci(n):
+    return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
+
+
+class Named:
+    """An object that a pickle only names, as those of some C extensions."""
+
+    def __init__(self):
+        self.__qualname__ = "named"
+
+    def __call__(self, rows):
+        return rows
+
+    def __reduce_ex__(self, protocol):
+        return "named"
+
+
+named = Named()
+
+
+def test_a_function_with_a_cache_travels_with_an_empty_one(tmp_path):
+    assert fibonacci(20) == 6765
+    package = pack(lambda rows: [fibonacci(int(n)) for n in rows], "m", 1, tmp_path)
+    found = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys, numpy as np\n"
+            "from clipper_container.loading.targets import load_target\n"
+            "from clipper_container.model import as_model\n"
+            "f = load_target(sys.argv[1])\n"
+            "print(f(np.array([20])), f.__globals__['fibonacci'].cache_parameters())",
+            package.target,
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout == "[6765] {'maxsize': 3, 'typed': False}\n"
+
+
+def test_what_a_pickle_only_names_is_refused_by_name(tmp_path):
+    def uses(rows):
+        return named(rows)
+
+    with pytest.raises(PackagingError, match=r"cannot ship 'uses': .* \(variable 'named'"):
+        pack(uses, "m", 1, tmp_path)
 
 
 def test_inputs_are_inferred():
@@ -228,11 +281,20 @@ def test_estimators_travel(tmp_path):
     from sklearn.svm import LinearSVC
 
     x, y = np.random.default_rng(1).random((40, 4)), np.arange(40) % 2
-    svm = LinearSVC().fit(x, y)
+    svm = LinearSVC(dual="auto").fit(x, y)
     for thing in (svm, svm.predict):
         package = pack(thing, "svm", 1, tmp_path)
         assert package.input == "f64[4]"
         np.testing.assert_array_equal(loaded(package).predict_batch(x), svm.predict(x))
+
+
+def test_a_file_that_is_not_there_is_named_with_its_folder_and_one_like_it(tmp_path):
+    (tmp_path / "model.onnx").write_text("")
+    with pytest.raises(PackagingError) as caught:
+        pack(str(tmp_path / "modle.onnx"), "m", 1, tmp_path / "out")
+    assert f"in {tmp_path}: No such file or directory (there is model.onnx)." in str(caught.value)
+    with pytest.raises(PackagingError, match=r"'m\.h5' names no model; .*\.onnx, \.skops"):
+        pack("m.h5", "m", 1, tmp_path / "out")
 
 
 def test_a_missing_module_is_explained(tmp_path, monkeypatch):
@@ -246,3 +308,8 @@ def test_a_missing_module_is_explained(tmp_path, monkeypatch):
     assert explain(ModuleNotFoundError("", name="xgboost.core")).endswith(
         'Run: pip install xgboost, or deploy with requirements=["xgboost"]'
     )
+    (tmp_path / "spam.py").write_text("")
+    text = explain(ModuleNotFoundError("", name="spm"))
+    assert "There is no spm.py in" in text
+    assert "(there is spam.py)" in text
+    assert "pip install" not in text  # a stranger's package may have that name

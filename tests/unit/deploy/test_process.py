@@ -8,44 +8,42 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 
 from clipper import load_config
-from clipper.deploy import (
-    ContainerSpec,
-    EventKind,
-    ProcessDeployer,
-    ReplicaEvent,
-    ReplicaState,
-    RestartPolicy,
-)
-from clipper.deploy.processes.process import TOKEN_ENV, command, describe_exit
-from clipper.deploy.restarts import START_S, StartLimit
+from clipper.deploy import ContainerSpec
+from clipper.deploy.processes.model_process import TOKEN_ENV, command
+from clipper.errors import ShuttingDown
 from clipper.manage.deployment import restart_policy
+from clipper.processes import ChildState, Notice, NoticeKind, RestartPolicy, describe_exit
+from clipper.processes.restarts import StartLimit
+from tests.unit.deploy.deployers import ProcessDeployer
 
 QUICK = RestartPolicy(backoff_s_min=0.005, backoff_s_max=0.02, grace_s=5.0, apart_s=0.0)
 PATIENCE_S = 60.0  # what starts has a low priority, and gets little of a machine that is busy
 
 
 class Events:
-    """Records the deployer's events, and waits for them."""
+    """Records what the deployer tells about replicas, and waits for it."""
 
     def __init__(self) -> None:
-        self._queue: queue.Queue[ReplicaEvent] = queue.Queue()
-        self.seen: list[ReplicaEvent] = []
+        self._queue: queue.Queue[Notice] = queue.Queue()
+        self.seen: list[Notice] = []
 
-    def __call__(self, event: ReplicaEvent) -> None:
-        self._queue.put(event)
+    def __call__(self, name: str, version: int, replica: int, notice: Notice) -> None:
+        self._queue.put(notice)
 
-    def next(self, *kinds: EventKind) -> ReplicaEvent:
+    def next(self, *kinds: NoticeKind) -> Notice:
         while True:
             event = self._queue.get(timeout=PATIENCE_S)
             self.seen.append(event)
             if event.kind in kinds:
                 return event
 
-    def drain(self) -> list[ReplicaEvent]:
+    def drain(self) -> list[Notice]:
         """Return all events so far."""
         while not self._queue.empty():
             self.seen.append(self._queue.get())
@@ -112,7 +110,7 @@ def wait_for_log(deployer, text: str) -> None:
 
 def test_a_replica_runs_until_it_is_stopped(deployer, events, spec):
     deployer.start(spec())
-    pid = events.next(EventKind.STARTED).pid
+    pid = events.next(NoticeKind.STARTED).pid
     wait_for_log(deployer, "reconnecting")
     (status,) = deployer.list()
     assert (status.name, status.version, status.replica, status.state, status.pid) == (
@@ -124,20 +122,20 @@ def test_a_replica_runs_until_it_is_stopped(deployer, events, spec):
     )
     deployer.stop("svm")
     assert not alive(pid)
-    stopped = events.next(EventKind.STOPPED)
+    stopped = events.next(NoticeKind.STOPPED)
     assert (stopped.pid, stopped.detail) == (pid, "exit 0")
     (status,) = deployer.list()
-    assert (status.state, status.pid, status.restart_count) == (ReplicaState.STOPPED, 0, 0)
+    assert (status.state, status.pid, status.restart_count) == (ChildState.STOPPED, 0, 0)
 
 
 def test_a_killed_replica_is_started_again(deployer, events, spec):
     deployer.start(spec())
-    first = events.next(EventKind.STARTED).pid
+    first = events.next(NoticeKind.STARTED).pid
     os.kill(first, signal.SIGKILL)
-    exited = events.next(EventKind.EXITED)
+    exited = events.next(NoticeKind.EXITED)
     assert (exited.pid, exited.detail) == (first, "killed (SIGKILL)")
-    assert events.next(EventKind.RESTARTING).detail.startswith("again in ")
-    second = events.next(EventKind.STARTED).pid
+    assert events.next(NoticeKind.RESTARTING).detail.startswith("again in ")
+    second = events.next(NoticeKind.STARTED).pid
     assert second != first
     assert not alive(first)
     (status,) = deployer.list()
@@ -146,34 +144,38 @@ def test_a_killed_replica_is_started_again(deployer, events, spec):
 
 def test_a_crash_loop_stops_and_keeps_the_last_words(deployer, events, spec):
     deployer.start(spec("print('about to fail')\nraise RuntimeError('no weights')\n"))
-    failed = events.next(EventKind.FAILED)
+    failed = events.next(NoticeKind.FAILED)
     assert failed.detail.startswith("exit 3; stopped after 5 exits in ")
     assert failed.log_tail[-1] == "RuntimeError: no weights"
     assert "about to fail" in failed.log_tail
     assert "model 'svm' failed to load: RuntimeError: no weights" in failed.log_tail
     kinds = [event.kind for event in events.seen]
-    assert kinds.count(EventKind.STARTED) == kinds.count(EventKind.EXITED) == 5
-    assert kinds.count(EventKind.RESTARTING) == 4
+    assert kinds.count(NoticeKind.STARTED) == kinds.count(NoticeKind.EXITED) == 5
+    assert kinds.count(NoticeKind.RESTARTING) == 4
     (status,) = deployer.list()
-    assert (status.state, status.restart_count) == (ReplicaState.FAILED, 4)
+    assert (status.state, status.restart_count) == (ChildState.HELD, 4)
+    assert status.detail.endswith("; held")
+    assert 0 < status.again_s <= failed.again_s
+    assert "held, and tried again in " in failed.detail
+    assert failed.again_s > 0
     assert "RuntimeError: no weights" in deployer.logs("svm", 1, 0)
     assert not any(alive(event.pid) for event in events.seen)
     deployer.stop("svm")  # is no error
     deployer.start(spec())  # mended
-    events.next(EventKind.STARTED)
+    events.next(NoticeKind.STARTED)
 
 
 def test_pauses_double(deployer, events, spec):
-    deployer.start(spec("raise SystemExit(7)\n"))
-    events.next(EventKind.FAILED)
-    pauses = [event.detail for event in events.seen if event.kind == EventKind.RESTARTING]
+    deployer.start(spec("import os\nos._exit(7)\n"))
+    events.next(NoticeKind.FAILED)
+    pauses = [event.detail for event in events.seen if event.kind == NoticeKind.RESTARTING]
     assert pauses == ["again in 0.0 s"] * 4
-    assert all(event.detail == "exit 7" for event in events.seen if event.kind == EventKind.EXITED)
+    assert {e.detail for e in events.seen if e.kind == NoticeKind.EXITED} == {"exit 7"}
 
 
 def test_an_interpreter_that_is_not_there(deployer, events, spec):
     deployer.start(spec(python="/no/such/python"))
-    failed = events.next(EventKind.FAILED)
+    failed = events.next(NoticeKind.FAILED)
     assert failed.detail.startswith("not started: ")
     assert "/no/such/python" in failed.log_tail[-1]
 
@@ -185,10 +187,10 @@ def test_a_replica_that_ignores_sigterm_is_killed_after_its_grace(deployer, even
             " signal.SIG_IGN)\nprint('deaf')\ntime.sleep(60)\n"
         )
     )
-    pid = events.next(EventKind.STARTED).pid
+    pid = events.next(NoticeKind.STARTED).pid
     wait_for_log(deployer, "deaf")
     deployer.stop("svm", grace_s=0.05)
-    assert events.next(EventKind.STOPPED).detail == "killed (SIGKILL)"
+    assert events.next(NoticeKind.STOPPED).detail == "killed (SIGKILL)"
     assert not alive(pid)
 
 
@@ -197,7 +199,7 @@ def test_stop_chooses_by_version_and_replica_and_ends_the_pause(deployer, events
     deployer.start(spec(), 1)
     deployer.start(spec(version=2), 0)
     for _ in range(3):
-        events.next(EventKind.STARTED)
+        events.next(NoticeKind.STARTED)
     with pytest.raises(ValueError, match="running already"):
         deployer.start(spec(), 1)
     deployer.stop("svm", 1, 0)
@@ -212,24 +214,24 @@ def test_stop_chooses_by_version_and_replica_and_ends_the_pause(deployer, events
 def test_stopping_while_it_waits_to_start_again(events, spec):
     with ProcessDeployer(events, RestartPolicy(backoff_s_min=60, backoff_s_max=60)) as deployer:
         deployer.start(spec("raise SystemExit(1)\n"))
-        assert events.next(EventKind.RESTARTING).detail == "again in 60.0 s"
+        assert events.next(NoticeKind.RESTARTING).detail == "again in 60.0 s"
         deployer.stop("svm")
-        assert deployer.list()[0].state == ReplicaState.STOPPED
+        assert deployer.list()[0].state == ChildState.STOPPED
 
 
 def test_events_may_call_back(spec):
     events = Events()
 
-    def on_event(event: ReplicaEvent) -> None:
-        if event.kind == EventKind.STARTED:
-            assert processes.list()[0].state == ReplicaState.RUNNING
+    def on_notice(name: str, version: int, replica: int, notice: Notice) -> None:
+        if notice.kind == NoticeKind.STARTED:
+            assert processes.list()[0].state == ChildState.RUNNING
             processes.stop("svm")  # returns at once; the process ends later
-        events(event)
+        events(name, version, replica, notice)
         raise RuntimeError("a callback's own trouble")
 
-    with ProcessDeployer(on_event, QUICK) as processes:
+    with ProcessDeployer(on_notice, QUICK) as processes:
         processes.start(spec())
-        assert events.next(EventKind.STOPPED).kind == EventKind.STOPPED
+        assert events.next(NoticeKind.STOPPED).kind == NoticeKind.STOPPED
 
 
 def test_closing_leaves_no_process_and_no_descriptor(spec):
@@ -238,13 +240,32 @@ def test_closing_leaves_no_process_and_no_descriptor(spec):
     deployer = ProcessDeployer(events, QUICK)
     for replica in range(3):
         deployer.start(spec(), replica)
-    pids = [events.next(EventKind.STARTED).pid for _ in range(3)]
+    pids = [events.next(NoticeKind.STARTED).pid for _ in range(3)]
     deployer.close()
     deployer.close()
     assert not any(alive(pid) for pid in pids)
     assert len(os.listdir("/proc/self/fd")) == before
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(ShuttingDown, match="closed"):
         deployer.start(spec())
+
+
+def test_calls_after_the_end_do_nothing_and_write_to_no_descriptor(spec):
+    events = Events()
+    deployer = ProcessDeployer(events, QUICK)
+    deployer.start(spec())
+    pid = events.next(NoticeKind.STARTED).pid
+    deployer.close()
+    others = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(20)]  # the numbers are used again
+    try:
+        deployer.stop("svm")
+        deployer.served("svm", 1, 0, pid)
+        deployer.excuse("svm", 1, 0, pid)
+        for other in others:
+            with pytest.raises(BlockingIOError):
+                os.eventfd_read(other)
+    finally:
+        for other in others:
+            os.close(other)
 
 
 def test_a_grandchild_that_holds_the_pipe_delays_nothing(spec):
@@ -253,11 +274,11 @@ def test_a_grandchild_that_holds_the_pipe_delays_nothing(spec):
     with ProcessDeployer(events, RestartPolicy(exits_max=1)) as deployer:
         deployer.start(
             spec(
-                "import subprocess\nsubprocess.Popen(['sleep', '3'])\nprint('bye')\nraise"
-                " SystemExit(5)\n"
+                "import os, subprocess\nsubprocess.Popen(['sleep', '3'])\nprint('bye', flush=True)"
+                "\nos._exit(5)\n"
             )
         )
-        failed = events.next(EventKind.FAILED)
+        failed = events.next(NoticeKind.FAILED)
         assert failed.detail.startswith("exit 5; ")
         assert failed.log_tail == ("bye",)
     assert len(os.listdir("/proc/self/fd")) == before
@@ -266,9 +287,10 @@ def test_a_grandchild_that_holds_the_pipe_delays_nothing(spec):
 def test_children_die_with_a_killed_parent(tmp_path, spec):
     made = spec()
     source = f"""
-        from clipper.deploy import ContainerSpec, ProcessDeployer
+        from clipper.deploy import ContainerSpec
+        from tests.unit.deploy.deployers import ProcessDeployer
         import time
-        deployer = ProcessDeployer(lambda event: print(event.pid, flush=True))
+        deployer = ProcessDeployer(lambda *told: print(told[-1].pid, flush=True))
         deployer.start(ContainerSpec(name="svm", target="model:predict", connect={made.connect!r}, code={made.code!r}))
         while not any("reconnecting" in line for line in deployer.logs("svm", 1, 0)):
             time.sleep(0.01)
@@ -285,9 +307,8 @@ def test_children_die_with_a_killed_parent(tmp_path, spec):
             assert alive(pid)
         finally:
             parent.kill()
-    until(
-        lambda: not alive(pid) or is_zombie(pid)
-    )  # whoever adopts orphans here may never reap them
+    # whoever adopts orphans here may never reap them
+    until(lambda: not alive(pid) or is_zombie(pid))
 
 
 def test_the_token_is_not_on_the_command_line(deployer, events, spec):
@@ -296,7 +317,7 @@ def test_the_token_is_not_on_the_command_line(deployer, events, spec):
     assert not any("hush" in word for word in command(made, 0))
     assert TOKEN_ENV in command(made, 0)
     deployer.start(spec(token="hush", env={"EXTRA": "1"}))
-    pid = events.next(EventKind.STARTED).pid
+    pid = events.next(NoticeKind.STARTED).pid
     wait_for_log(deployer, "reconnecting")
     with open(f"/proc/{pid}/cmdline") as file:
         assert "hush" not in file.read()
@@ -309,7 +330,7 @@ def test_long_and_many_lines_are_bounded(deployer, events, spec):
             " SystemExit(0)"
         )
     )
-    events.next(EventKind.EXITED)
+    events.next(NoticeKind.EXITED)
     lines = deployer.logs("svm", 1, 0)
     assert len(lines) <= 200
     assert all(len(line) <= 4096 for line in lines)
@@ -331,64 +352,77 @@ def test_settings_of_the_server_are_those_of_its_containers():
     ).server
     policy = restart_policy(settings)
     assert policy == RestartPolicy(
-        backoff_s_min=0.03, backoff_s_max=0.4, exits_max=7, window_s=9.0, grace_s=0.25
+        backoff_s_min=0.03, backoff_s_max=0.4, exits_max=7, window_s=9.0, grace_s=0.25, queued=True
     )
 
 
 def test_restarts_of_several_replicas_are_spaced(events, spec):
     """Four containers die at the same time: their restarts are apart, whatever each one's pause
     is."""
-    policy = RestartPolicy(backoff_s_min=0.001, backoff_s_max=0.001, exits_max=3, apart_s=0.2)
+    policy = RestartPolicy(backoff_s_min=0.001, backoff_s_max=0.001, exits_max=3, apart_s=20.0)
     with ProcessDeployer(events, policy) as deployer:
         for number in range(4):
             deployer.start(spec("raise SystemExit(3)"), number)
         due_s = []
         for _ in range(4):
-            event = events.next(EventKind.RESTARTING)
+            event = events.next(NoticeKind.RESTARTING)
             due_s.append(time.monotonic() + event.again_s)
-        assert all(b - a >= 0.1 for a, b in itertools.pairwise(sorted(due_s))), due_s
+        assert all(b - a >= 10 for a, b in itertools.pairwise(sorted(due_s))), due_s
 
 
 def test_containers_beyond_the_limit_start_in_order():
     limit = StartLimit[str](at_once=2)
     assert [limit.wait(name) for name in "abcde"] == [0, 1, 2, 3, 4]
-    assert limit.due_s() == 0.0
     for name in "ab":
-        assert limit.next(10.0) == name
-        limit.began(name, 10.0)
-    assert limit.next(10.0) is None
+        assert limit.next() == name
+        limit.began(name)
+    assert limit.next() is None
     limit.ended("d")  # it is stopped before it starts
     limit.ended("a")
-    assert limit.next(10.1) == "c"
-    limit.began("c", 10.1)
-    assert limit.next(10.1) is None
-    assert limit.due_s() == 10.0 + START_S  # "b" says nothing, and counts no more then
-    assert limit.next(10.0 + START_S) == "e"
-    assert limit.due_s() is None
-    assert limit.next(99.0) is None
+    assert limit.next() == "c"
+    limit.began("c")
+    assert limit.next() is None
+    limit.ended("b")
+    assert limit.next() == "e"
+    assert limit.next() is None
+
+
+def test_a_container_that_tells_no_end_of_its_start_holds_no_other_up(events, spec, monkeypatch):
+    monkeypatch.setattr("clipper.processes.restarts.cores", lambda: 2)
+    slow = spec("import time\ntime.sleep(60)")
+    with ProcessDeployer(events, replace(QUICK, queued=True)) as deployer:
+        for number in range(3):
+            deployer.start(slow, number)
+        for _ in range(3):
+            events.next(NoticeKind.STARTED)
 
 
 def test_few_containers_start_at_once(events, spec, monkeypatch):
     """Processes start one at a time on two cores; one that is stopped while it waits never
     starts."""
-    monkeypatch.setattr("clipper.deploy.restarts.cores", lambda: 2)
-    monkeypatch.setattr("clipper.deploy.restarts.START_S", 60.0)
+    monkeypatch.setattr("clipper.processes.restarts.cores", lambda: 2)
+    monkeypatch.setattr("clipper.processes.supervisor.START_S", 60.0)
 
-    def follow(event: ReplicaEvent) -> None:
-        if event.kind is EventKind.STARTED and event.replica == 0:
+    about: dict[NoticeKind, list[int]] = defaultdict(list)
+
+    def follow(name: str, version: int, replica: int, notice: Notice) -> None:
+        about[notice.kind].append(replica)
+        if notice.kind is NoticeKind.STARTED and replica == 0:
             for number in (1, 2, 3):
                 deployer.start(slow, number)
-        if event.kind is EventKind.WAITING and event.replica == 3:
+        if notice.kind is NoticeKind.WAITING and replica == 3:
             deployer.stop("svm", replica=3)
-        events(event)
+        events(name, version, replica, notice)
 
     slow = spec("import time\ntime.sleep(60)")
-    with ProcessDeployer(follow, QUICK) as deployer:
+    with ProcessDeployer(follow, replace(QUICK, queued=True)) as deployer:
         deployer.start(slow, 0)
-        assert events.next(EventKind.STOPPED).replica == 3
-        waited = [event for event in events.seen if event.kind is EventKind.WAITING]
-        assert [event.replica for event in waited] == [1, 2, 3]
+        events.next(NoticeKind.STOPPED)
+        assert about[NoticeKind.STOPPED] == [3]
+        assert about[NoticeKind.WAITING] == [1, 2, 3]
+        waited = [event for event in events.seen if event.kind is NoticeKind.WAITING]
         assert waited[-1].detail == "containers that start before it: 3"
         for ended in (0, 1):
             deployer.stop("svm", replica=ended)
-            assert events.next(EventKind.STARTED).replica == ended + 1
+            events.next(NoticeKind.STARTED)
+            assert about[NoticeKind.STARTED][-1] == ended + 1

@@ -40,7 +40,7 @@ def test_a_shard_is_started_again_and_found_where_it_is_then(tmp_path: Path) -> 
             assert (client.pull("t", range(10)) == 2).all()
         found = both[1].status()
         assert found["starts"] == 2
-        assert "it ended, exit code -9" in found["lines"]
+        assert "exited: killed (SIGKILL)" in found["lines"]
         assert [one.stop(PATIENCE_S)["state"] for one in both] == ["ended", "ended"]
         assert running_shards(tmp_path) == []
         assert sorted(path.name for path in tmp_path.glob("snapshots/*/shard-*")) == [

@@ -243,7 +243,7 @@ def test_schemas_and_records() -> None:
         if ":" in found[-1].partition(" ")[0]:
             continue
         schema = Schema.parse(text)  # type: ignore[arg-type]
-        again = Schema.from_json(schema.to_json())
+        again = Schema.of(**schema.to_json())
         specs = schema.input_specs(), again.output_specs("out")
         found.append(f"{schema} {again == schema} {shown(schema.to_json())} {shown(specs)}")
     for side in (NAMED, FIXED):

@@ -31,11 +31,11 @@ from clipper.load.open_loop import arrivals, evenly, send_on_time
 from clipper.load.runs import RunPlan, bisected, offer, sweep
 from clipper.types import InputType
 from tests.frontend.conftest import FakeTransport
+from tests.threads import join
 
 ANSWER = {"id": "1", "output": 1, "default": False, "missing": [], "reason": ""}
-Reply = Callable[
-    [int, dict[str, Any]], tuple[int, Any] | None
-]  # number, body -> status and body; None: hang up
+# number, body -> status and body; None: hang up
+Reply = Callable[[int, dict[str, Any]], tuple[int, Any] | None]
 
 
 class Server(http.server.ThreadingHTTPServer):
@@ -79,7 +79,7 @@ def serving(reply: Reply) -> Iterator[str]:
             yield f"http://127.0.0.1:{server.server_address[1]}/api/app/predict"
         finally:
             server.shutdown()
-            thread.join()
+            join(thread)
 
 
 def run(url: str, rate: float = 200, seconds: float = 0.2, **plan: Any) -> Measurement:
@@ -143,13 +143,7 @@ def test_every_query_is_counted_once_under_what_became_of_it() -> None:
     assert sum(counts.values()) == measured.total > 20
     assert {
         kind: counts[kind] for kind in ("missing", "default", "refused", "error", "unanswered")
-    } == {
-        "missing": 1,
-        "default": 1,
-        "refused": 2,
-        "error": 3,
-        "unanswered": 0,
-    }
+    } == {"missing": 1, "default": 1, "refused": 2, "error": 3, "unanswered": 0}
     assert measured.errors == {
         "429 full": 1,
         "503 closing": 1,

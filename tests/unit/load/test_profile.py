@@ -99,9 +99,8 @@ def test_a_model_is_measured_batch_by_batch() -> None:
     )
     assert [one.batch for one in found] == [1, 2, 4, 8, 16, 32]
     assert sorted(set(sizes)) == [1, 2, 4, 8, 16, 32]
-    assert all(
-        one.turns >= 1 and one.p50_ms >= 2 + 0.5 * one.batch - 0.05 for one in found
-    )  # it never takes less
+    # it never takes less
+    assert all(one.turns >= 1 and one.p50_ms >= 2 + 0.5 * one.batch - 0.05 for one in found)
     assert [
         one.batch
         for one in profile(sleeper, "f32[4]", "random", 32, (), 0.01, lambda *_: None, slo_ms=1.0)

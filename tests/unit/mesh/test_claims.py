@@ -3,6 +3,7 @@
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 
 from clipper.mesh.decisions import claims, failures
@@ -145,6 +146,8 @@ def test_exact_copies_under_any_interleaving(seed: int) -> None:
     [
         ("artifact", 1, 600),
         ("artifact", 5, 600),
+        ("load", 1, 600),
+        ("load", 9, 600),
         ("host", 1, 10),
         ("host", 3, 40),
         ("host", 9, 600),
@@ -173,6 +176,17 @@ def test_a_model_has_failed_after_three_instances_or_two_that_blame_it() -> None
     assert failed is not None
     assert (failed.fault, failed.retry_ms) == ("artifact", NOW + 600_000)
     assert failures.blocked(three, NOW, SETTINGS) == {"a", "b", "c"}
+
+
+def test_where_all_that_could_have_tried_the_load_fails_at_once_and_for_ten_minutes() -> None:
+    model = MeshModel("m", "onnx", failures={"a": Failure(NOW, "FileNotFoundError: x", "load")})
+    assert failures.verdict(model, NOW, SETTINGS, places=2) is None, "b has not tried"
+    failed = failures.verdict(model, NOW, SETTINGS, places=1)
+    assert failed == failures.FailedModel("FileNotFoundError: x", NOW + 600_000, "load")
+    assert failures.verdict(model, NOW + 600_000, SETTINGS, places=1) is None
+    twice = MeshModel("m", "onnx", failures={**model.failures, "b": Failure(NOW, "y", "load")})
+    assert failures.verdict(twice, NOW, SETTINGS, places=3) is None, "c may have the file"
+    assert failures.blocked(twice, NOW, SETTINGS) == {"a", "b"}
 
 
 def test_model_that_ended_a_process_of_its_own_has_failed_at_once_and_for_longer_each_time() -> (
@@ -207,7 +221,7 @@ def test_load_that_succeeds_leaves_what_is_known_of_crashes() -> None:
     model = claims.failed(
         MeshModel("m", "onnx"), "a", 1, why="it crashed", fault="artifact", crashed=True
     )
-    model = claims.changed(model, copies={"a": Copy(2)})
+    model = msgspec.structs.replace(model, copies={"a": Copy(2)})
     loaded = claims.completed(model, "a", 3, size_bytes=1)
     assert isinstance(loaded, MeshModel)
     assert failures.has_crashed(loaded)

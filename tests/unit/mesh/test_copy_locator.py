@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clipper.mesh.background_tasks import BackgroundTasks
+from clipper.component import Tasks
 from clipper.mesh.decision_log import DecisionLog
 from clipper.mesh.loading.loader import ModelLoader
 from clipper.mesh.records import Copy, Instance, MeshModel
@@ -35,6 +35,22 @@ class FakePeers:
         if answer is not None:
             raise answer
         return {}
+
+
+def locator(loader: ModelLoader, peers: FakePeers, registry: Registry, tasks: Tasks) -> CopyLocator:
+    return CopyLocator(
+        loader,
+        peers,  # type: ignore[arg-type]
+        registry,
+        registry.settings,
+        call,
+        tasks,
+        DecisionLog(),
+        lambda: instance("a", 1),
+        lambda: ("", ""),
+        lambda _: None,
+        lambda *_: None,
+    )
 
 
 class FakeRoute:
@@ -80,21 +96,9 @@ def test_only_a_holder_that_cannot_be_reached_lets_another_copy_be_made(
     assert isinstance(record, MeshModel)
     wait_until(lambda: len(registry.instances) == 3)
     peers = FakePeers(b=answer, c=None)
-    tasks = BackgroundTasks()
+    tasks = Tasks("the mesh")
     loader = ModelLoader("a", 1, registry, registry.settings, [], 0, call, tasks)
-    copies = CopyLocator(
-        loader,
-        peers,  # type: ignore[arg-type]
-        registry,
-        registry.settings,
-        call,
-        tasks,
-        DecisionLog(),
-        lambda: instance("a", 1),
-        lambda: ("", ""),
-        lambda _: None,
-        lambda *_: None,
-    )
+    copies = locator(loader, peers, registry, tasks)
     loader.set_stopping(True)
 
     async def query() -> None:
@@ -117,19 +121,7 @@ def test_only_a_holder_that_cannot_be_reached_lets_another_copy_be_made(
 def test_only_a_load_that_a_query_began_corrects_the_forecast(is_started: bool) -> None:
     async def test(loader: ModelLoader, host: FakeHost, registry: Registry) -> None:
         tasks: Any = SimpleNamespace(spawn=lambda search: search.close())
-        copies = CopyLocator(
-            loader,
-            FakePeers(),  # type: ignore[arg-type]
-            registry,
-            registry.settings,
-            call,
-            tasks,
-            DecisionLog(),
-            lambda: instance("a", 1),
-            lambda: ("", ""),
-            lambda _: None,
-            lambda *_: None,
-        )
+        copies = locator(loader, FakePeers(), registry, tasks)
         route: Any = SimpleNamespace(id="m0")
         loader.pace.add(0.001)
         host.gate.clear()

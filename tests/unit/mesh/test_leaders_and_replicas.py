@@ -55,7 +55,14 @@ class World:
 
     def __init__(self, **route: Any) -> None:
         self.done: list[tuple[Any, ...]] = []
-        counts = {"evaluated": 0, "submitted": 3, "in_flight": 0, **route.pop("counts", {})}
+        counts = {
+            "evaluated": 0,
+            "failed": 0,
+            "submitted": 3,
+            "in_flight": 0,
+            "replicas": 0,
+            **route.pop("counts", {}),
+        }
         core = Object(
             index=7,
             waiting=route.pop("waiting", 0),
@@ -147,6 +154,9 @@ def test_rows_that_wait_for_a_disconnected_replica_are_a_miss_once(
         ({"served": False}, False, False),
         ({"counts": {"submitted": 0}}, False, False),
         ({"counts": {"in_flight": 1}}, False, False),
+        ({"counts": {"in_flight": 1, "failed": 1}}, False, True),
+        ({"served": False, "counts": {"failed": 1}}, False, True),
+        ({"counts": {"evaluated": 1, "failed": 1}}, True, False),
     ],
 )
 def test_a_provisional_type_is_kept_if_the_model_returned_outputs(
@@ -157,8 +167,10 @@ def test_a_provisional_type_is_kept_if_the_model_returned_outputs(
     assert world.route.type_known == known
     why = "no output has come of rows of f64[2]"
     id = VersionedModel("m", MESH_VERSION)
-    disconnects = [("disconnect", id, 2), ("disconnect", id, 5)]
-    assert world.done == ([("replace", "any", why), *disconnects] if replaced else [])
+    disconnects = [("disconnect", id, 1), ("disconnect", id, 4)]
+    done = [what for what in world.done if what[0] in ("replace", "disconnect")]
+    assert done == ([("replace", "any", why), *disconnects] if replaced else [])
+    assert (len(world.done) > len(done)) == replaced, "replicas are counted again"
 
 
 def test_replicas_stay_if_the_queue_was_not_replaced() -> None:

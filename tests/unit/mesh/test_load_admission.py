@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from clipper.errors import Overloaded
-from clipper.mesh.decisions import claims
 from clipper.mesh.decisions.load_queue import LoadPace
 from clipper.mesh.loading.loader import ModelLoader
 from clipper.mesh.records import Copy, Instance
@@ -98,7 +97,7 @@ def test_what_another_node_has_or_can_load_is_not_refused() -> None:
                 assert not refuses
             except Overloaded:
                 assert refuses
-        registry.change("m3", lambda m: claims.changed(m, copies={"b": Copy(1)}))
+        registry.change("m3", lambda m: msgspec.structs.replace(m, copies={"b": Copy(1)}))
         while not registry.models["m3"].copies:
             await asyncio.sleep(0.001)
         admission.check("m3", 250.0)  # b is loading it

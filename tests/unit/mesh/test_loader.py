@@ -5,10 +5,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
+from clipper.component import Tasks
 from clipper.errors import StoreError
-from clipper.mesh.background_tasks import BackgroundTasks
 from clipper.mesh.decisions import claims
 from clipper.mesh.decisions.load_queue import QueuedLoad
 from clipper.mesh.loading.loader import ModelLoader, NotLoadedHere, _Job
@@ -41,10 +42,7 @@ class FakeHost:
         self.is_ready.set()
 
     async def load(
-        self,
-        model: MeshModel,
-        timeout_s: float,
-        evict: Sequence[str] = (),
+        self, model: MeshModel, timeout_s: float, evict: Sequence[str] = ()
     ) -> LoadResult:
         self.unloaded += evict
         await self.gate.wait()
@@ -84,7 +82,7 @@ def with_models(test: Test, *, capacity: int = 10 * SIZE, models: int = 6, **set
             await asyncio.sleep(0)
             return function(*args)
 
-        host, tasks = FakeHost(), BackgroundTasks()
+        host, tasks = FakeHost(), Tasks("the mesh")
         local = ModelLoader("a", 1, registry, registry.settings, [host], capacity, call, tasks)
         try:
             async with asyncio.timeout(20):
@@ -287,10 +285,12 @@ def test_a_copy_without_a_claim_is_claimed_again_unless_another_node_has_loaded_
     async def test(local: ModelLoader, host: FakeHost, registry: Registry) -> None:
         registry.store.put("mesh/instance/b", b'{"id":"b","number":2,"peers":"","containers":""}')
         await local.load("m0", 1, waiting=True)
-        registry.change("m0", lambda model: claims.changed(model, copies={"b": Copy(1)}))
+        registry.change("m0", lambda model: msgspec.structs.replace(model, copies={"b": Copy(1)}))
         await local.reclaim("m0")
         assert copies(registry, "m0") == {"b": False, "a": True}
-        registry.change("m0", lambda model: claims.changed(model, copies={"b": Copy(1, 2)}))
+        registry.change(
+            "m0", lambda model: msgspec.structs.replace(model, copies={"b": Copy(1, 2)})
+        )
         await local.reclaim("m0")
         assert copies(registry, "m0") == {"b": True}
         assert (list(local.held), host.unloaded) == ([], ["m0"])

@@ -5,7 +5,6 @@ import asyncio
 import json
 import logging
 import threading
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from clipper.component import Backoff, State, Tasks
 from clipper.errors import ShuttingDown, StoreError
-from clipper.mesh.background_tasks import BackgroundTasks
 from clipper.mesh.decision_log import DECISIONS_MAX, MODELS_MAX, DecisionLog
 from clipper.mesh.decisions.model_cache import ModelCache
 from clipper.mesh.decisions.usage import UsageCounter
@@ -71,17 +70,23 @@ def test_thread_of_the_node_may_not_wait_for_itself(loop: NodeLoop) -> None:
 def test_stop_ends_waiting_threads_and_refuses_new_work(loop: NodeLoop) -> None:
     errors: list[BaseException] = []
 
+    begun = threading.Event()
+
+    async def sleeps() -> None:
+        begun.set()
+        await asyncio.sleep(60)
+
     def wait() -> None:
         try:
-            loop.run(asyncio.sleep(60))
+            loop.run(sleeps())
         except ShuttingDown as error:
             errors.append(error)
 
     thread = threading.Thread(target=wait)
     thread.start()
-    time.sleep(0.05)
+    assert begun.wait(60)
     loop.stop(nothing)
-    thread.join(10)
+    thread.join(60)
     assert len(errors) == 1
     with pytest.raises(ShuttingDown):
         loop.run(nothing())
@@ -96,13 +101,13 @@ def test_failed_background_task_is_logged(caplog: pytest.LogCaptureFixture) -> N
         raise ValueError("broken")
 
     async def run() -> None:
-        tasks = BackgroundTasks()
+        tasks = Tasks("the mesh")
         done = tasks.spawn(fail())
         await asyncio.wait([done])
         await asyncio.sleep(0)
 
     asyncio.run(run())
-    assert "a background task of the mesh failed" in caplog.text
+    assert "a task of the mesh failed" in caplog.text
 
 
 def test_cancel_waits_until_background_tasks_have_ended() -> None:
@@ -116,7 +121,7 @@ def test_cancel_waits_until_background_tasks_have_ended() -> None:
             ended.append("work")
 
     async def run() -> None:
-        tasks = BackgroundTasks()
+        tasks = Tasks("the mesh")
         tasks.spawn(work())
         await asyncio.sleep(0)
         await tasks.cancel()
@@ -125,15 +130,24 @@ def test_cancel_waits_until_background_tasks_have_ended() -> None:
     assert ended == ["work"]
 
 
-@pytest.mark.parametrize("error", [StoreError("away"), ValueError("broken")])
-def test_periodic_task_that_fails_is_called_again(loop: NodeLoop, error: Exception) -> None:
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [
+        (StoreError("away"), State.RUNNING),
+        (ValueError("broken"), State.DEGRADED),
+        (MemoryError("none left"), State.DEGRADED),
+    ],
+)
+def test_periodic_task_that_fails_is_called_again(
+    loop: NodeLoop, error: Exception, state: State
+) -> None:
     calls: list[int] = []
 
     async def fail() -> None:
         calls.append(1)
         raise error
 
-    tasks = PeriodicTasks(loop, [(0.001, fail)])
+    tasks = PeriodicTasks(loop, {"clipper-mesh-failing": (0.001, fail)})
 
     async def start() -> None:
         tasks.start()
@@ -141,9 +155,24 @@ def test_periodic_task_that_fails_is_called_again(loop: NodeLoop, error: Excepti
     async def stop() -> None:
         tasks.stop()
 
+    def states() -> list[State]:
+        return [one.state for one in loop.health() if one.name == "clipper-mesh-failing"]
+
     loop.run(start())
     wait_until(lambda: len(calls) > 2)
+    assert states() == [state]
     loop.run(stop())
+    wait_until(lambda: not states())
+
+
+def test_kept_task_that_is_done_leaves_nothing() -> None:
+    async def run() -> None:
+        tasks = Tasks("the mesh")
+        await tasks.keep("done", nothing, Backoff())
+        await asyncio.sleep(0)
+        assert tasks.health() == []
+
+    asyncio.run(run())
 
 
 # -- the late join

@@ -5,6 +5,7 @@ from collections.abc import Container, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
+import msgspec
 import pytest
 
 from clipper.catalog.catalog import Catalog
@@ -146,7 +147,7 @@ def test_claim_is_decided_again_when_an_instance_enters_meanwhile(
     store: MemoryStore, registry: Registry
 ) -> None:
     registry.register(model("m"))
-    registry.change("m", lambda m: claims.changed(m, copies={"b": Copy(1, 2)}))
+    registry.change("m", lambda m: msgspec.structs.replace(m, copies={"b": Copy(1, 2)}))
     late = Registry(store, registry.settings)
     seen: list[bool] = []
 
@@ -227,6 +228,23 @@ def test_node_that_joins_an_emptied_store_learns_its_history_when_it_is_restored
     late.publish(Instance("late", 2, "", ""))
     assert late._history == registry._history
     late.close()
+
+
+def test_another_history_is_seen_before_a_mirror_has_looked(
+    store: MemoryStore, registry: Registry
+) -> None:
+    registry.token()
+    registry.register(model("m"))
+    wait_until(lambda: "m" in registry.models)
+    assert not registry.has_other_history()
+    registry.models.close()  # neither of them looks any more
+    registry.vmodels.close()
+    registry.instances.close()
+    store.txn((), [Delete(record.key) for record in store.range("")[0]])
+    assert not registry.other_history
+    assert registry.has_other_history()
+    assert registry.take_store(restore=True)
+    assert not registry.has_other_history()
 
 
 def test_a_model_is_registered_once_and_as_often_as_it_is_the_same(registry: Registry) -> None:
@@ -317,9 +335,9 @@ def test_a_leader_that_stands_no_more_writes_nothing(
     assert registry.lease is not None
     candidate = Candidate(store, "mesh", b"a", registry.lease)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("clipper.mesh.registry._TRIES", 3)
+        patch.setattr("clipper.store.store.TRIES_MAX", 3)
         store.delete(candidate._key)
-        with pytest.raises((StoreConflict, Exception), match="others"):
+        with pytest.raises(StoreConflict, match="by other writers 3 times"):
             registry.change_vmodel(
                 "v",
                 lambda before, read: vmodels.VChange(VModel("v", "m", "m", since_ms=9)),
@@ -496,7 +514,7 @@ def test_a_transaction_that_another_node_was_faster_with_is_decided_again_as_one
     def after_another(m: MeshModel) -> MeshModel:
         if others:
             store.put(MODELS + "b", encode(model("b", others.pop())))
-        return claims.changed(m, used_ms=7)
+        return msgspec.structs.replace(m, used_ms=7)
 
     found = registry.change_all([registry.step(id, after_another) for id in ("a", "b", "c")])
     paths = [(one.path, one.used_ms) for one in found if isinstance(one, MeshModel)]
@@ -510,7 +528,10 @@ def test_changes_whose_records_others_have_changed_are_made_one_by_one(
     for id in ("a", "b"):
         registry.register(model(id))
     wait_until(lambda: len(registry.models) == 2)
-    steps = [registry.step(id, lambda m: claims.changed(m, used_ms=7)) for id in ("a", "gone", "b")]
+    steps = [
+        registry.step(id, lambda m: msgspec.structs.replace(m, used_ms=7))
+        for id in ("a", "gone", "b")
+    ]
     store.put(MODELS + "a", encode(model("a", "other.onnx")))  # the mirror may not know it yet
     first, removed, last = registry.change_all(steps)
     assert isinstance(first, MeshModel)
@@ -529,9 +550,9 @@ def test_change_that_cannot_be_decided_fails_alone(registry: Registry) -> None:
     wait_until(lambda: len(registry.models) == 3)
     found = registry.change_all(
         [
-            registry.step("a", lambda m: claims.changed(m, used_ms=7)),
+            registry.step("a", lambda m: msgspec.structs.replace(m, used_ms=7)),
             registry.step("b", fail),
-            registry.step("c", lambda m: claims.changed(m, used_ms=7)),
+            registry.step("c", lambda m: msgspec.structs.replace(m, used_ms=7)),
         ]
     )
     assert [type(one) for one in found] == [MeshModel, ValueError, MeshModel]

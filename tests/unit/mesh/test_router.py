@@ -2,6 +2,7 @@
 rejected."""
 
 import asyncio
+import gc
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from clipper.mesh.routing.router import (
 )
 from clipper.types import Batching, InputType, Model
 from tests.memory_container import wait_until
+from tests.threads import join
 
 
 def routes(
@@ -27,9 +29,13 @@ def routes(
     missed: list[str] = []
     lookups: list[str] = []
 
-    def make(record: Model, why: Any, admit: Any) -> Any:
-        given = {"cores": {record.id: SimpleNamespace(waiting=0)}, "why": why, "admit": admit}
-        return SimpleNamespace(**given, slo_us=1e6), SimpleNamespace(**given, slo_us=31e6)
+    host: Any = SimpleNamespace(
+        new_core=lambda record: SimpleNamespace(waiting=0),
+        applications=lambda model: tuple(
+            SimpleNamespace(cores={model.record.id: model.core}, model=model, slo_us=slo_us)
+            for slo_us in (1e6, 31e6)
+        ),
+    )
 
     def find(id: str) -> Model | None:
         return core_record(id, "any", "any") if id in known else None
@@ -39,12 +45,46 @@ def routes(
 
     drawn = iter(draws or ())
     rng: Any = SimpleNamespace(random=lambda: next(drawn))
-    return ModelRouter(make, find, on_miss, Batching(), rng, lookup=lookups.append), missed, lookups
+    return (
+        ModelRouter(host, find, on_miss, Batching(), rng, lookup=lookups.append),
+        missed,
+        lookups,
+    )
 
 
 def query(found: ModelRouter, name: str, slo_us: float = 31e6) -> None:
-    resolved: Any = found.resolve(name)
-    resolved.admit(slo_us)
+    resolved: Any = found.application(name)
+    resolved.model.admit(slo_us)
+
+
+def test_queries_and_applications_see_one_model_in_a_route() -> None:
+    found, missed, _ = routes("m")
+    route, named = found.resolve("m"), found.application("m")
+    assert route is not None
+    assert named is not None
+    for model in (route, named.model):  # type: ignore[attr-defined]
+        assert (model.record.name, model.core, model.is_on_demand) == ("m", route.core, True)
+        found.set_lenders("m", [])
+        assert not model.is_ready
+        assert model.reason().startswith("it was not loaded by the deadline")
+        count = route.queries
+        model.touch()
+        assert route.queries == count + 1
+        model.admit(31_000_000)
+        found.set_lenders("m", [1])
+        assert (model.is_ready, model.reason()) == (True, "")
+    assert missed == ["m", "m"]
+
+
+def test_the_model_of_a_route_that_is_gone_says_why() -> None:
+    found, missed, _ = routes("m")
+    model: Any = found.application("m").model  # type: ignore[union-attr]
+    found.forget("m")
+    list(found.touched.take())
+    gc.collect()
+    model.touch()
+    model.admit(1)
+    assert (model.is_ready, model.reason(), missed) == (False, "it was unregistered", [])
 
 
 def test_a_miss_is_reported_once_until_it_was_served() -> None:
@@ -62,21 +102,21 @@ def test_a_miss_is_reported_once_until_it_was_served() -> None:
 
 def test_query_that_has_to_wait_for_a_load_gets_the_time_for_it() -> None:
     found, _, _ = routes("m")
-    assert found.resolve("m") is found.get("m").cold  # type: ignore[union-attr]
+    assert found.application("m") is found.get("m").cold  # type: ignore[union-attr]
     found.set_lenders("m", [1])
-    assert found.resolve("m") is found.get("m").resolved  # type: ignore[union-attr]
+    assert found.application("m") is found.get("m").resolved  # type: ignore[union-attr]
 
 
 def test_uses_are_counted_and_those_that_waited() -> None:
     found, _, _ = routes("m")
     for _ in range(3):
-        found.resolve("m")
+        found.application("m")
     found.set_lenders("m", [1])
-    found.resolve("m")
+    found.application("m")
     ((route, count),) = found.touched.take()
     assert (route.id, count, route.waited) == ("m", 4, 3)
     assert not list(found.touched.take())
-    found.resolve("m")
+    found.application("m")
     assert [count for _, count in found.touched.take()] == [1]
 
 
@@ -86,7 +126,7 @@ def test_many_threads_make_one_route() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        join(thread)
     assert len(found) == 1
     assert set(missed) == {"m"}
     assert sum(count for _, count in found.touched.take()) == 16
@@ -105,13 +145,13 @@ def test_a_vmodel_routes_to_its_active_model_or_a_share_to_the_other() -> None:
 def test_an_unknown_name_is_read_from_the_store_once_for_a_while() -> None:
     found, _, lookups = routes()
     for _ in range(5):
-        assert found.resolve("nobody") is None
+        assert found.application("nobody") is None
     assert lookups.count("nobody") == 1
     found.forget_absence("nobody")
-    found.resolve("nobody")
+    found.application("nobody")
     assert lookups.count("nobody") == 2
     for n in range(2 * ABSENT_MAX):
-        found.resolve(f"n{n}")
+        found.application(f"n{n}")
     assert len(found._absent) <= ABSENT_MAX
 
 
@@ -139,6 +179,7 @@ def test_name_is_read_once_at_a_time_and_an_event_loop_waits_once_for_a_read_tha
         hangs.wait(30)
 
     found = Lookups(find)
+    found.start()
 
     async def query() -> None:
         for n in range(3 * LOOKUPS_MAX):
@@ -157,6 +198,7 @@ def test_name_is_read_once_at_a_time_and_an_event_loop_waits_once_for_a_read_tha
 def test_event_loop_knows_a_name_once_a_quick_store_has_answered() -> None:
     known: list[str] = []
     found = Lookups(known.append)
+    found.start()
 
     async def query() -> list[str]:
         found.lookup("a")

@@ -106,9 +106,8 @@ def test_extracts_what_protobuf_reads(made: Any, path: tuple[int, ...]) -> None:
 def test_injects_what_protobuf_would_have_written(
     several: list[Any], path: tuple[int, ...], value: str
 ) -> None:
-    data = b"".join(
-        one.SerializeToString() for one in several
-    )  # fields twice, messages to be merged
+    # fields twice, messages to be merged
+    data = b"".join(one.SerializeToString() for one in several)
     changed = inject(data, path, value)
     assert OUTER.FromString(changed) == put(OUTER.FromString(data), path, value)
     assert extract(changed, path) == value

@@ -80,6 +80,7 @@ def test_a_container_is_welcomed_attached_and_disconnected(node):
         "payload_bytes_max": 1 << 20,
         "accuracy": True,
         "qualifiers": True,
+        "partial": True,
         "crc": False,
         "shared": False,
     }

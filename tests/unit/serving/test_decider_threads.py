@@ -24,7 +24,7 @@ from clipper.types import VersionedModel
 from clipper_core.runtime.status import Status
 
 A, B, C = (VersionedModel(name, 1) for name in "abc")
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 
 
 class FakeFuture:
@@ -117,6 +117,26 @@ def test_it_is_called_after_each_arrival(decider_threads: DeciderThreads) -> Non
     assert future.ruled == (OWN_STEP, 0b101)
 
 
+def test_a_thread_that_cannot_start_is_not_counted(
+    decider_threads: DeciderThreads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known, left = threading.Thread.start, [3]
+
+    def start(self: threading.Thread) -> None:
+        if self.name == "clipper-deciding" and left[0]:
+            left[0] -= 1
+            raise RuntimeError("can't start new thread")
+        known(self)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    for _ in range(3):  # their default answers at the deadline, as without a decider's ruling
+        listen(decider_threads, two)
+    future, _ = listen(decider_threads, two)
+    future.arrives(2, 7)
+    future.arrives(0, 8)
+    assert future.decided.wait(PATIENCE_S)
+
+
 def test_the_view_of_a_decider() -> None:
     future, call = FakeFuture(), Speculating(two)
     future.statuses = [Status.OK, Status.MODEL_ERROR, Status.PENDING]
@@ -180,24 +200,29 @@ def test_a_decider_that_returns_nonsense_is_ignored(
     assert count == [1], "it is not asked about this query again"
 
 
+class Hanging:
+    """A decider that returns once it is released."""
+
+    def __init__(self) -> None:
+        self.release = threading.Event()
+        self.entered = threading.Semaphore(0)
+
+    def decide(self, view: View) -> Wait:
+        self.entered.release()
+        self.release.wait(60)
+        return Wait()
+
+
 def test_a_decider_that_hangs_does_not_delay_others(
     decider_threads: DeciderThreads, caplog: pytest.LogCaptureFixture
 ) -> None:
-    release = threading.Event()
-    entered = threading.Semaphore(0)
-
-    def hangs(view: View) -> Wait:
-        entered.release()
-        release.wait(60)
-        return Wait()
-
+    hanging = Hanging()
     try:
         for _ in range(THREADS_MAX):
-            listen(decider_threads, hangs, slo_us=1000)
-            assert entered.acquire(timeout=PATIENCE_S)
-        while time.monotonic() < max(
-            decider_threads.pool("decider 'd'")._at_work.values()
-        ):  # their queries' time
+            listen(decider_threads, hanging.decide, slo_us=1000)
+            assert hanging.entered.acquire(timeout=PATIENCE_S)
+        # their queries' time
+        while time.monotonic() < max(decider_threads.pool("decider 'd'")._at_work.values()):
             threading.Event().wait(0.001)
         with caplog.at_level(logging.ERROR):
             future, _ = listen(decider_threads, two)
@@ -206,24 +231,18 @@ def test_a_decider_that_hangs_does_not_delay_others(
             assert future.decided.wait(PATIENCE_S)
         assert "has not returned by its query's deadline; another thread continues" in caplog.text
     finally:
-        release.set()
+        hanging.release.set()
 
 
 def test_one_that_hangs_keeps_no_other_decider_waiting(decider_threads: DeciderThreads) -> None:
     """Many of its queries hang for long: another decider is called at once, and so is the one that
     replaces it."""
-    release, entered = threading.Event(), threading.Semaphore(0)
-
-    def hangs(view: View) -> Wait:
-        entered.release()
-        release.wait(60)
-        return Wait()
-
+    hanging = Hanging()
     try:
         for _ in range(THREADS_MAX + LOST_MAX + 8):
-            listen(decider_threads, hangs, slo_us=3_600_000_000, name="decider 'hangs'")
+            listen(decider_threads, hanging.decide, slo_us=3_600_000_000, name="decider 'hangs'")
         for _ in range(THREADS_MAX):
-            assert entered.acquire(timeout=PATIENCE_S)
+            assert hanging.entered.acquire(timeout=PATIENCE_S)
         for name in ("decider 'other'", "decider 'new'"):
             future, _ = listen(decider_threads, two, name=name)
             future.arrives(0, 7)
@@ -232,24 +251,18 @@ def test_one_that_hangs_keeps_no_other_decider_waiting(decider_threads: DeciderT
                 "within its time, not that of the queries that hang"
             )
     finally:
-        release.set()
+        hanging.release.set()
 
 
 def test_a_decider_that_loses_its_threads_is_not_called_again(
     decider_threads: DeciderThreads,
 ) -> None:
-    release, entered = threading.Event(), threading.Semaphore(0)
-
-    def hangs(view: View) -> Wait:
-        entered.release()
-        release.wait(60)
-        return Wait()
-
+    hanging = Hanging()
     pool = decider_threads.pool("decider 'd'")
     try:
         for lost in range(LOST_MAX):
-            listen(decider_threads, hangs, slo_us=1)
-            assert entered.acquire(timeout=PATIENCE_S)
+            listen(decider_threads, hanging.decide, slo_us=1)
+            assert hanging.entered.acquire(timeout=PATIENCE_S)
             while time.monotonic() < max(pool._at_work.values()):
                 threading.Event().wait(0.001)
             assert pool.threads == lost + 1
@@ -262,7 +275,7 @@ def test_a_decider_that_loses_its_threads_is_not_called_again(
         other.arrives(0, 7)
         assert other.decided.wait(PATIENCE_S)
     finally:
-        release.set()
+        hanging.release.set()
 
 
 def test_those_that_are_lost_are_counted_until_they_return(

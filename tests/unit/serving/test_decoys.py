@@ -9,6 +9,7 @@ import pytest
 
 from clipper.serving.rollout.decoys import Recorder, read_folder, segments_of
 from clipper.serving.rollout.roles import DECOY_BYTES_MIN, Role
+from clipper_core.learning.answer_counts import Bucket
 
 DECOY = Role("decoy")
 
@@ -152,7 +153,7 @@ def test_a_share_and_a_budget(tmp_path):
     assert sum(some.takes(number) for number in range(4000)) == pytest.approx(1000, abs=4)
     few = recorder.decoy("app", "few", Role("decoy", rate_max=10))
     few._clock = lambda: now[0]
-    few._bucket._at_s = 0.0
+    few._bucket = Bucket(10, 2, 0.0)
     for number in range(1000):
         now[0] = number / 100
         few.saw(number, f"n-{number}", number, "")

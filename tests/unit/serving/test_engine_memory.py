@@ -53,7 +53,7 @@ def test_what_is_under_way_ends_with_its_stretch() -> None:
     assert engine.started.wait(30)
     stopping = threading.Thread(target=memory.stop)
     stopping.start()
-    while not memory._stopping.is_set():
+    while not memory._stopping:
         pass
     engine.may_go_on.set()
     stopping.join(30)

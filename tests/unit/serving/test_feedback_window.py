@@ -52,6 +52,25 @@ def test_a_prediction_is_taken_once(learner: Learner) -> None:
     assert window.take("y", "app") is not None
 
 
+def test_ids_of_this_server_are_numbers(learner: Learner) -> None:
+    window = FeedbackWindow(20, 60, node="n-0")
+    for id in (0, 1, 0x10, 2**64 - 1):
+        window.add(id, learner, "u", Plan((A,), (0.5,)), {A: Prediction(id)}, id)
+    fill(window, learner, "n-0-2", "n-0-02", "n-1-1", "n-0-", "n-0-F", "n-0-é", f"n-0-{2**64:x}")
+    ids = [id for id, _ in window.table.items()]
+    assert ids[:4] == ["n-0-0", "n-0-1", "n-0-10", "n-0-ffffffffffffffff"]
+    assert ids[4:] == ["n-0-2", "n-0-02", "n-1-1", "n-0-", "n-0-F", "n-0-é", f"n-0-{2**64:x}"]
+    for id in reversed(ids):
+        assert window.take(id, "app") is not None, id
+        assert window.take(id, "app") is None, id
+    for id in ("n-0-00", "n-0-3", "n-0-g", "n-0", "", "0", "n-0-1 ", "\ud800"):
+        with pytest.raises(UnknownPrediction):
+            window.take(id, "app")
+    window.add(2, learner, "u", Plan((A,), (0.5,)), {A: Prediction(2)}, "another")
+    assert len(window) == len(ids), "2 is n-0-2"
+    assert window.take_many(["n-0-7", *ids], "app") == ([], [], [0])
+
+
 def test_it_is_remembered_so_long_and_so_many(learner: Learner) -> None:
     clock = Clock()
     window = FeedbackWindow(3, 60, clock=clock)

@@ -93,13 +93,19 @@ def test_a_user_stays_as_it_is(user: Any) -> None:
         (3, [3, 4], 3),
         (3, [2.5, 3.5], 3.0),
         (3, [2.5, 3], 3),
-        ("3", [3], "3"),
+        ("3", [3, "4"], "3"),
+        (b"3", [b"4"], b"3"),
+        (True, [False], True),
         (3.5, [2.5], 3.5),
         (3.5, [], 3.5),
-        (3, ["3"], 3),
-        (True, [1], True),
         (3.0, [3, "x"], 3),
+        ("y", [3, "x"], "y"),
         (2**63, [1.0], 2.0**63),
+        (True, [0], 1),
+        (False, [0.5], 0.0),
+        (np.True_, [3, "x"], 1),
+        (1, [True], True),
+        (0.0, [True, False], False),
     ],
 )
 def test_a_label_is_of_the_kind_of_the_outputs(
@@ -119,9 +125,16 @@ def test_a_label_is_of_the_kind_of_the_outputs(
         (np.array([1.0]), [3]),
         (np.array([1.0]), ["a"]),
         (1e300, [b"x"]),
+        ("cat", [3, 4]),
+        ("cat", [0.5]),
+        ("seven", [np.array([1.0])]),
+        ("3", [b"3"]),
+        (3, ["3"]),
+        (3, [np.array([3])]),
+        (2, [True]),
     ],
 )
-def test_a_number_that_can_be_no_label_is_refused(label: Any, outputs: list[Any]) -> None:
+def test_what_can_be_no_label_is_refused(label: Any, outputs: list[Any]) -> None:
     with pytest.raises(InvalidInput, match="which it can never be"):
         fitted_label(label, outputs)
 
@@ -136,3 +149,11 @@ def test_columns_of_labels_are_of_the_kind_of_the_outputs() -> None:
         fitted_column(np.array([1.0, 2.5, 3.0]), [whole])
     with pytest.raises(InvalidInput):
         fitted_column(numbers, [text])
+    with pytest.raises(InvalidInput, match="label='a'"):
+        fitted_column(text, [whole])
+    truths = np.array([True, False, True])
+    assert fitted_column(truths, [whole]).tolist() == [1, 0, 1]
+    assert fitted_column(truths, [numbers]).dtype == np.float64
+    assert fitted_column(np.array([1, 0, 1]), [truths]).tolist() == truths.tolist()
+    with pytest.raises(InvalidInput, match="label=2"):
+        fitted_column(whole, [truths])

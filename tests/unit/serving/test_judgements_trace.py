@@ -31,7 +31,7 @@ from clipper.serving.models.scaling import (
 from clipper.serving.query.arrays import _alone, _unusable, _with_default
 from clipper.serving.query.named_outputs import columns_of, only, with_default
 from clipper.serving.rollout.guards import Counts, Figures, guards_in, judged_difference
-from clipper.serving.rollout.sketch import Bucket, Drift, Quantiles
+from clipper.serving.rollout.sketch import Drift, Quantiles
 from clipper.serving.rollout.traffic_split import (
     RolloutObserver,
     SideStats,
@@ -41,6 +41,7 @@ from clipper.serving.rollout.traffic_split import (
 )
 from clipper.settings.server import ServerSettings
 from clipper.types import VersionedModel
+from clipper_core.learning.answer_counts import Bucket
 from clipper_core.runtime.status import Status
 from tests.expected import check_expected, shown
 
@@ -164,7 +165,7 @@ def test_sides_of_a_rollout() -> None:
     rollout = Rollout("app", B, A, A, (0.2, 1.0), 9.0, "p99<20ms, agreement>90%", 0.01, began_us=7)
     totals = iter([(10, 8), (15, 12), (3, 1)])
     stage = StageStats(rollout, 99, lambda: next_of(totals))
-    found += [shown([stage.figures(), stage.compares, stage.started_us]), shown(stage.figures())]
+    found += [shown([stage.figures(), stage.compares, stage.started_s]), shown(stage.figures())]
     split = TrafficSplit("new", stage, {}, draw=iter([0.1, 0.2, 0.3]).__next__)
     found.append(shown([split.takes(user) for user in ("u1", "u2", "u3", "u4", "", None, "")]))
     found.append(shown([place_of("s", key) for key in ("", "a", "\ud800")]))
@@ -281,7 +282,7 @@ def test_answers_of_arrays() -> None:
             default=0,
             confidence_min=least,
             cores={A: Object(outputs=None)},
-            links={},
+            on_demand={},
             unlisted_model=None,
         )
         future: Any = Object(

@@ -101,10 +101,9 @@ def test_an_answer_with_stragglers_is_that_with_their_means(name, late):
         without.used,
         without.agreement,
     )
-    assert abs(found.output - 15.5) < abs(without.output - 15.5) or late in (
-        (1, 2),
-        (0, 3),
-    ), "nearer than without"
+    assert abs(found.output - 15.5) < abs(without.output - 15.5) or late in ((1, 2), (0, 3)), (
+        "nearer than without"
+    )
     assert combine(policy, state, None, arrived, missing).output == without.output
 
 

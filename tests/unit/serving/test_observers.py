@@ -10,6 +10,7 @@ from clipper.serving.rollout.observers import OPEN_MAX, PENDING_MAX, REST_S, Wat
 from clipper.serving.rollout.roles import Role
 from clipper.types import VersionedModel
 from clipper_core.runtime.status import Status
+from tests.threads import join
 
 A, B, C = (VersionedModel(name, 1) for name in "abc")
 SHADOW, CANARY = Role("shadow"), Role("canary")
@@ -172,7 +173,7 @@ def test_counts_are_exact_with_any_number_of_threads():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        join(thread)
     stats = watch.stats()
     assert stats["sent"] + stats["shed"] == 4000
     assert stats["answered"] == stats["sent"]

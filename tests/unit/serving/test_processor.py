@@ -126,7 +126,7 @@ def test_default_when_no_model_answered(status):
 
 def test_every_way_to_end_has_its_words():
     combined = {
-        status: why(status, A, "E: x")
+        status: why(status, A, f"E: {status}")
         for status in Status
         if status not in (Status.OK, Status.PENDING)
     }

@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from clipper.serving.models.model_source import ResolvedModel
 from clipper.serving.models.running_models import RunningModels, row_shape
 from clipper.serving.query.resolver import ApplicationResolver
 from clipper.settings.server import LimitSettings
 from clipper.types import InputType, Model, Similar, VersionedModel
 from clipper_core.engine.engine import Engine
+from tests.threads import join
 
 
 def record(name="m", version=1, **fields):
@@ -31,6 +33,14 @@ def test_one_for_each_record(running):
     assert running.get(VersionedModel("m", 1)) is first
     assert running.ids() == {VersionedModel("m", 1), VersionedModel("m", 2)}
     assert {one.core.name for one in running} == {"m:1", "m:2"}
+
+
+def test_queries_see_a_model_that_is_ready(running):
+    model: ResolvedModel = running.ensure(record())
+    model.touch()
+    model.admit(1)
+    assert (model.record, model.is_on_demand) == (record(), False)
+    assert (model.is_ready, model.reason()) == (True, "")
 
 
 def test_models_that_no_application_links_run_too(running):
@@ -103,7 +113,7 @@ def test_many_threads_make_one(running):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        join(thread)
     assert len({id(one.core) for one in made}) == 1
 
 

@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from clipper.serving.rollout.sketch import Bucket, Drift, Quantiles, ks_distance
+from clipper.serving.rollout.sketch import Drift, Quantiles, ks_distance
+from clipper_core.learning.answer_counts import Bucket
 
 WORLDS = {
     "normal": lambda rng: rng.normal(0, 1, 5000),

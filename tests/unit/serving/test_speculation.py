@@ -105,10 +105,9 @@ def test_a_policy_that_selects_one_ranks_it_first() -> None:
     chosen = Plan((B,), (0.5,))
     assert call("hedged", "exp3", chosen).models == (B, C, A)
     assert call("majority", "exp3", chosen).models == (B, C, A)
-    assert call("guaranteed_time(floor=a)", "exp3", chosen).models == (
-        B,
-        A,
-    ), "the chosen one and the floor"
+    assert call("guaranteed_time(floor=a)", "exp3", chosen).models == (B, A), (
+        "the chosen one and the floor"
+    )
     assert call("all within 9 ms, else floor(a)", "exp3", chosen).models == (B, A)
     assert call("guaranteed_time", "exp3", chosen).models == (B, C, A)
 
@@ -159,11 +158,9 @@ def test_models_that_are_queried_later() -> None:
 
 def test_a_hedge_waits_for_what_was_measured() -> None:
     fresh = (Core(*[100] * (MEASURED_MIN - 1)), Core(), Core())
-    assert call("hedged", cores=fresh).starts_us == (
-        0,
-        10_000,
-        20_000,
-    ), "half the SLO, until something is measured"
+    assert call("hedged", cores=fresh).starts_us == (0, 10_000, 20_000), (
+        "half the SLO, until something is measured"
+    )
     known = (Core(*[3000] * MEASURED_MIN), Core(), Core())
     assert call("hedged", cores=known).starts_us[1] == pytest.approx(3000, rel=0.05)
     quick = (Core(*[30] * MEASURED_MIN), Core(), Core())
@@ -415,7 +412,7 @@ def test_a_query_that_was_given_up() -> None:
 
 
 def test_late_predictions_wait_for_feedback() -> None:
-    window = FeedbackWindow(10, 60.0)
+    window = FeedbackWindow(10, 60.0, node="n0")
     ruled(
         "first",
         (0, 0b010, 0b010),

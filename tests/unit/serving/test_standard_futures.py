@@ -15,6 +15,7 @@ from clipper.serving.query.dispatch import Dispatch
 from clipper_core.engine.engine import Engine
 from clipper_core.engine.model import Model, predict_all
 from clipper_core.results.future import Future
+from tests.threads import join
 
 ROW = np.arange(4.0)
 
@@ -120,7 +121,7 @@ def test_wait_returns_at_the_first_error(engine: Engine, model: Model) -> None:
     timer = threading.Timer(0.05, expire, [engine])
     timer.start()
     done, not_done = concurrent.futures.wait([pending, other], 60, FIRST_EXCEPTION)  # type: ignore[list-item]
-    timer.join()
+    join(timer)
     assert (done, not_done) == ({pending}, {other})
 
 

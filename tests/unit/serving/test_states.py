@@ -13,11 +13,11 @@ import pytest
 
 from clipper.errors import InvalidInput, StoreError
 from clipper.selection import Observation, Plan, Prediction, Truth, create_policy
-from clipper.selection.learning.batch_learning import ObservationRows
+from clipper.selection.learning.batch_learning import ObservationRows, count_user
 from clipper.serving.feedback import journal_records as records
 from clipper.serving.feedback import state_sync
 from clipper.serving.feedback.learning import Learning
-from clipper.serving.feedback.states import Learner, States, _short, check_user, set_id
+from clipper.serving.feedback.states import Learner, States, _short, check_user
 from clipper.serving.feedback.stored_state import PREFIX, SHARED, unsealed
 from clipper.settings.server import FeedbackSettings
 from clipper.store.journal import Journal
@@ -209,6 +209,83 @@ def test_a_context_has_a_state_of_its_own_and_begins_with_the_shared_one(text: s
     before = encoded(learner, "w")
     server.observe(learner, "u", observation(draw))
     assert encoded(learner, "w") == before, "it goes its own way"
+    server.states.close()
+
+
+@every_policy
+def test_all_without_an_observation_read_one_state_a_version_of_the_shared_one(text: str) -> None:
+    server, draw = Server(MemoryStore(), None), random.Random(12)
+    learner = server.learner(text)
+    for _ in range(5):
+        server.observe(learner, "u", observation(draw))
+        first = learner.state("v")
+        assert first is learner.state("w") is learner.state("v")
+        assert encoded(learner, "v") == learner.policy.encode(
+            learner.policy.init((A, B), learner.state(None))
+        )
+    server.observe(learner, "v", observation(draw))
+    assert learner.state("v").seen == 1
+    assert learner.state("w").seen == first.seen == 0
+    server.states.close()
+
+
+def test_no_user_without_an_observation_waits_for_a_thread_that_learns() -> None:
+    """The lock of all states is held meanwhile."""
+    server, draw = Server(MemoryStore(), None), random.Random(13)
+    learner = server.learner("mixture")
+    learner.state("v")
+    server.observe(learner, "u", observation(draw))
+    found = list[Any]()
+    reader = threading.Thread(target=lambda: found.append(learner.state("v")), daemon=True)
+    with server.states.lock:
+        reader.start()
+        reader.join(60)
+        assert len(found) == 1
+    assert found[0].seen == 0
+    server.states.close()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_states_are_those_of_a_plain_dictionary(tmp_path: Path, seed: int) -> None:
+    """Users are read, learn, are forgotten and found again in the store, are merged with those of
+    another server; the plain one has all in a dictionary."""
+    draw, store = random.Random(seed), MemoryStore()
+    text = draw.choice(["exp3", "mixture", "stacking", "kl_ucb", "bandit", "linucb"])
+    server = Server(store, tmp_path, contexts_max=3)
+    learner, policy = server.learner(text), create_policy(text)
+    shared: Any = policy.init((A, B))
+    own: dict[str, Any] = {}
+    for _ in range(150):
+        user = draw.choice("uvwxyz")
+        match draw.randrange(12):
+            case 0:
+                server.states.flush()
+            case 1:
+                server.kill()
+                server = Server(store, tmp_path, contexts_max=3)
+                learner = server.learner(text)
+            case 2:
+                # another server takes all that is there, and adds to it
+                server.states.flush()
+                other = Server(store, None, "other")
+                theirs, seen = other.learner(text), observation(draw)
+                other.observe(theirs, user, seen)
+                other.states.flush()
+                other.kill()
+                for each in (user, SHARED):
+                    if (record := store.get(learner.key(each))) is not None:
+                        server.states._sync._came(record)
+                own[user] = policy.observe(own.get(user, policy.init((A, B), shared)), seen)
+                shared = count_user(policy, policy.observe(shared, seen), user, seen)
+            case 3 | 4 | 5:
+                seen = observation(draw)
+                server.observe(learner, user, seen)
+                own[user] = policy.observe(own.get(user, policy.init((A, B), shared)), seen)
+                shared = count_user(policy, policy.observe(shared, seen), user, seen)
+            case _:
+                expected = own[user] if user in own else policy.init((A, B), shared)
+                assert encoded(learner, user) == policy.encode(expected)
+        assert encoded(learner) == policy.encode(shared)
     server.states.close()
 
 
@@ -591,13 +668,15 @@ def test_what_comes_while_a_state_is_written_is_not_forgotten() -> None:
     server = Server(store, None)
     learner = server.learner("exp4")
     server.observe(learner, "u", observation(draw))
+    server.states.flush()
+    server.observe(learner, "u", observation(draw))
     store.meanwhile = lambda: server.observe(learner, "u", observation(draw))
     server.states.flush()
     assert all(user != "u" for user, _ in learner.clean())
     server.states.flush()
     assert any(user == "u" for user, _ in learner.clean())
     learner.drop("u")
-    assert learner.state("u").seen == 2
+    assert learner.state("u").seen == 3
     server.states.close()
 
 
@@ -605,7 +684,8 @@ def test_a_state_that_cannot_be_read_starts_anew_and_is_reported(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     store = MemoryStore()
-    store.put(f"{PREFIX}app/{set_id((A, B))}/shared", b"\x01\x02")
+    key = Server(MemoryStore(), None).learner("exp4").key(SHARED)
+    store.put(key, b"\x01\x02")
     server = Server(store, None)
     learner = server.learner("exp4")
     assert learner.state(None).seen == 0

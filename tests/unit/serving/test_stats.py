@@ -1,6 +1,8 @@
 """Statistics of an application's queries."""
 
 import math
+import random
+from collections import Counter as Counts
 from typing import Any
 
 import msgspec
@@ -57,6 +59,7 @@ def test_closeness_by_hand():
     assert closeness(10.0, 30.0) == 0.5
     assert closeness(0.0, 0.0) == 1.0
     assert closeness(1.0, "cat") == 0.0
+    assert closeness(1.0, {"score": 1.0}) == 0.0, "one of the models has named outputs"
     assert closeness(math.nan, math.nan) == 0.0
     assert closeness(None, None) == 0.0, "no answer agrees with none"
     assert closeness(np.ones(3), np.ones(4)) == 0.0
@@ -137,6 +140,12 @@ def test_feedback_in_columns_counts_as_its_rows(outputs: list[Any], label: Any) 
     assert counted == 33_003 if alike else counted < 32_000
 
 
+def count_two(stats):
+    """Count an answer of two models that agree."""
+    both = {A: Prediction(1), B: Prediction(1)}
+    stats.count(Ended(1), (A, B), both, Combined(1, 1.0, (A, B)), "", (), (), "all")
+
+
 def test_comparing_has_a_budget_that_comes_back():
     now = [0.0]
     counters = ApplicationCounters(clock=lambda: now[0])
@@ -145,7 +154,7 @@ def test_comparing_has_a_budget_that_comes_back():
     def compared(times):
         before = counters.stats(stats)["agreement"].get("a:1 b:1", {"n": 0})["n"]
         for _ in range(times):
-            counters.compare({A: Prediction(1), B: Prediction(1)}, 1)
+            count_two(stats)
         return counters.stats(stats)["agreement"]["a:1 b:1"]["n"] - before
 
     assert compared(10_000) == 1666, (
@@ -155,18 +164,28 @@ def test_comparing_has_a_budget_that_comes_back():
     assert compared(10_000) == 167, "500 more, and what was left"
 
 
+def test_an_answer_that_has_no_utf_8_is_counted():
+    """A policy of a user's own may answer with any str."""
+    counters = ApplicationCounters()
+    stats = counters.for_models((A, B), None)
+    both = {A: Prediction("a"), B: Prediction("a")}
+    stats.count(Ended(1), (A, B), both, Combined("\ud800", 1.0, (A, B)), "", (), (), "all")
+    assert counters.stats(stats)["agreement"]["a:1 b:1"] == {"n": 1, "mean": 1.0}
+
+
 def test_the_matrix_is_bounded():
     counters = ApplicationCounters()
     models = tuple(VersionedModel(f"m{i:02}", 1) for i in range(40))
     stats = counters.for_models(models, None)
-    counters.compare({model: Prediction(1) for model in models}, 1)
+    arrived = {model: Prediction(1) for model in models}
+    stats.count(Ended(1), models, arrived, Combined(1, 1.0, models), "", (), (), "all")
     assert len(counters.stats(stats)["agreement"]) == 16 * 15 // 2
 
 
 def test_counts_outlive_a_change_and_models_that_go_are_forgotten():
     counters = ApplicationCounters()
     first = counters.for_models((A, B), None)
-    counters.compare({A: Prediction(1), B: Prediction(1)}, 1)
+    count_two(first)
     counters.means.add(A, 1.0)
     counters.queries.add()
     second = counters.for_models((B, C), None)
@@ -182,8 +201,7 @@ def test_counts_outlive_a_change_and_models_that_go_are_forgotten():
 
 def test_the_agreement_of_two_models_is_kept_while_both_are_linked():
     counters = ApplicationCounters()
-    counters.for_models((A, B), None)
-    counters.compare({A: Prediction(1), B: Prediction(1)}, 1)
+    count_two(counters.for_models((A, B), None))
     assert set(counters.stats(counters.for_models((A, B, C), None))["agreement"]) == {"a:1 b:1"}
     assert counters.stats(counters.for_models((A, C), None))["agreement"] == {}
 
@@ -233,6 +251,62 @@ def test_durations_steps_wins_and_how_tasks_ended():
     a, b = stats["models"]["a:1"], stats["models"]["b:1"]
     assert (a["used"], a["wins"], a["in_time"], a["late"], a["failed"]) == (13, 11, 13, 1, 0)
     assert (b["used"], b["wins"], b["in_time"], b["late"], b["failed"]) == (1, 0, 11, 1, 2)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_core_counts_as_python_does(seed: int) -> None:
+    """Random answers of one to six models: counters are those of a Counter in Python, and outputs
+    of all kinds are compared as by `closeness`."""
+    rng = random.Random(seed)
+    models = tuple(VersionedModel(name, 1) for name in "fedcba"[: rng.randrange(1, 7)])
+    now = [0.0]
+    counters, expected = ApplicationCounters(clock=lambda: now[0]), ApplicationCounters()
+    stats = counters.for_models(models, None)
+    expected.for_models(models, None)
+    times: Counts[tuple[str, str]] = Counts()
+    kinds = [
+        [1, 2, True, 2**63, "a", b"a"],
+        [0.5, 1, -0.0, 2.5, math.nan, np.float64(0.5)],
+        [np.ones(2), np.zeros(2), np.ones((1, 2)), np.arange(4)[::2], np.ones(2, "f4"), 1.0],
+        [None, {"a": 1}, "a", 1.0, "b", 0.5],
+    ]
+    for _ in range(40):
+        now[0] += 1.0  # there is a budget for all
+        outputs = rng.choice(kinds)
+        arrived = {
+            model: Prediction(rng.choice(outputs))
+            for model in rng.sample(models, len(models))
+            if rng.random() < 0.8
+        }
+        used = tuple(model for model in arrived if rng.random() < 0.7)
+        answer = rng.choice(outputs)
+        reason = rng.choice(["", "", "unsure"])
+        ended = Ended(rng.randrange(1000), *[Status.OK] * 6)
+        stats.count(ended, models, arrived, Combined(answer, 1.0, used), reason, (), (), "all")
+        if len(arrived) > 1:
+            expected.compare(arrived, answer)
+        times.update(("used", str(model)) for model in used)
+        times.update(("wins", str(model)) for model in used if len(used) == 1 and not reason)
+        times.update(("unused", str(model)) for model in arrived if model not in used)
+        times["ok", ""] += not reason
+    found, right = counters.stats(stats), expected.stats(stats)
+    assert found["answers"]["ok"] == times["ok", ""]
+    assert found["duration_us"]["count"] == 40
+    assert found["agreement"].keys() == right["agreement"].keys()
+    for pair, mean in found["agreement"].items():
+        assert mean == pytest.approx(right["agreement"][pair]), pair
+    for name, row in found["models"].items():
+        assert row["used"] == times["used", name]
+        assert row["wins"] == times["wins", name]
+        assert row["in_time"] == times["used", name] + times["unused", name]
+        assert row["agreement"] == pytest.approx(right["models"][name]["agreement"])
+
+
+def test_an_answer_of_a_model_that_is_not_linked() -> None:
+    counters = ApplicationCounters()
+    stats = counters.for_models((A, B), None)
+    with pytest.raises(KeyError, match="c"):
+        stats.count(Ended(1), (A, B), {}, Combined(1, 1.0, (C,)), "", (), (), "all")
 
 
 def test_before_the_first_answer():

@@ -21,6 +21,8 @@
 #define CLIPPER_CONTAINER_HPP
 
 #include <atomic>
+#include <cctype>
+#include <cerrno>
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
@@ -31,7 +33,9 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <new>
 #include <random>
+#include <system_error>
 #include <thread>
 
 #include <arpa/inet.h>
@@ -60,7 +64,8 @@ constexpr std::size_t READ_BYTES = 64 << 10;
 constexpr double ATTEMPT_S = 10.0;  // to connect and to receive WELCOME
 constexpr int SILENCE_HEARTBEATS = 6;
 constexpr double BACKOFF_S_MIN = 0.1, BACKOFF_S_MAX = 10.0;
-constexpr std::size_t FEEDBACK_FRAMES_MAX = 256;
+constexpr std::int64_t HEARTBEAT_MS_MAX = 3'600'000;
+constexpr std::size_t FEEDBACK_FRAMES_MAX = 256;  // and as many bytes as one payload may have
 constexpr std::size_t REGIONS_MAX = 128;
 constexpr std::size_t DESCRIPTORS_MAX = 4;  // received ahead of their frames
 constexpr std::int64_t SPIN_NS = 50'000;
@@ -119,15 +124,15 @@ struct Options {
   // Overwrite the fields that the environment names: CLIPPER_ADDRESS, CLIPPER_TOKEN (which is
   // removed) or CLIPPER_TOKEN_FILE, CLIPPER_MODEL, CLIPPER_VERSION, CLIPPER_REPLICA, CLIPPER_INPUT,
   // CLIPPER_OUTPUT, CLIPPER_BATCH_MAX, CLIPPER_RETRY_SINGLY, CLIPPER_PROTOCOL, CLIPPER_WARMUP,
-  // CLIPPER_ALL_SERVERS, CLIPPER_ALIVE_FILE. Throws: std::invalid_argument if the file of the token
-  // cannot be read.
+  // CLIPPER_ALL_SERVERS, CLIPPER_ALIVE_FILE. Throws: std::invalid_argument for what is no number,
+  // and if the file of the token cannot be read.
   Options& from_environment() {
     const auto text = [](const char* key, std::string& to) {
       if (const char* value = std::getenv(key); value && *value) to = value;
     };
-    const auto number = [](const char* key, auto& to) {
+    const auto number = [](const char* key, auto& to, std::uint64_t least, std::uint64_t most) {
       if (const char* value = std::getenv(key); value && *value)
-        to = static_cast<std::remove_reference_t<decltype(to)>>(std::strtoull(value, nullptr, 10));
+        to = static_cast<std::remove_reference_t<decltype(to)>>(whole(key, value, least, most));
     };
     text("CLIPPER_ADDRESS", address);
     text("CLIPPER_TOKEN", token);
@@ -135,12 +140,12 @@ struct Options {
     text("CLIPPER_INPUT", input);
     text("CLIPPER_OUTPUT", output);
     text("CLIPPER_WARMUP", warmup);
-    number("CLIPPER_VERSION", version);
-    number("CLIPPER_REPLICA", replica);
-    number("CLIPPER_BATCH_MAX", batch_max);
-    number("CLIPPER_RETRY_SINGLY", retry_singly);
-    number("CLIPPER_PROTOCOL", protocol);
-    number("CLIPPER_ALL_SERVERS", all_servers);
+    number("CLIPPER_VERSION", version, 0, INT64_MAX);
+    number("CLIPPER_REPLICA", replica, 0, INT64_MAX);
+    number("CLIPPER_BATCH_MAX", batch_max, 0, INT32_MAX);
+    number("CLIPPER_RETRY_SINGLY", retry_singly, 0, 1);
+    number("CLIPPER_PROTOCOL", protocol, 1, 2);
+    number("CLIPPER_ALL_SERVERS", all_servers, 0, 1);
     text("CLIPPER_ALIVE_FILE", alive_file);
     std::string file;
     text("CLIPPER_TOKEN_FILE", file);
@@ -148,9 +153,30 @@ struct Options {
       std::ifstream lines(file);
       if (!std::getline(lines, token))
         throw std::invalid_argument("CLIPPER_TOKEN_FILE: cannot read a token from " + file);
+      token = stripped(token);
     }
     unsetenv("CLIPPER_TOKEN");
     return *this;
+  }
+
+ private:
+  static std::uint64_t whole(const char* key, const char* value, std::uint64_t least,
+                             std::uint64_t most) {
+    char* end = nullptr;
+    errno = 0;
+    const std::uint64_t number = std::strtoull(value, &end, 10);
+    if (!std::isdigit(static_cast<unsigned char>(*value)) || *end || errno || number < least ||
+        number > most)
+      throw std::invalid_argument(std::string(key) + " is '" + value + "': expected a number from " +
+                                  std::to_string(least) + " to " + std::to_string(most));
+    return number;
+  }
+
+  static std::string stripped(const std::string& text) {
+    const char* spaces = " \t\r\n\f\v";
+    const std::size_t from = text.find_first_not_of(spaces);
+    if (from == std::string::npos) return {};
+    return text.substr(from, text.find_last_not_of(spaces) - from + 1);
   }
 };
 
@@ -535,11 +561,15 @@ class Regions {
 
 // -- warm-up
 
-// The result of a warm-up: (rows, microseconds) of each batch, and the type of one output.
+// The result of a warm-up: (rows, microseconds) of each batch, the type of one output, and why it
+// failed.
 struct WarmUp {
   std::vector<std::pair<std::uint64_t, std::uint64_t>> timings;
   std::string output;
+  std::string error;
 };
+
+constexpr std::size_t WARMUP_ERROR_BYTES_MAX = 1000;
 
 namespace detail {
 
@@ -612,9 +642,14 @@ class WarmUpRun {
       else given();
       if (given_.n) measure();
     } catch (...) {
-      std::fprintf(stderr, "model '%s': it failed in its warm-up, and serves without: %s\n",
-                   options_.name.c_str(), detail::text_of_error().c_str());
-      return {};
+      const std::string why =
+          "it failed in its warm-up, and serves without: " + detail::text_of_error();
+      std::fprintf(stderr, "model '%s': %s\n", options_.name.c_str(), why.c_str());
+      WarmUp failed;
+      failed.error = why.substr(0, WARMUP_ERROR_BYTES_MAX);
+      for (char& byte : failed.error)
+        if (static_cast<unsigned char>(byte) > 0x7f) byte = '?';  // it may be no UTF-8, or cut
+      return failed;
     }
     return found_;
   }
@@ -724,15 +759,18 @@ class WarmUpRun {
 struct Welcome {
   double heartbeat_s = 0.5;
   std::uint64_t payload_bytes_max = PAYLOAD_BYTES_MAX;
-  bool crc = false, shared = false, accuracy = false, qualifiers = false, quiet = false;
+  bool crc = false, shared = false, accuracy = false, qualifiers = false, quiet = false,
+       partial = false;
 
   // Check and convert the fields. Throws: BadFrame.
   static Welcome read(const Map& fields) {
     Welcome welcome;
     for (const auto& [key, value] : fields) {
       if (key == "heartbeat_ms" || key == "payload_bytes_max") {
-        if (value.type != MapValue::INT || value.number <= 0 || value.number >> 40)
-          throw BadFrame("WELCOME's " + key + " is not a number above 0");
+        const std::int64_t most =
+            key == "heartbeat_ms" ? HEARTBEAT_MS_MAX : (std::int64_t{1} << 40) - 1;
+        if (value.type != MapValue::INT || value.number <= 0 || value.number > most)
+          throw BadFrame("WELCOME's " + key + " is not a number from 1 to " + std::to_string(most));
         if (key == "heartbeat_ms") welcome.heartbeat_s = static_cast<double>(value.number) / 1000;
         else welcome.payload_bytes_max = static_cast<std::uint64_t>(value.number);
       }
@@ -743,6 +781,7 @@ struct Welcome {
       if (key == "accuracy") welcome.accuracy = on;
       if (key == "qualifiers") welcome.qualifiers = on;
       if (key == "quiet") welcome.quiet = on;
+      if (key == "partial") welcome.partial = on;
     }
     return welcome;
   }
@@ -754,7 +793,8 @@ inline std::string hello_frame(const Options& options, const WarmUp& warm, bool 
   const bool usual = !options.corrects && two && options.alive_file.empty();
   const bool timed = !warm.output.empty();
   const bool quiet = usual && !tcp, sparse = usual && tcp, crc = tcp && two;
-  MapWriter map(13u + quiet + sparse + crc + 2u * timed);
+  const bool failed = !warm.error.empty();
+  MapWriter map(13u + quiet + sparse + crc + 2u * timed + failed);
   if (quiet) map.boolean("quiet", true);
   if (sparse) map.boolean("sparse", true);
   if (crc) map.boolean("crc", true);
@@ -762,6 +802,7 @@ inline std::string hello_frame(const Options& options, const WarmUp& warm, bool 
     map.pairs("timings", warm.timings);
     map.text("gives", warm.output);
   }
+  if (failed) map.text("warm_error", warm.error);
   map.text("name", options.name);
   map.number("version", options.version);
   map.number("replica", options.replica);
@@ -829,8 +870,8 @@ class Heart {
     try {
       for (;;) {
         const double pause_s = connection_.last_sent_s() + welcome_.heartbeat_s - now_s();
-        changed_.wait_for(guard, std::chrono::duration<double>(std::max(pause_s, 0.001)));
-        if (done_) return;
+        const auto pause = std::chrono::duration<double>(std::max(pause_s, 0.001));
+        if (changed_.wait_for(guard, pause, [&] { return done_; })) return;
         const Accuracy news = news_;
         guard.unlock();
         touch(alive_file_);
@@ -916,6 +957,10 @@ class Container {
           log_once(error.what());
         } catch (const BadFrame& error) {
           log_once(error.what());
+        } catch (const std::bad_alloc&) {
+          log_once("no memory for a frame");
+        } catch (const std::system_error& error) {
+          log_once((std::string("no thread for heartbeats: ") + error.what()).c_str());
         }
         if (together_ && !together_->is_wanted(options_.address)) return;
         stop_.wait(backoff_s_ * share(random));
@@ -951,6 +996,7 @@ class Container {
     if (!welcome.quiet) heart =
           std::make_unique<detail::Heart>(connection, welcome, options_.alive_file);
     feedback_.clear();
+    feedback_bytes_ = 0;
     progress_ = Accuracy();
     try {
       while (answer(connection, welcome, regions, heart.get())) {
@@ -983,17 +1029,31 @@ class Container {
     } else if (header.kind == Kind::REGION && sharing_ && welcome.shared) {
       regions.add(open_region(header, payload), connection.descriptor());
     } else if (header.kind == Kind::FEEDBACK && options_.corrects) {
-      feedback_.push_back(open_feedback(header, payload, welcome.payload_bytes_max));
-      if (feedback_.size() > FEEDBACK_FRAMES_MAX) {
-        progress_.failed += feedback_.front().inputs.n;
-        feedback_.pop_front();
-      }
+      queue_feedback(open_feedback(header, payload, welcome.payload_bytes_max), welcome);
     } else if (header.kind == Kind::GOODBYE) {
       return false;
     } else if (header.kind != Kind::HEARTBEAT) {
       throw BadFrame(std::string("unexpected ") + name_of(header.kind));
     }
     return true;
+  }
+
+  // Queue feedback. Beyond FEEDBACK_FRAMES_MAX, or the bytes of one payload, the oldest is dropped.
+  void queue_feedback(Feedback feedback, const Welcome& welcome) {
+    feedback_bytes_ += feedback.bytes();
+    feedback_.push_back(std::move(feedback));
+    while (feedback_.size() > FEEDBACK_FRAMES_MAX ||
+           (feedback_.size() > 1 && feedback_bytes_ > welcome.payload_bytes_max)) {
+      progress_.failed += next_feedback().inputs.n;
+      complain("feedback arrives faster than correct() processes it; the oldest is dropped");
+    }
+  }
+
+  Feedback next_feedback() {
+    Feedback next = std::move(feedback_.front());
+    feedback_.pop_front();
+    feedback_bytes_ -= next.bytes();
+    return next;
   }
 
   // Wait until no other connection uses the model.
@@ -1015,7 +1075,7 @@ class Container {
     try {
       const std::uint64_t took_us = predict();
       outputs_.encode(id, took_us, welcome.crc, welcome.qualifiers, welcome.payload_bytes_max,
-                      reply_);
+                      reply_, welcome.partial);
       connection.send(reply_.data(), reply_.size());
       return;
     } catch (const Disconnected&) {
@@ -1023,13 +1083,19 @@ class Container {
     } catch (...) {
       why = detail::text_of_error();
     }
-    why = "model '" + options_.name + "': " + why.substr(0, 16 << 10);
+    why = complain(why);
+    connection.send(control_frame(Kind::FAILURE, why, id, welcome.crc));
+  }
+
+  // Print what went wrong, the same at most each COMPLAIN_S. Returns it with the model's name.
+  std::string complain(const std::string& what) {
+    const std::string why = "model '" + options_.name + "': " + what.substr(0, 16 << 10);
     if (why != complaint_ || detail::now_s() > complaint_s_ + COMPLAIN_S) {
       std::fprintf(stderr, "%s\n", why.c_str());
       complaint_ = why;
       complaint_s_ = detail::now_s();
     }
-    connection.send(control_frame(Kind::FAILURE, why, id, welcome.crc));
+    return why;
   }
 
   void answer_v1(Connection& connection, const Welcome& welcome) {
@@ -1050,20 +1116,22 @@ class Container {
   }
 
   void learn(detail::Heart* heart) {
-    const Feedback feedback = std::move(feedback_.front());
-    feedback_.pop_front();
+    const Feedback feedback = next_feedback();
     const auto turn = my_turn();
     try {
       model_.correct(Batch(feedback.inputs), Batch(feedback.labels));
       progress_.learned += feedback.inputs.n;
     } catch (...) {
       progress_.failed += feedback.inputs.n;
-      std::fprintf(stderr, "model '%s': correct() failed: %s\n", options_.name.c_str(),
-                   detail::text_of_error().c_str());
+      complain("correct() failed: " + detail::text_of_error());
     }
     if (!feedback_.empty()) return;
-    const double accuracy = model_.accuracy();
-    progress_.accuracy = accuracy >= 0.0 && accuracy <= 1.0 ? accuracy : -1.0;
+    try {
+      const double accuracy = model_.accuracy();
+      progress_.accuracy = accuracy >= 0.0 && accuracy <= 1.0 ? accuracy : -1.0;
+    } catch (...) {
+      complain("accuracy() failed: " + detail::text_of_error());
+    }
     if (heart) heart->report(progress_);
   }
 
@@ -1079,6 +1147,7 @@ class Container {
   Outputs outputs_;
   std::vector<std::uint8_t> reply_;
   std::deque<Feedback> feedback_;
+  std::uint64_t feedback_bytes_ = 0;
   Accuracy progress_;
   std::string complaint_;
   double complaint_s_ = 0;
@@ -1184,8 +1253,7 @@ class AllServers {
         one.thread.join();
         if (one.error) std::rethrow_exception(one.error);
         if (detail::now_s() - one.started_s > BACKOFF_S_MAX) one.backoff_s = BACKOFF_S_MIN;
-        one.due_s = detail::now_s() + one.backoff_s;
-        one.backoff_s = std::min(BACKOFF_S_MAX, 2 * one.backoff_s);
+        pause(one);
       }
       if (!one.thread.joinable() && !one.rejected.empty() && is_listed(at->first)) {
         rejected++;
@@ -1208,7 +1276,7 @@ class AllServers {
     one.rejected.clear();
     Options options = options_;
     options.address = address;
-    one.thread = std::thread([this, &one, options] {
+    const auto serve = [this, &one, options] {
       try {
         Container(model_, options, stop_, &together_).serve();
       } catch (const ContainerRejected& error) {
@@ -1217,7 +1285,19 @@ class AllServers {
         one.error = std::current_exception();
       }
       one.is_over = true;
-    });
+    };
+    try {
+      one.thread = std::thread(serve);
+    } catch (const std::system_error& error) {
+      std::fprintf(stderr, "model '%s': no thread for %s: %s; trying again\n", name(),
+                   address.c_str(), error.what());
+      pause(one);
+    }
+  }
+
+  static void pause(Server& one) {
+    one.due_s = detail::now_s() + one.backoff_s;
+    one.backoff_s = std::min(BACKOFF_S_MAX, 2 * one.backoff_s);
   }
 
   const char* name() const { return options_.name.c_str(); }
@@ -1271,8 +1351,9 @@ inline int run(Model& model, Options options) {
   sigaction(SIGTERM, &action, nullptr);
   try {
     model.load();
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "model '%s' failed to load: %s\n", options.name.c_str(), error.what());
+  } catch (...) {
+    std::fprintf(stderr, "model '%s' failed to load: %s\n", options.name.c_str(),
+                 detail::text_of_error().c_str());
     return EXIT_LOAD_FAILED;
   }
   try {

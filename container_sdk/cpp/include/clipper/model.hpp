@@ -226,46 +226,22 @@ class Outputs {
     return rank_ ? name + "]" : name;
   }
 
-  // Return a REPLY as one run of bytes behind `room` bytes. Throws: InvalidOutput.
+  // Return a REPLY as one run of bytes; with `partial`, several if the outputs are too large for one
+  // frame. Throws: InvalidOutput.
   void encode(std::uint64_t id, std::uint64_t time_us, bool checked, bool qualifiers,
-              std::uint64_t payload_bytes_max, std::vector<std::uint8_t>& to) const {
+              std::uint64_t payload_bytes_max, std::vector<std::uint8_t>& to,
+              bool partial = false) const {
     check_count();
-    Header header;
-    header.kind = Kind::REPLY;
-    header.dtype = dtype_;
-    header.rank = rank_;
-    header.dims = dims_;
-    header.rows = n_;
-    header.id = id;
-    header.time_us = time_us;
-    to.resize(HEADER_BYTES);
-    if (data_bytes_ > payload_bytes_max) throw too_large(data_bytes_, payload_bytes_max);
-    if (!lengths_.empty()) {
-      header.flags |= VARIABLE;
-      put(to, lengths_.data(), lengths_.size() * 4);
+    const std::uint32_t first = partial ? fitting(0, qualifiers, payload_bytes_max) : n_;
+    encode_part({0, first, 0}, id, time_us, checked, qualifiers, payload_bytes_max, to);
+    std::vector<std::uint8_t> frame;
+    Part part{0, first, 0};
+    while (part.end < n_) {
+      part.at += bytes_of(part.start, part.end);
+      part = {part.end, fitting(part.end, qualifiers, payload_bytes_max), part.at};
+      encode_part(part, id, time_us, checked, qualifiers, payload_bytes_max, frame);
+      to.insert(to.end(), frame.begin(), frame.end());
     }
-    put(to, data_.data(), data_bytes_);
-    if (!confidence_.empty()) {
-      header.flags |= CONFIDENCE;
-      put(to, confidence_.data(), confidence_.size() * 4);
-    }
-    if (qualifiers && !qualifiers_.empty()) {
-      header.flags |= QUALIFIERS;
-      put_qualifiers(to);
-    }
-    if (!status_.empty()) {
-      header.flags |= ROW_STATUS;
-      put(to, status_.data(), status_.size());
-      to.insert(to.end(), text_.begin(), text_.end());
-    }
-    header.payload_bytes = to.size() - HEADER_BYTES;
-    if (header.payload_bytes > payload_bytes_max)
-      throw too_large(header.payload_bytes, payload_bytes_max);
-    if (checked) {
-      header.flags |= CHECKED;
-      header.payload_crc = crc32(to.data() + HEADER_BYTES, header.payload_bytes);
-    }
-    encode_header(header, to.data());
   }
 
   // The outputs as n f64, for protocol version 1. Throws: InvalidOutput for anything else.
@@ -280,9 +256,81 @@ class Outputs {
  private:
   static constexpr std::size_t TEXT_BYTES_MAX = 16 << 10;
 
+  // Rows [start, end), whose data begins at byte `at`.
+  struct Part {
+    std::uint32_t start, end;
+    std::uint64_t at;
+  };
+
+  std::uint64_t bytes_of(std::uint32_t start, std::uint32_t end) const {
+    if (lengths_.empty()) return data_bytes_ / n_ * (end - start);
+    std::uint64_t items = 0;
+    for (std::uint32_t i = start; i < end; i++) items += lengths_[i];
+    return items * item_bytes(dtype_);
+  }
+
+  // Return the end of the rows from `start` on that fit into one frame; of one row at least.
+  std::uint32_t fitting(std::uint32_t start, bool qualifiers, std::uint64_t payload_bytes_max) const {
+    constexpr std::uint64_t beside = 13, padding = 64;  // of a row: a length, a confidence, a status
+    std::uint64_t size = padding + (status_.empty() ? 0 : text_.size());
+    std::uint32_t end = start;
+    for (; end < n_; end++) {
+      size += bytes_of(end, end + 1) + beside;
+      if (qualifiers && !qualifiers_.empty()) size += qualifiers_[end].size();
+      if (size > payload_bytes_max && end > start) break;
+    }
+    return end;
+  }
+
+  void encode_part(const Part& part, std::uint64_t id, std::uint64_t time_us, bool checked,
+                   bool qualifiers, std::uint64_t payload_bytes_max,
+                   std::vector<std::uint8_t>& to) const {
+    const std::uint64_t rows = part.end - part.start, size = bytes_of(part.start, part.end);
+    Header header;
+    header.kind = Kind::REPLY;
+    header.dtype = dtype_;
+    header.rank = rank_;
+    header.dims = dims_;
+    header.rows = static_cast<std::uint32_t>(rows);
+    header.id = id;
+    header.time_us = time_us;
+    header.flags = part.end < n_ ? PARTIAL : 0;
+    to.resize(HEADER_BYTES);
+    if (size > payload_bytes_max) throw too_large(size, payload_bytes_max);
+    if (!lengths_.empty()) {
+      header.flags |= VARIABLE;
+      put(to, lengths_.data() + part.start, rows * 4);
+    }
+    const std::size_t begin = to.size();
+    put(to, reinterpret_cast<const std::uint8_t*>(data_.data()) + part.at, size);
+    for (std::size_t i = begin; dtype_ == DType::BOOL && i < begin + size; i++)
+      to[i] = to[i] != 0;  // a mask of 0 and 255, for instance
+    if (!confidence_.empty()) {
+      header.flags |= CONFIDENCE;
+      put(to, confidence_.data() + part.start, rows * 4);
+    }
+    if (qualifiers && !qualifiers_.empty()) {
+      header.flags |= QUALIFIERS;
+      put_qualifiers(to, part);
+    }
+    if (!status_.empty()) {
+      header.flags |= ROW_STATUS;
+      put(to, status_.data() + part.start, rows);
+      to.insert(to.end(), text_.begin(), text_.end());
+    }
+    header.payload_bytes = to.size() - HEADER_BYTES;
+    if (header.payload_bytes > payload_bytes_max)
+      throw too_large(header.payload_bytes, payload_bytes_max);
+    if (checked) {
+      header.flags |= CHECKED;
+      header.payload_crc = crc32(to.data() + HEADER_BYTES, header.payload_bytes);
+    }
+    encode_header(header, to.data());
+  }
+
   static InvalidOutput too_large(std::uint64_t size, std::uint64_t limit) {
     return InvalidOutput("the outputs have " + std::to_string(size) + " bytes; the server's limit is " +
-                         std::to_string(limit) + ". Return less, or lower batch_max.");
+                         std::to_string(limit) + ". Return less, or lower batching.size_max.");
   }
 
   void append(DType dtype, const void* bytes, std::size_t size, std::size_t items) {
@@ -308,10 +356,11 @@ class Outputs {
     to.resize(detail::padded(to.size()));
   }
 
-  void put_qualifiers(std::vector<std::uint8_t>& to) const {
+  void put_qualifiers(std::vector<std::uint8_t>& to, const Part& part) const {
     std::vector<std::uint32_t> lengths;
     std::string all;
-    for (const auto& each : qualifiers_) {
+    for (std::uint32_t i = part.start; i < part.end; i++) {
+      const std::string& each = qualifiers_[i];
       lengths.push_back(static_cast<std::uint32_t>(each.size()));
       all += each;
     }
@@ -371,12 +420,15 @@ class Model {
 
 namespace detail {
 
-// The text of the exception that is being handled.
+// The text of the exception that is being handled. If it has several lines, the first is repeated at
+// the end: a server shows the last.
 inline std::string text_of_error() {
   try {
     throw;
   } catch (const std::exception& error) {
-    return error.what();
+    const std::string text = error.what();
+    const std::size_t end = text.find('\n');
+    return end == std::string::npos ? text : text + '\n' + text.substr(0, end);
   } catch (...) {
     return "the model threw something that is no std::exception";
   }

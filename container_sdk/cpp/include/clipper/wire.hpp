@@ -54,7 +54,8 @@ constexpr int DTYPE_MAX = 14;
 
 // Flags of a frame.
 constexpr std::uint16_t VARIABLE = 1, CONFIDENCE = 2, ROW_STATUS = 4, COMPRESSED = 8, CHECKED = 16,
-                        SHARED = 32, SESSIONS = 64, QUALIFIERS = 128, FLAGS_ALL = 255;
+                        SHARED = 32, SESSIONS = 64, QUALIFIERS = 128, PARTIAL = 256,
+                        FLAGS_ALL = 511;
 
 // A 16-bit float, as its bits.
 struct Half {
@@ -225,6 +226,8 @@ inline void check_rows(const Header& header, std::uint32_t rows_max) {
     throw BadFrame("only the rows of a PREDICT have sessions");
   if (header.flags & QUALIFIERS && header.kind != Kind::REPLY)
     throw BadFrame("only the rows of a REPLY have qualifiers");
+  if (header.flags & PARTIAL && header.kind != Kind::REPLY)
+    throw BadFrame("only a REPLY may be PARTIAL");
   if (header.rows == 0) throw BadFrame("a batch has at least one row");
   if (header.rows > rows_max)
     throw FrameTooLarge(std::to_string(header.rows) + " rows; the limit is " +
@@ -564,6 +567,11 @@ inline RegionInfo open_region(const Header& header, const std::uint8_t* payload)
 struct Feedback {
   Rows inputs, labels;
   AlignedBytes inputs_bytes, labels_bytes;
+
+  // The memory of its rows.
+  std::uint64_t bytes() const {
+    return inputs_bytes.size() + inputs.owned.size() + labels_bytes.size() + labels.owned.size();
+  }
 };
 
 // Decode the payload of a FEEDBACK: a PREDICT with sessions, and a REPLY. Throws: BadFrame.

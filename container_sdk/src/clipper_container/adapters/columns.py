@@ -43,10 +43,38 @@ def columns_of(estimator: object) -> dict[str, str] | None:
     return used if any(type_ == TEXT for type_ in used.values()) else None
 
 
+def array_type(estimator: object) -> str | None:
+    """Return the type of one row of an estimator that takes arrays; None if it does not say."""
+    features = getattr(estimator, "n_features_in_", None)
+    if not isinstance(features, int | np.integer) or features <= 0:
+        return None
+    steps = getattr(estimator, "steps", None)
+    centers = getattr(steps[-1][1] if steps else estimator, "cluster_centers_", None)
+    # KMeans refuses rows of another type than its centers have
+    is_single = getattr(centers, "dtype", None) == np.float32
+    return f"{'f32' if is_single else NUMBER}[{features}]"
+
+
+def names_of(estimator: object) -> tuple[str, ...]:
+    """Return the names of the columns of an estimator that was fitted on a DataFrame and takes
+    arrays of them: of numbers only. Empty for any other.
+    """
+    names = getattr(estimator, "feature_names_in_", None)
+    if names is None or columns_of(estimator) is not None:
+        return ()
+    known = tuple(map(str, names))
+    # LightGBM has names of its own for columns of an array
+    return known if known != tuple(f"Column_{i}" for i in range(len(known))) else ()
+
+
 def _types(step: object, names: Sequence[str]) -> Iterator[tuple[str, str | None]]:
     """Yield the type of each column that a fitted step tells: None for one that it drops."""
     if steps := getattr(step, "steps", None):  # a pipeline: its first step that tells
         yield from next(filter(None, (list(_types(inner, names)) for _, inner in steps)), ())
+        return
+    # HistGradientBoosting's own, if it chose columns by their type
+    if (inner := getattr(step, "_preprocessor", None)) is not None:
+        yield from _types(inner, names)
         return
     if parts := getattr(step, "transformers_", None):  # of a ColumnTransformer
         unused = dict.fromkeys(names)
@@ -109,6 +137,33 @@ def as_table(columns: Columns, categories: Sequence[str] = ()) -> UserValue:
         return as_array(columns)
     table = pandas.DataFrame(dict(columns))
     return table.astype(dict.fromkeys(categories, "category")) if categories else table
+
+
+def in_order(columns: Columns, names: Sequence[str] | None) -> Columns:
+    """Return the columns in the order of those that a model was trained on.
+
+    names: in that order; None if the model knows none: then the order is the caller's. Raises:
+    ValueError if these are other columns.
+    """
+    if names is None or [*columns] == [*names]:
+        return columns
+    if columns.keys() != {*names}:
+        raise ValueError(
+            f"the model was trained on the columns {', '.join(names)}, and is given"
+            f" {', '.join(columns)}; deploy it with these as its inputs"
+        )
+    return {name: columns[name] for name in names}
+
+
+def named_table(rows: UserValue, names: Sequence[str]) -> UserValue:
+    """Return rows (n, columns) as a pandas.DataFrame with these names; without pandas as they
+    are.
+    """
+    try:
+        import pandas
+    except ModuleNotFoundError:
+        return rows
+    return pandas.DataFrame(np.asarray(rows), columns=list(names))
 
 
 def as_array(columns: Columns) -> UserValue:

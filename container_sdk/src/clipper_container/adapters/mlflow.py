@@ -5,18 +5,20 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
+from collections.abc import Iterable
 
 import numpy as np
 
 from clipper_container.adapters.columns import as_table, record_type
 from clipper_container.loading.errors import LoadError
 from clipper_container.loading.files import unpack
-from clipper_container.model import Model, UserValue
+from clipper_container.model import Model, SeveralOutputs, UserValue
 
 _NUMBERS = {
     "boolean": "bool", "integer": "i32", "long": "i64", "float": "f32", "double": "f64",
 }  # fmt: skip
 _TYPES = {**_NUMBERS, "string": "str", "binary": "bytes"}
+# flavours that do not need their folder once loaded
 _WHOLE = (
     "sklearn",
     "xgboost",
@@ -24,7 +26,7 @@ _WHOLE = (
     "onnx",
     "pytorch",
     "catboost",
-)  # flavours that do not need their folder once loaded
+)
 
 
 class MlflowModel(Model):
@@ -173,11 +175,24 @@ def _tensor_type(spec: UserValue) -> str:
     return f"{ours}[{','.join(dims)}]" if dims else ours
 
 
-def _outputs(found: object) -> UserValue:
-    """Convert a DataFrame, a Series, or a dict of one to an array."""
+def _outputs(found: UserValue) -> UserValue:
+    """Convert a DataFrame, a Series, or a dict of one to an array. Raises: SeveralOutputs if the
+    signature does not have their names.
+    """
     if isinstance(found, dict) and found:
+        if len(found) > 1:
+            raise SeveralOutputs(_unnamed(found))
         found = next(iter(found.values()))
+    if hasattr(found, "columns") and len({str(dtype) for dtype in found.dtypes}) > 1:
+        raise SeveralOutputs(_unnamed(found.columns))
     array = found.to_numpy() if hasattr(found, "to_numpy") else found
     if isinstance(array, np.ndarray) and array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     return array.tolist() if isinstance(array, np.ndarray) and array.dtype == object else array
+
+
+def _unnamed(names: Iterable[object]) -> str:
+    return (
+        f"predict() returned several outputs ({', '.join(map(str, names))}); log the model with a"
+        " signature that has them"
+    )

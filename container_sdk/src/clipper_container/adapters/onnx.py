@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from clipper_container.adapters.ragged import run_by_shape
-from clipper_container.loading.errors import LoadError
+from clipper_container.loading.errors import LoadError, first_line
 from clipper_container.model import Model, Scored, UserValue
 from clipper_container.schema import Array, Column
 
@@ -42,8 +42,9 @@ class OnnxModel(Model):
     """A model whose inputs have the batch as their first dimension.
 
     With one input and one output it takes and returns rows without names. A second output with
-    probabilities (an array (n, classes), or the list of dicts that scikit-learn's converters write)
-    gives the confidence: the largest of each row. Outputs of shape (n, 1) become n numbers.
+    probabilities beside a label for each row, as scikit-learn's converters write it, gives the
+    confidence: of a list of dicts that of the label, of an array (n, classes) the largest of each
+    row. Outputs of shape (n, 1) become n numbers.
 
     With several inputs, or other outputs, these are named tensors, with the names and types of the
     file. Rows of different shapes run in groups of equal ones. Rows of another number type are cast
@@ -65,7 +66,7 @@ class OnnxModel(Model):
         try:
             self._session = onnxruntime.InferenceSession(content, options, providers=providers)
         except Exception as error:
-            raise LoadError(f"onnxruntime cannot load this model: {_first_line(error)}") from None
+            raise LoadError(f"onnxruntime cannot load this model: {first_line(error)}") from None
         inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
         if not inputs:
             raise LoadError("this ONNX model has no input")
@@ -79,6 +80,7 @@ class OnnxModel(Model):
             self.input = {one.name: _tensor_type("input", one) for one in inputs}
             self.output = {one.name: _tensor_type("output", one) for one in outputs}
             return
+        _check_rows(outputs[0], self.batch_max)
         self.input, self._dtype, self._shape, _ = types[0]
 
     def predict_batch(self, inputs: object) -> UserValue:
@@ -90,7 +92,7 @@ class OnnxModel(Model):
         outputs = found[0]
         if isinstance(outputs, np.ndarray) and outputs.ndim > 1 and outputs.size == len(outputs):
             outputs = outputs.reshape(len(outputs))
-        confidence = _largest(found[1], len(rows)) if len(found) > 1 else None
+        confidence = _probabilities(found[1], outputs) if len(found) > 1 else None
         return outputs if confidence is None else Scored(outputs, confidence)
 
     def predict_tensors(self, inputs: UserValue, *sessions: object) -> UserValue:
@@ -113,18 +115,38 @@ class OnnxModel(Model):
 
 
 def _is_short(outputs: list[onnxruntime.NodeArg]) -> bool:
-    """Return whether the outputs are a prediction, and perhaps the probabilities beside a label."""
+    """Return whether the outputs are a prediction, and perhaps the probabilities beside a label:
+    one label for each row, and one number for each class.
+    """
     if len(outputs) == 1:
         return True
     label, scores = outputs[0], outputs[1]
-    return (
-        len(outputs) == 2
-        and label.type in ("tensor(int64)", "tensor(string)")
-        and (
-            scores.type.startswith("seq(map(")
-            or (scores.type in ("tensor(float)", "tensor(double)") and len(scores.shape) == 2)
-        )
+    is_label = label.type in ("tensor(int64)", "tensor(string)") and (
+        len(label.shape) == 1 or [*label.shape[1:]] == [1]
     )
+    of_classes = scores.type.startswith("seq(map(") or (
+        scores.type in ("tensor(float)", "tensor(double)")
+        and len(scores.shape) == 2
+        and "prob" in scores.name.lower()
+    )
+    return len(outputs) == 2 and is_label and of_classes
+
+
+def _check_rows(output: onnxruntime.NodeArg, batch_max: int) -> None:
+    """Refuse an output without names that does not have one value for each row. Raises:
+    LoadError.
+    """
+    found = _TENSOR.fullmatch(output.type)
+    if not found or found[1] not in _DTYPES:
+        raise LoadError(
+            f"output {output.name!r} is a {output.type}; a tensor of numbers or strings is needed"
+        )
+    rows = output.shape[0] if output.shape else None
+    if isinstance(rows, int) and rows > 1 and batch_max != rows:
+        raise LoadError(
+            f"output {output.name!r} has {rows} values whatever the batch; export the model with a"
+            " first dimension that is free"
+        )
 
 
 def _numpy_type(type_: str) -> str:
@@ -157,7 +179,7 @@ def check(content: bytes) -> None:
     try:
         model = onnx.load_model_from_string(content)
     except Exception as error:
-        raise LoadError(f"these bytes are no ONNX model: {_first_line(error)}") from None
+        raise LoadError(f"these bytes are no ONNX model: {first_line(error)}") from None
     for tensor in _tensors(model):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             raise LoadError(
@@ -166,7 +188,7 @@ def check(content: bytes) -> None:
     try:
         onnx.checker.check_model(model, full_check=True)
     except Exception as error:
-        raise LoadError(f"the checker of ONNX refuses this model: {_first_line(error)}") from None
+        raise LoadError(f"the checker of ONNX refuses this model: {first_line(error)}") from None
 
 
 def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
@@ -218,14 +240,19 @@ def _row_type(
     return (f"{ours}[*]" if len(dims) == 1 else "any"), dtype, None, batch_max
 
 
-def _largest(scores: object, n: int) -> np.ndarray | None:
-    """Return the largest probability of each row; None if `scores` are not probabilities."""
+def _probabilities(scores: object, labels: Array) -> np.ndarray | None:
+    """Return the probability of each row's label, or the largest where the classes have no names;
+    None if `scores` are not probabilities.
+    """
+    n = len(labels)
     if (
         isinstance(scores, list)
         and len(scores) == n
         and all(isinstance(row, dict) and row for row in scores)
     ):
-        return np.array([max(row.values()) for row in scores], np.float32)
+        each = zip(scores, labels.tolist(), strict=True)
+        sure = np.array([row.get(label, np.nan) for row, label in each], np.float32)
+        return sure if ((sure >= -1e-3) & (sure <= 1 + 1e-3)).all() else None
     if (
         isinstance(scores, np.ndarray)
         and scores.dtype.kind == "f"
@@ -235,7 +262,3 @@ def _largest(scores: object, n: int) -> np.ndarray | None:
         low, high = float(scores.min(initial=0)), float(scores.max(initial=0))
         return scores.max(axis=1) if low >= -1e-3 and high <= 1 + 1e-3 else None
     return None
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0][:500] or type(error).__name__

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from clipper_container.adapters.ragged import run_by_shape
-from clipper_container.loading.errors import LoadError
-from clipper_container.model import Model, UserValue
+from clipper_container.loading.errors import LoadError, first_line
+from clipper_container.model import Model, SeveralOutputs, UserValue
 from clipper_container.schema import Array, Column
 
 if TYPE_CHECKING:
@@ -34,16 +34,17 @@ _OURS = {
 
 
 class TorchModel(Model):
-    """Calls forward() of a module, in inference mode. The first dimension of its inputs is the
-    batch.
+    """Calls forward() of a module, after eval(), in inference mode. The first dimension of its
+    inputs is the batch.
 
-    Float rows are cast to the type of the module's weights. A tensor becomes an array; of a tuple
-    or list the first item is used, of a dict "logits" or the first. Outputs of shape (n, 1) become
-    n numbers. Named tensors are passed by the names of forward()'s arguments; a tuple or dict that
-    it returns is then all the outputs. Rows of different shapes run in groups of equal ones.
+    Float rows are cast to the type of the module's weights, if they are all of one. A tensor
+    becomes an array, of bfloat16 one of f32. Outputs of shape (n, 1) become n numbers. A module
+    that returns several tensors needs the types of its outputs. Named tensors are passed by the
+    names of forward()'s arguments; a tuple or dict that it returns is then all the outputs. Rows of
+    different shapes run in groups of equal ones.
 
     names: of forward()'s inputs, if they are given by position. input: default: the module's
-    attribute `input`.
+    attribute `input`. dtypes: of float inputs, by name, where the module says them.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class TorchModel(Model):
         names: Sequence[str] = (),
         input: str | Mapping[str, str] = "",
         batch_max: int = 0,
+        dtypes: Mapping[str, torch.dtype] = {},
     ) -> None:
         import torch
 
@@ -65,8 +67,9 @@ class TorchModel(Model):
         self._by_position = tuple(names)
         self.needs = self._by_position or _inputs_of(module)
         self._name = self.needs[0]
-        floats = (part.dtype for part in module.parameters() if part.is_floating_point())
-        self._dtype = next(floats, None)
+        floats = {part.dtype for part in module.parameters() if part.is_floating_point()}
+        self._dtype = floats.pop() if len(floats) == 1 else None
+        self._dtypes = dict(dtypes)
         input_type = getattr(module, "input", "")
         self.input = input or (
             input_type if isinstance(input_type, str | Mapping) and input_type else "any"
@@ -105,7 +108,7 @@ class TorchModel(Model):
         except Exception as error:
             given = ", ".join(f"{name} {a.dtype}{list(a.shape)}" for name, a in arrays.items())
             raise ValueError(
-                f"{self._called} does not take {given}: {_first_line(error)}"
+                f"{self._called} does not take {given}: {first_line(error)}"
             ) from error
         if not isinstance(found, Mapping):
             each = found if isinstance(found, tuple | list) else (found,)
@@ -119,8 +122,11 @@ class TorchModel(Model):
             raise TypeError(
                 f"input {name!r} of {self._called}: {array.dtype} is not a type of PyTorch"
             ) from None
-        casts = self._dtype is not None and tensor.is_floating_point()
-        return tensor.to(self._dtype) if casts else tensor
+        return self._converted(name, tensor)
+
+    def _converted(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        dtype = self._dtypes.get(name, self._dtype)
+        return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
 
     def _plain(self, value: UserValue) -> Array:
         if not isinstance(value, self._torch.Tensor):
@@ -129,7 +135,7 @@ class TorchModel(Model):
                 " needed"
             )
         value = value.float() if value.dtype == self._torch.bfloat16 else value
-        return np.asarray(value.detach().cpu().numpy())
+        return np.asarray(value.detach().cpu().resolve_neg().numpy())
 
     def predict_batch(self, inputs: UserValue) -> UserValue:
         """Call forward()."""
@@ -142,33 +148,45 @@ class TorchModel(Model):
                 f"input {self._name!r} of {self._called}: rows are {kind}s; arrays of one shape are"
                 " needed"
             ) from None
-        if self._dtype is not None and rows.is_floating_point():
-            rows = rows.to(self._dtype)
+        rows = self._converted(self._name, rows)
         try:
             with torch.inference_mode():
                 found = self._module(rows)
         except Exception as error:
             shape = f"{str(rows.dtype).removeprefix('torch.')}{list(rows.shape)}"
             raise ValueError(
-                f"{self._called} does not take {shape} as input {self._name!r}:"
-                f" {_first_line(error)}"
+                f"{self._called} does not take {shape} as input {self._name!r}: {first_line(error)}"
             ) from error
         return self._array(found)
 
     def _array(self, found: UserValue) -> UserValue:
-        if isinstance(found, Mapping):
-            found = found["logits"] if "logits" in found else next(iter(found.values()))
-        while isinstance(found, tuple | list):
-            found = found[0]
+        found = only_output(self._called, found)
         if not isinstance(found, self._torch.Tensor):
             raise TypeError(
-                f"{self._called} returned a {type(found).__name__}; a tensor is needed, or a tuple"
-                " or dict of them"
+                f"{self._called} returned a {type(found).__name__}; a tensor is needed, or several"
+                " with outputs={...}"
             )
-        if found.dtype == self._torch.bfloat16:
-            found = found.float()
-        array = found.detach().cpu().numpy()
+        array = self._plain(found)
         return array.reshape(len(array)) if array.ndim > 1 and array.size == len(array) else array
+
+
+def only_output(called: str, found: UserValue) -> UserValue:
+    """Return what forward() returned, or the one item of the tuple, list or dict that it returned.
+
+    called: the name of the method. Raises: SeveralOutputs, of which all but one would be lost.
+    """
+    while isinstance(found, Mapping | tuple | list):
+        parts = [*found.values()] if isinstance(found, Mapping) else found
+        if len(parts) != 1:
+            is_named = isinstance(found, Mapping)
+            names = [*map(str, found)] if is_named else [f"output{i}" for i in range(len(parts))]
+            types = ", ".join(f"{name!r}: 'f32[8]'" for name in names[:8])
+            raise SeveralOutputs(
+                f"{called} returned {len(names)} outputs; deploy it with the types of all,"
+                f" as outputs={{{types}}}, or let it return one tensor"
+            )
+        (found,) = parts
+    return found
 
 
 def load(kind: str, content: bytes) -> TorchModel:
@@ -184,7 +202,7 @@ def load(kind: str, content: bytes) -> TorchModel:
     except LoadError:
         raise
     except Exception as error:
-        raise LoadError(f"PyTorch cannot load this model: {_first_line(error)}") from None
+        raise LoadError(f"PyTorch cannot load this model: {first_line(error)}") from None
     return _exported(program)
 
 
@@ -194,6 +212,7 @@ def _exported(program: torch.export.ExportedProgram) -> TorchModel:
         node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"
     }
     types, batch_max = {}, 0
+    dtypes = {name: values[name].dtype for name in names if values[name].is_floating_point()}
     for name in names:
         dims = [dim if isinstance(dim, int) else 0 for dim in values[name].shape]  # 0: free
         if not dims or dims[0] > 1:
@@ -206,10 +225,10 @@ def _exported(program: torch.export.ExportedProgram) -> TorchModel:
     if len(names) > 1:
         if untyped := [name for name, type_ in types.items() if not type_[:1].isalpha()]:
             raise LoadError(f"input {untyped[0]!r} is of a type that cannot be served")
-        return TorchModel(program.module(), names, types, batch_max)
+        return TorchModel(program.module(), names, types, batch_max, dtypes)
     (type_,) = types.values()
     known = type_[:1].isalpha() and "*" not in type_
-    return TorchModel(program.module(), names, type_ if known else "any", batch_max)
+    return TorchModel(program.module(), names, type_ if known else "any", batch_max, dtypes)
 
 
 def _inputs_of(module: torch.nn.Module) -> tuple[str, ...]:
@@ -227,7 +246,3 @@ def _inputs_of(module: torch.nn.Module) -> tuple[str, ...]:
         needed = [one.name for one in taken if one.default is one.empty and one.kind in positional]
         first = [one.name for one in taken[:1]]
     return tuple(map(str, needed or first or ["input"]))
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0][:500] or type(error).__name__

@@ -139,7 +139,7 @@ class ArtifactCache:
         """Remove the least recently used objects and unfinished pulls until `wanted` bytes fit;
         return how many bytes are missing then. keep: folder of the pull that needs the room.
         """
-        with contextlib.closing(_Lock(self._locked(self.folder / "lock", fcntl.LOCK_EX))):
+        with os.fdopen(self._locked(self.folder / "lock", fcntl.LOCK_EX)):
             entries = []
             for place in (self.folder / "objects").iterdir():
                 used = self.folder / "used" / place.name
@@ -191,14 +191,6 @@ class ArtifactCache:
             os.close(lock)
             return -1
         return lock
-
-
-@dataclass(slots=True)
-class _Lock:
-    fd: int
-
-    def close(self) -> None:
-        os.close(self.fd)
 
 
 def key_of(url: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -18,11 +17,12 @@ from clipper_container.artifacts.source import (
     ArtifactSource,
     BucketSource,
     RemoteFile,
-    VolumeSource,
     fingerprint,
+    mounted_path,
 )
 from clipper_container.artifacts.url import ArtifactUrl
 from clipper_container.artifacts.web import WebSource
+from clipper_container.backoff import Backoff
 
 _WAIT_S = (0.2, 10.0)  # before the second try; at most
 _ABOUT = "about.json"
@@ -43,7 +43,7 @@ def pull(
     Raises: PullError; what `progress` raises.
     """
     if url.scheme == "pvc":
-        path = VolumeSource(url).path()
+        path = mounted_path(url)
         if url.sha256 and (found := digest_of(path)) != url.sha256:
             raise _other_content(url, found)
         return CachedArtifact(path, url.sha256, "", 0)
@@ -77,6 +77,17 @@ def examine(url: ArtifactUrl, limits: PullLimits) -> str:
     return fingerprint(_Tries(url, limits, until).run(lambda: _listed(url, limits)))
 
 
+def _advice(url: ArtifactUrl) -> str:
+    """Return what to do where a source does not answer."""
+    advice = "Is the address right, and the network there? Then try again."
+    if url.scheme == "s3" and "AWS_ACCESS_KEY_ID" not in os.environ:
+        return (
+            "AWS_ACCESS_KEY_ID is not set here; a model host gets it from its server by"
+            f' server.env_pass = ["AWS_*"]. {advice}'
+        )
+    return advice
+
+
 class _Tries:
     """Repeats what can fail for a moment. A try that made progress does not count."""
 
@@ -86,7 +97,7 @@ class _Tries:
 
     def run(self, work: Callable[[], _Result]) -> _Result:
         """Return what the work returns. Raises: PullError after the last try."""
-        wait_s = _WAIT_S[0]
+        backoff = Backoff(*_WAIT_S)
         while True:
             self.left -= 1
             try:
@@ -97,13 +108,13 @@ class _Tries:
                 raise PullError(
                     self._url.plain,
                     f"{why}, after {self._limits.tries} tries",
-                    "Is the address right, and the network there? Then try again.",
+                    _advice(self._url),
                     is_final=False,
                 )
+            wait_s = backoff.next_s()
             if time.monotonic() + wait_s >= self._until:
                 raise _late(self._url, self._limits, why)
-            time.sleep(wait_s * random.uniform(0.5, 1.0))
-            wait_s = min(2 * wait_s, _WAIT_S[1])
+            time.sleep(wait_s)
 
 
 class _Pull:

@@ -171,19 +171,15 @@ def _status_of(error: BaseException) -> str:
     return text.partition("status code: ")[2] or text
 
 
-class VolumeSource:
-    """Reads `pvc://` from where the volume is mounted; nothing is copied by `pull`."""
-
-    def __init__(self, url: ArtifactUrl) -> None:
-        self._url = url
-
-    def path(self) -> Path:
-        """Return the file or folder. Raises: PullError if it is not mounted here."""
-        path = Path(self._url.mounted)
-        if not path.exists():
-            raise PullError(
-                self._url.plain,
-                f"{path} does not exist",
-                "A claim is mounted in pods: clipper export k8s, or clipper export chart.",
-            )
-        return path
+def mounted_path(url: ArtifactUrl) -> Path:
+    """Return the file or folder of `pvc://` in the mounted volume; nothing is copied by `pull`.
+    Raises: PullError if it is not mounted here.
+    """
+    path = Path(url.mounted)
+    if not path.exists():
+        raise PullError(
+            url.plain,
+            f"{path} does not exist",
+            "A claim is mounted in pods: clipper export k8s, or clipper export chart.",
+        )
+    return path

@@ -5,14 +5,23 @@ has imported it takes 10 ms, and the pages of the framework are shared. It is th
 `multiprocessing.forkserver`, with pidfds and exit codes for the requesting process.
 
 The fork server has one thread, since a fork copies only the thread that forks. It is the parent of
-its children: it reaps them and reports their exit codes.
+its children: it reaps them and reports their exit codes. Whether a child ends with it is the
+matter of the child's entry: the kernel tells it (`clipper_container.parent_death`).
 
 Messages are JSON, one a packet:
 
 | to the fork server | answer |
 |---|---|
-| `{"imports": [NAME, ...]}` | `{"ready": true, "imports": N}`, or `{"unsafe": TEXT, "module": NAME}` |
-| `{"id": I, ...}` with descriptors | `{"id": I, "pid": P}` with the child's pidfd, or `{"id": I, "error": TEXT}`; later `{"pid": P, "code": C}` |
+| `{"imports": [NAME, ...]}`: installed ones | `{"ready": true, "imports": N}`, or `{"unsafe": TEXT, "module": NAME}` |
+| `{"preload": [NAME, ...]}`: from any place | the same |
+| `{"id": I, "entry": "MODULE:FUNCTION", "session": BOOL}` with descriptors | `{"id": I, "pid": P}` with the child's pidfd, or `{"id": I, "error": TEXT}`; later `{"pid": P, "code": C}` |
+
+The descriptors are those of the child's output and of its control socket, on which it waits for
+what to do: so none runs unknown. A child is in a process group of its own, or in a session; what it
+leaves in it is killed when it ends.
+
+An error with `"own": true` says that this process lacks descriptors, memory or processes: another
+request may succeed. An error never ends this process, because the kernel would end its children.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -20,6 +29,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import importlib
 import json
 import os
 import select
@@ -27,30 +37,68 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import NoReturn
 
 from clipper_container.forking import Message
 from clipper_container.forking.preload import Imports, Unsafe
+from clipper_container.shortage import is_own
 
 MESSAGE_BYTES_MAX = 1 << 18
 DESCRIPTORS_MAX = 4
-Become = Callable[[Message, Sequence[int]], int]
+_AFTER_ERROR_S = 0.05  # so that an error that stays does not take a core
 
 
-class ReplicaForkServer:
-    """Loop of a fork server.
-
-    connection: a SOCK_SEQPACKET socket to the requesting process. become: called in each child with
-    the request and the descriptors that came with it; returns the child's exit code. imports: what
-    has been imported. Threads: its process has one.
-
-    A child ends without the teardown of the interpreter, which would copy every shared page.
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """The fork server, as a child knows it. restore: restores the CPU priority, which the fork
+    server has lowered. safe_path: whether sys.path lacks the working directory.
     """
 
-    def __init__(self, connection: socket.socket, become: Become, imports: Imports) -> None:
-        self._connection, self._become, self._imports = connection, become, imports
+    pid: int
+    safe_path: bool
+    restore: Callable[[], None]
+
+
+Entry = Callable[[Sequence[int], Parent], int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A request of a child; see above."""
+
+    id: int
+    entry: str
+    session: bool = False
+
+
+class ForkServer:
+    """Loop of a fork server.
+
+    connection: a SOCK_SEQPACKET socket to the requesting process. parent: given to each child.
+    imports: what has been imported. before_forks: called once, before the first fork. Threads: its
+    process has one.
+
+    An entry is called in the child with the descriptors that came with the request, and returns the
+    exit code. A child ends without the teardown of the interpreter, which would copy every shared
+    page.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        parent: Parent,
+        imports: Imports,
+        before_forks: Callable[[], object] | None = None,
+    ) -> None:
+        self._connection = connection
+        self._parent = parent
+        self._imports = imports
+        self._before_forks = before_forks
         # to the process group: replicas end in their own time, and then the fork server
         self._on_sigterm = signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self._children: dict[int, int] = {}  # pidfd -> pid
@@ -60,73 +108,120 @@ class ReplicaForkServer:
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)
         while True:
-            for fd, _ in poll.poll():
-                if fd in self._children:
-                    poll.unregister(fd)
-                    self._reap(fd)
-                    continue
-                data, fds, _, _ = socket.recv_fds(
-                    self._connection, MESSAGE_BYTES_MAX, DESCRIPTORS_MAX, socket.MSG_CMSG_CLOEXEC
-                )
-                if not data:
-                    return 0
-                request = json.loads(data)
-                if "imports" in request:
-                    self._import(request["imports"])
-                    continue
-                self._fork(request, fds, poll)
+            try:
+                ready = poll.poll()
+            except OSError:  # the limit of files is below what is open already
+                time.sleep(_AFTER_ERROR_S)
+                continue
+            for fd, _ in ready:
+                try:
+                    if fd in self._children:
+                        poll.unregister(fd)
+                        self._reap(fd)
+                    elif not self._answer(poll):
+                        return 0
+                except Exception:
+                    traceback.print_exc()
+                    time.sleep(_AFTER_ERROR_S)
 
-    def _send(self, fds: Sequence[int] = (), **message: object) -> None:
+    def _answer(self, poll: select.poll) -> bool:
+        """Handle one request; return False at the end of the connection."""
+        try:
+            data, fds, flags, _ = socket.recv_fds(
+                self._connection, MESSAGE_BYTES_MAX, DESCRIPTORS_MAX, socket.MSG_CMSG_CLOEXEC
+            )
+        except (BlockingIOError, InterruptedError):
+            return True
+        except ConnectionError:
+            return False
+        if not data:
+            return False
+        with contextlib.ExitStack() as opened:
+            for fd in fds:
+                opened.callback(os.close, fd)
+            request = json.loads(data)
+            passed: list[int] = []
+            if "imports" in request:
+                answer = self._import(self._imports.add, request["imports"])
+            elif "preload" in request:
+                answer = self._import(self._imports.preload, request["preload"])
+            elif flags & socket.MSG_CTRUNC:
+                why = "no file descriptor is free in the fork server"
+                answer = {"id": request["id"], "error": why, "own": True}
+            else:
+                answer, passed = self._fork(_Request(**request), fds, poll)
+        self._send(answer, passed)
+        return True
+
+    def _send(self, message: Message, fds: Sequence[int] = ()) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionError):
             socket.send_fds(self._connection, [json.dumps(message).encode()], [*fds])
 
-    def _import(self, names: Sequence[str]) -> None:
+    def _import(self, imports: Callable[[Sequence[str]], None], names: Sequence[str]) -> Message:
         try:
-            self._imports.add(names)
+            imports(names)
         except Unsafe as unsafe:
-            self._send(unsafe=str(unsafe), module=unsafe.module)
-            return
+            return {"unsafe": str(unsafe), "module": unsafe.module}
         gc.collect()
         gc.freeze()  # keeps the pages of these objects shared with the children
-        self._send(ready=True, imports=len(self._imports))
+        return {"ready": True, "imports": len(self._imports)}
 
-    def _fork(self, request: Message, fds: list[int], poll: select.poll) -> None:
-        """Fork a child, which does not return."""
-        if why := self._imports.trouble():
-            self._refuse(request, fds, why)
-            return
+    def _fork(
+        self, request: _Request, fds: Sequence[int], poll: select.poll
+    ) -> tuple[Message, list[int]]:
+        """Fork a child, which does not return; return the answer, and its pidfd."""
+        before_forks, self._before_forks = self._before_forks, None
+        if before_forks is not None:
+            before_forks()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
         try:
+            if why := self._imports.trouble():
+                raise Unsafe(why)
             pid = os.fork()
-        except OSError as error:
+        except Exception as error:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            self._refuse(request, fds, str(error))
-            return
+            return {"id": request.id, "error": str(error), "own": is_own(error)}, []
         if pid == 0:
             self._connection.close()
             for fd in self._children:
                 os.close(fd)
             signal.signal(signal.SIGTERM, self._on_sigterm)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            _run_and_exit(lambda: self._become(request, fds))
+            _run_and_exit(partial(_enter, request, fds, self._parent))
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        fd = os.pidfd_open(pid)  # the child is not reaped yet, so the pid is valid
+        if not request.session:
+            with contextlib.suppress(OSError):  # it was quicker, or has ended
+                os.setpgid(pid, pid)
+        try:
+            fd = os.pidfd_open(pid)  # the child is not reaped yet, so the pid is valid
+        except OSError as error:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            return {"id": request.id, "error": str(error), "own": True}, []
         self._children[fd] = pid
         poll.register(fd, select.POLLIN)
-        for one in fds:
-            os.close(one)
-        self._send([fd], id=request["id"], pid=pid)
-
-    def _refuse(self, request: Message, fds: Sequence[int], why: str) -> None:
-        for one in fds:
-            os.close(one)
-        self._send(id=request["id"], error=why)
+        return {"id": request.id, "pid": pid}, [fd]
 
     def _reap(self, fd: int) -> None:
         pid = self._children.pop(fd)
         os.close(fd)
+        # its number is not given to another process as long as it is not reaped
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
-        self._send(pid=pid, code=os.waitstatus_to_exitcode(status))
+        self._send({"pid": pid, "code": os.waitstatus_to_exitcode(status)})
+
+
+def _enter(request: _Request, fds: Sequence[int], parent: Parent) -> int:
+    """Become what a request says, in the child."""
+    with contextlib.suppress(PermissionError):  # the fork server was quicker
+        if request.session:
+            os.setsid()
+        else:
+            os.setpgid(0, 0)
+    module, _, name = request.entry.partition(":")
+    entry: Entry = getattr(importlib.import_module(module), name)
+    return entry(fds, parent)
 
 
 def _run_and_exit(work: Callable[[], int]) -> NoReturn:

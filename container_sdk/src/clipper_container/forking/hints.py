@@ -29,12 +29,12 @@ _BY_KIND = {
 _COMMON = frozenset({"clipper", "clipper_core", "clipper_container", "numpy", "__main__", ""})
 
 
-def imports_of(target: str, code: Sequence[str]) -> tuple[str, ...]:
+def imports_of(target: str, code: Sequence[str], folder: str) -> tuple[str, ...]:
     """Return names of modules that a model imports, as far as its file or source tells.
 
-    target, code: as for `load_target`. A packed file names them in its first line; of a
-    `module:attribute` the import statements of its source, and of the local modules which that
-    imports, are read.
+    target, code: as for `load_target`. folder: where the model runs. A packed file names them in
+    its first line; of a `module:attribute` the import statements of its source, and of the local
+    modules which that imports, are read.
     """
     if target.endswith(PACKED):
         about = _head(target)
@@ -43,7 +43,7 @@ def imports_of(target: str, code: Sequence[str]) -> tuple[str, ...]:
         found = [*_BY_KIND.get(files.kind_by_name(target), ())]
     else:
         folders = [one if os.path.isdir(one) else os.path.dirname(one) for one in code]
-        found = _of_source(target.partition(":")[0], [*folders, os.getcwd()])
+        found = _of_source(target.partition(":")[0], [*folders, folder])
     return tuple(dict.fromkeys(name for name in map(str, found) if top_level([name])))
 
 

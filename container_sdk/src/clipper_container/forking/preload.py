@@ -11,6 +11,7 @@ import sysconfig
 from collections.abc import Iterable
 
 from clipper_container.loading.unused_imports import without_array_libraries
+from clipper_container.shortage import is_own
 
 NOT_BEFORE_A_FORK = {  # top-level module -> why a replica imports it by itself
     "jax": "it starts threads",
@@ -55,6 +56,27 @@ class Imports:
         """
         for name in names:
             self._import(name)
+        self._note_files()
+
+    def preload(self, names: Iterable[str]) -> None:
+        """Import modules, which may lie in a checkout: the requesting process's own code.
+
+        Raises: Unsafe as `add`, and if there is no such module.
+        """
+        for name in names:
+            try:
+                file = getattr(importlib.import_module(name), "__file__", None)
+            except Exception as error:
+                text = f"importing {name} failed: {type(error).__name__}: {error}"
+                raise Unsafe(text[:300]) from None
+            if file:
+                self._places = (*self._places, os.path.dirname(file) + os.sep)
+            self._names.add(name)
+        self._note_files()
+        if why := unsafe_now():
+            raise Unsafe(f"importing {', '.join(names)} left the process with {why}")
+
+    def _note_files(self) -> None:
         for module in [*sys.modules.values()]:
             file = getattr(module, "__file__", None)
             if file and file not in self._files and file.startswith(self._places):
@@ -70,6 +92,8 @@ class Imports:
         except ModuleNotFoundError:
             return
         except BaseException as error:
+            if is_own(error):  # a replica imports it by itself
+                return
             text = f"importing {name} failed: {type(error).__name__}: {error}"
             raise Unsafe(text[:300], top) from None
         self._names.add(name)

@@ -10,13 +10,15 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from clipper_container.forking import Message
+from clipper_container.forking.fork_server import Parent
 
 REQUEST_BYTES_MAX = 200_000  # a packet fits the usual send buffer
 TITLE_BYTES_MAX = 4096
 _LIBRARIES = ("openblas", "libgomp", "libiomp", "libomp", "mkl_rt", "libblis")
+_SEEDS = (("numpy.random", "seed"), ("torch", "seed"))  # functions that take a random seed
 _SETTERS = (
     "omp_set_num_threads",
     "openblas_set_num_threads",
@@ -28,18 +30,17 @@ _SETTERS = (
 )
 
 
-def become(
-    fds: Sequence[int], run: Callable[[Sequence[str]], int], fork_server: int, safe_path: bool
-) -> int:
-    """Run a replica in a child that was just forked. Returns its exit code.
+def become(fds: Sequence[int], parent: Parent) -> int:
+    """Run a replica in a child that was just forked: an entry of a fork server.
 
     fds: for its output, and the SOCK_SEQPACKET socket by which its deployer sends {"arguments",
-    "environment", "folder", "title"} and then reads reports. run: runs the command line.
-    fork_server: process id of the parent, which is put where the arguments hold "PARENT".
-    safe_path: whether sys.path lacks the working directory.
+    "environment", "folder", "title"}, with the descriptor of the folder, and then reads reports.
+    Where the arguments hold "PARENT", the process id of the fork server is put.
     """
+    from clipper_container.__main__ import main
+
     output, control = fds
-    request = _request(control)
+    request, folders = received(control)
     if request is None:
         return 0  # the deployer has given up, or has ended
     os.dup2(output, 1)
@@ -47,30 +48,40 @@ def become(
     os.close(output)
     os.environ.clear()
     os.environ.update(request["environment"])
-    with contextlib.suppress(OSError):
-        os.chdir(request["folder"])
-        if safe_path:
+    with contextlib.suppress(OSError):  # it may have been removed
+        os.chdir(folders[0] if folders else request["folder"])
+        for folder in folders:
+            os.close(folder)
+        if parent.safe_path:
             sys.path.insert(0, os.getcwd())
     reseed()
     set_title(request["title"])
-    words = [str(fork_server) if word == "PARENT" else word for word in request["arguments"]]
+    words = [str(parent.pid) if word == "PARENT" else word for word in request["arguments"]]
     sys.argv[1:] = words
-    return run([*words, "--report-fd", str(control)])
+    words += ["--report-fd", str(control)]
+    return main(words, frozenset(sys.modules), parent.restore)
 
 
-def _request(control: int) -> Message | None:
-    """Read the request; None at the end of the stream."""
+def received(control: int) -> tuple[Message | None, list[int]]:
+    """Read what a child is to do, and the descriptors for it; None at the end of the stream: the
+    requesting process has given up, or has ended.
+    """
     with socket.socket(fileno=os.dup(control)) as connection:
-        data = connection.recv(REQUEST_BYTES_MAX)
+        data, folders, _, _ = socket.recv_fds(
+            connection, REQUEST_BYTES_MAX, 1, socket.MSG_CMSG_CLOEXEC
+        )
     found: Message | None = json.loads(data) if data else None
-    return found
+    return found, folders
 
 
 def reseed() -> None:
-    """Give numpy's global generator a state of its own; Python reseeds `random` in every fork."""
-    generator = getattr(sys.modules.get("numpy.random"), "seed", None)
-    if generator is not None:
-        generator()
+    """Give the global generators of the libraries that are loaded a state of their own; Python
+    reseeds `random` in every fork.
+    """
+    for module, name in _SEEDS:
+        seed = getattr(sys.modules.get(module), name, None)
+        if seed is not None:
+            seed()
 
 
 def set_title(title: str) -> None:

@@ -6,6 +6,7 @@ A SOCK_SEQPACKET socket, inherited as a descriptor, carries one JSON object a pa
 |---|---|
 | `{"warming": ROWS}` | before the first batch of a size |
 | `{"warm": true}` | after the warm-up; `modules`, `packages`: imported since the fork |
+| `{"serves": true}` | when a shard serves; its last report |
 | `{"plain": TEXT}` | before a forked replica starts again without its fork server |
 """
 

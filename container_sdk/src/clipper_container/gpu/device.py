@@ -17,6 +17,8 @@ from typing import Protocol
 
 import torch
 
+from clipper_container.loading.errors import first_line
+
 _UUID = re.compile(r"(GPU|MIG|MIG-GPU)-[0-9a-fA-F/-]+")
 _INDEX = re.compile(r"(?:cuda:?)?([0-9]+)?")
 _WARM_UPS = 3  # calls before a capture, as torch's documentation of CUDA graphs advises
@@ -317,8 +319,3 @@ def is_shared_by_mps() -> bool:
     """Return whether a control daemon of NVIDIA's Multi-Process Service answers on this host."""
     folder = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")  # NVIDIA's default
     return (Path(folder) / "control").exists()
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text, at most 300 characters."""
-    return str(error).strip().partition("\n")[0][:300] or type(error).__name__

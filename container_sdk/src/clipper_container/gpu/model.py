@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from clipper_container.gpu.device import CannotCapture, Device, DeviceEvent, first_line, open_device
+from clipper_container.adapters.torch import only_output
+from clipper_container.gpu.device import CannotCapture, Device, DeviceEvent, open_device
 from clipper_container.gpu.ladder import BatchLadder
+from clipper_container.loading.errors import first_line
 from clipper_container.model import Model, OneRowFailed, UserValue
 from clipper_container.schema import FREE, TensorSpec
 
@@ -245,20 +247,15 @@ class GpuModel(Model):
             slot.device_out[:size].copy_(self._call(slot.device_in[:size]))
 
     def _call(self, rows: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
-        """Call the module; return its first output, whose first dimension must be that of the
-        rows.
-        """
+        """Call the module; return its output, whose first dimension must be that of the rows."""
         if self._torch_dtype is not None and rows.is_floating_point():
             rows = rows.to(self._torch_dtype)
-        found = self._module(rows, *more)
-        if isinstance(found, Mapping):
-            found = found["logits"] if "logits" in found else next(iter(found.values()))
-        while isinstance(found, Sequence) and not isinstance(found, torch.Tensor):
-            found = found[0]
+        called = f"{type(self._module).__name__}.forward()"
+        found = only_output(called, self._module(rows, *more))
         if not isinstance(found, torch.Tensor) or found.ndim == 0 or len(found) != len(rows):
             shape = list(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
             raise TypeError(
-                f"{type(self._module).__name__}.forward() returned {shape} for {len(rows)} rows;"
+                f"{called} returned {shape} for {len(rows)} rows;"
                 " the first dimension must be the batch"
             )
         return found.float() if found.dtype in (torch.float16, torch.bfloat16) else found

@@ -18,7 +18,7 @@ import sys
 import threading
 from argparse import Namespace
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 import msgpack
@@ -44,6 +44,7 @@ from clipper_container.loading.runtimes import FileRuntime, PythonRuntime
 from clipper_container.loading.targets import explain
 from clipper_container.machine import cores, memory_bytes, raise_files_max
 from clipper_container.runtime import Artifact, Runtime
+from clipper_container.threads import CallPool
 from clipper_container.wire.transport import Disconnected, StopSwitch, connect, parse_address
 from clipper_container.worker.evaluation import user_traceback
 from clipper_container.worker.handshake import ContainerRejected
@@ -185,10 +186,9 @@ class ModelHost:
         self._models = ModelCache(
             self._runtimes, self._connections, self._timers, capacity_bytes, loading_max, work
         )
-        self._executor = ThreadPoolExecutor(
-            4, "clipper-host-ask"
-        )  # for requests that may block; all others run in order
-        self._pulling = ThreadPoolExecutor(PULLS_MAX, "clipper-host-pull")
+        # for requests that may block; all others run in order
+        self._asking = CallPool("clipper-host-ask", 4)
+        self._pulling = CallPool("clipper-host-pull", PULLS_MAX)
         self._pulled: dict[str, CachedArtifact] = {}  # by model: in the cache while it is loaded
         self._state = "STARTING"
         self._verbs: dict[str, _Answer] = {
@@ -208,7 +208,7 @@ class ModelHost:
             "types": self._models.types,
         }
         self._channel.send({**hello, "runtime": "clipper/0.1", "name": name})
-        self._executor.submit(self._start)
+        self._asking.submit(self._start)
         poll = select.poll()
         poll.register(self._channel, select.POLLIN)
         poll.register(stop, select.POLLIN)
@@ -238,8 +238,8 @@ class ModelHost:
         wait(self._connections.leave_all(), END_S)
         self._connections.close()
         self._models.close()
-        self._executor.shutdown(wait=False, cancel_futures=True)
-        self._pulling.shutdown(wait=False, cancel_futures=True)
+        self._asking.close()
+        self._pulling.close()
         self._timers.close()
         self._channel.close()
 
@@ -308,7 +308,8 @@ class ModelHost:
         return answer
 
     def _pull(self, request: ControlRequest) -> Future[dict[str, str]]:
-        return self._pulling.submit(self._pull_now, request.artifact(), request.text("sha256"))
+        artifact, sha256 = request.artifact(), request.text("sha256")
+        return self._pulling.submit(lambda: self._pull_now(artifact, sha256))
 
     def _pull_now(self, artifact: Artifact, sha256: str) -> dict[str, str]:
         """Pull the files of a model; return where they are, and their SHA-256."""
@@ -342,7 +343,7 @@ class ModelHost:
 
     def _predict_size(self, request: ControlRequest) -> Future[dict[str, object]]:
         artifact = request.artifact()
-        return self._executor.submit(lambda: {"size_bytes": self._models.predict_size(artifact)})
+        return self._asking.submit(lambda: {"size_bytes": self._models.predict_size(artifact)})
 
     def _serve(self, request: ControlRequest) -> Future[None]:
         one, address = self._models.get(request.model()), request.text("address")
@@ -386,7 +387,8 @@ def run(arguments: Namespace, token: str) -> int:
     invalid.
     """
     raise_files_max()
-    sys.path.insert(0, os.getcwd())
+    with contextlib.suppress(OSError):  # it may have been removed
+        sys.path.insert(0, os.getcwd())
     try:
         parse_address(arguments.control)
         runtimes = runtimes_of(arguments.runtime)

@@ -14,27 +14,31 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
+from typing import TypeVar
 
 from clipper_container.host.model_sizes import (
     CollectionSchedule,
     ModelSizes,
     SizeMeasurement,
     UnloadedModel,
-    resident_bytes,
     trim,
 )
-from clipper_container.host.server_connection import Gate, relay
+from clipper_container.host.server_connection import Gate, done_with, relay
 from clipper_container.host.server_connections import ServerConnections
 from clipper_container.host.timers import Timers
 from clipper_container.host.work_record import WorkRecord
 from clipper_container.loading.targets import explain
+from clipper_container.machine import resident_bytes
 from clipper_container.model import Model
 from clipper_container.runtime import Artifact, ArtifactError, Loaded, Runtime
 from clipper_container.schema import type_text
+from clipper_container.shortage import is_own
+from clipper_container.threads import KeptThread
 from clipper_container.worker.evaluation import Evaluator, user_traceback
 from clipper_container.worker.handshake import ContainerOptions
 from clipper_container.worker.named_tensors import with_tensors
@@ -42,18 +46,46 @@ from clipper_container.worker.named_tensors import with_tensors
 OVERRUNS_MAX = 3
 PREPARE_S = 60.0  # to import the framework, in addition to the load's own timeout
 UNLOAD_S = 60.0  # for batches that are being evaluated
+AGAIN_S = 1.0  # until another try to start a loader, when the system has no thread
 TRIM_S = 1.0  # least time between two calls of malloc_trim
+_T = TypeVar("_T")
 
 
 class RequestFailed(Exception):
     """A request of the node failed.
 
-    whose: the cause: "artifact" (the model), "host" (this process), or "none" (the request).
+    whose: the cause: "artifact" (the model), "load" (the runtime raised: the model, its files or
+    its code), "host" (this process lacks something), or "none" (the request).
     """
 
     def __init__(self, whose: str, why: str) -> None:
         super().__init__(why)
         self.whose = whose
+
+
+def _cause_of(error: BaseException) -> str:
+    """Return whose fault an exception of a load is: of the host if it, or a server behind it, lacks
+    something, which may be there soon; else of what is loaded."""
+    lacks = is_own(error) or isinstance(error, (ConnectionError, TimeoutError))
+    return "host" if lacks else "load"
+
+
+def _call_after(futures: Sequence[Future[_T]], function: Callable[[], None]) -> None:
+    """Call a function once, when all futures are done: at once, if there are none."""
+    left, lock = len(futures), threading.Lock()
+
+    def done(_: object) -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+            is_last = left == 0
+        if is_last:
+            function()
+
+    for future in futures:
+        future.add_done_callback(done)
+    if not futures:
+        function()
 
 
 class Phase(Enum):
@@ -224,17 +256,7 @@ class ModelCache:
     ) -> Future[dict[str, object]]:
         """Load a model once others are unloaded, or could not be; see `load`."""
         answer: Future[dict[str, object]] = Future()
-        left, lock = [len(unloads)], threading.Lock()
-
-        def unloaded(_: object) -> None:
-            with lock:
-                left[0] -= 1
-                last = left[0] == 0
-            if last:
-                self._load_for(answer, artifact, timeout_s)
-
-        for unload in unloads:
-            unload.add_done_callback(unloaded)
+        _call_after(unloads, partial(self._load_for, answer, artifact, timeout_s))
         return answer
 
     def _load_for(
@@ -247,15 +269,26 @@ class ModelCache:
 
     def _start_loader(self) -> None:
         name = f"clipper-host-load-{next(self._numbers)}"
-        threading.Thread(target=self._load_all, name=name, daemon=True).start()
+        KeptThread(name, self._load_all)
+
+    def _replace_loader(self) -> None:
+        """Start another loader; try again in a moment while the system has no thread."""
+        try:
+            self._start_loader()
+        except (RuntimeError, MemoryError) as error:
+            print(f"no thread that loads models: {error}", file=sys.stderr, flush=True)
+            self._timers.after(AGAIN_S, self._replace_loader)
 
     def _load_all(self) -> None:
         while (entry := self._queue.get()) is not None:
-            if entry.phase is Phase.LOADING:
-                with self._work.on(entry.artifact.model):
-                    self._load(entry)
-            else:
-                self._settle(entry, None, None)
+            try:
+                if entry.phase is Phase.LOADING:
+                    with self._work.on(entry.artifact.model):
+                        self._load(entry)
+                else:
+                    self._settle(entry, None, None)
+            except BaseException as error:  # this thread goes on: without it nothing is loaded
+                self._end(entry, error)
             if entry.given_up:  # another thread is in this entry's place
                 return
 
@@ -300,7 +333,7 @@ class ModelCache:
                 file=sys.stderr,
                 flush=True,
             )
-            fault = RequestFailed("host", explain(error))
+            fault = RequestFailed(_cause_of(error), explain(error))
         if measure is not None:
             measure.end()
         if loaded is not None and entry.size_bytes > self.capacity_bytes:
@@ -339,7 +372,7 @@ class ModelCache:
             entry.answer.set_result(description)
             return
         if loaded is not None:
-            entry.runtime.unload(entry.artifact, loaded)
+            self._unload(entry, loaded)
         if not entry.given_up:
             self._forget(entry)
             entry.answer.set_exception(
@@ -357,12 +390,33 @@ class ModelCache:
             self.overruns += 1
         if measure is not None:
             measure.end()
-        self._start_loader()
+        self._replace_loader()
         self._forget(entry)
         name = entry.artifact.model
         entry.answer.set_exception(
             RequestFailed("host", f"model {name!r} did not load within {entry.timeout_s:g} s")
         )
+
+    def _end(self, entry: CachedModel, error: BaseException) -> None:
+        """Finish a load that ended with an unexpected error."""
+        name = entry.artifact.model
+        print(f"model {name!r}:\n{user_traceback(error)}", file=sys.stderr, flush=True)
+        entry.settled = True
+        self._forget(entry)
+        with contextlib.suppress(InvalidStateError):
+            entry.answer.set_exception(RequestFailed("host", explain(error)))
+
+    def _unload(self, entry: CachedModel, loaded: Loaded) -> None:
+        """Let the runtime unload a model; what it raises does not keep the model here."""
+        try:
+            entry.runtime.unload(entry.artifact, loaded)
+        except BaseException as error:
+            name = entry.artifact.model
+            print(
+                f"model {name!r} did not unload:\n{user_traceback(error)}",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def _forget(self, entry: CachedModel) -> None:
         with self._lock:
@@ -382,9 +436,7 @@ class ModelCache:
         with self._lock:
             entry = self._models.get(model)
             if entry is None:
-                nothing: Future[None] = Future()
-                nothing.set_result(None)
-                return nothing
+                return done_with(None)
             was, entry.phase = entry.phase, Phase.LEAVING
         if was is Phase.LOADED:
             self._leave(entry, timeout_s)
@@ -392,19 +444,7 @@ class ModelCache:
 
     def _leave(self, entry: CachedModel, timeout_s: float) -> None:
         connections = self._connections.leave_all(entry.artifact.model)
-        left, lock = [len(connections)], threading.Lock()
-
-        def closed(_: object = None) -> None:
-            with lock:
-                left[0] -= 1
-                last = left[0] == 0
-            if last:
-                self._drop(entry)
-
-        if not connections:
-            self._drop(entry)
-        for future in connections:
-            future.add_done_callback(closed)
+        _call_after(connections, partial(self._drop, entry))
         if connections:
             stuck = self._timers.after(timeout_s, lambda: self._stuck(entry, timeout_s))
             entry.gone.add_done_callback(stuck.cancel)
@@ -413,7 +453,7 @@ class ModelCache:
         loaded, entry.loaded, entry.evaluator = entry.loaded, None, None
         unloaded = UnloadedModel(loaded.model if loaded is not None else None)
         if loaded is not None:
-            entry.runtime.unload(entry.artifact, loaded)
+            self._unload(entry, loaded)
         del loaded
         self._forget(entry)
         with self._lock:

@@ -4,6 +4,9 @@ A process has one memory counter for all its models, so a model's share is the g
 and nothing else does: the first ALONE loads of a type run alone, and so do loads of large files. A
 line fitted to these (size over file size) estimates loads that ran beside others.
 
+The first load of a type also imports modules, which later models share: what memory grows by during
+imports is not counted as the model's. What it holds besides is, whatever the size of its file.
+
 A measurement is the larger of two counters: resident memory, which misses memory that was already
 free in the heap, and allocated memory, which misses mapped files. It takes half a millisecond where
 many models are loaded, so most small models of a type that is known are estimated.
@@ -11,6 +14,7 @@ many models are loaded, so most small models of a type that is known are estimat
 
 from __future__ import annotations
 
+import builtins
 import ctypes
 import gc
 import os
@@ -18,24 +22,25 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
+from types import ModuleType
 
-PAGE = os.sysconf("SC_PAGE_SIZE")
+from clipper_container.machine import PAGE, resident_bytes
+
 DEFAULT_BYTES = 1 << 20  # estimate without any measurement
 ALONE = 5  # first loads of a type, which run alone
 LARGE_BYTES = 32 << 20  # files of this size always load alone
 REMEMBERED = 64  # last loads of a type that the fit uses
-FIXED_BYTES, RATIO = (
-    64 << 10,
-    2.0,
-)  # prior of the fit: size = FIXED_BYTES + RATIO * file bytes
+FIXED_BYTES = 64 << 10  # prior of the fit: size = FIXED_BYTES + RATIO * file bytes
+RATIO = 2.0
 RATIO_MIN, RATIO_MAX = 0.5, 20.0
 SAMPLED = 8  # of small models of a type that is known, one of so many is measured
 SPREAD_BYTES = 64 << 10  # files whose sizes differ by less cannot determine the ratio
 COLLECT_BYTES, COLLECT_S = 32 << 20, 30.0  # unloaded bytes, or seconds, between collections
 GROWN_SHARE = 4  # the part of the capacity by which memory may grow beyond what models occupy
 _SMALL_BLOCK = 64  # mean bytes of a block of Python's small-object allocator
+_Import = Callable[..., ModuleType]
 
 
 class _Mallinfo(ctypes.Structure):
@@ -64,12 +69,6 @@ def _mallinfo() -> Callable[[], _Mallinfo] | None:
 
 
 _allocator = _mallinfo()
-
-
-def resident_bytes() -> int:
-    """Return the resident memory of this process, from /proc/self/statm."""
-    with open("/proc/self/statm", "rb") as file:
-        return int(file.read().split()[1]) * PAGE
 
 
 def allocated_bytes() -> int:
@@ -165,21 +164,18 @@ class _Learned:
             ratio = min(max(together / spread, RATIO_MIN), RATIO_MAX)
         elif file_mean > SPREAD_BYTES:
             ratio = min(max(size_mean / file_mean, RATIO_MIN), RATIO_MAX)
-        fixed = median(
-            size - ratio * file for file, size in self._seen
-        )  # the median ignores loads that also allocated other memory
+        # the median ignores loads that also allocated other memory
+        fixed = median(size - ratio * file for file, size in self._seen)
         return max(0.0, fixed), ratio
 
-    def learn(self, file: int, size: int) -> int:
-        """Add a measurement and return the size to report. The first load of a type also
-        allocates memory of the framework, so its measurement is capped.
+    def learn(self, file: int, size: int) -> None:
+        """Add a measurement. The first one of a type may hold more of the framework than its
+        imports, so that small files do not learn from it.
         """
         self.loads += 1
-        if self.loads == 1 and file < LARGE_BYTES:
-            return min(size, self.guess(file))
-        self._seen.append((file, size))
-        self._fit = None
-        return size
+        if self.loads > 1 or file >= LARGE_BYTES:
+            self._seen.append((file, size))
+            self._fit = None
 
     def mean(self) -> float:
         return (
@@ -187,13 +183,57 @@ class _Learned:
         )
 
 
+class _Imports:
+    """Measures the memory that imports of modules take, in the thread that made it.
+
+    It replaces `__import__`; `end` puts the function before it back.
+    """
+
+    def __init__(self) -> None:
+        self.grown_bytes = 0
+        self._thread, self._depth = threading.get_ident(), 0
+        self._before: _Import = builtins.__import__
+        self._mine: _Import = self._import
+        self._put(self._mine)
+
+    def _import(
+        self,
+        name: str,
+        globals: Mapping[str, object] | None = None,
+        locals: Mapping[str, object] | None = None,
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> ModuleType:
+        outermost = threading.get_ident() == self._thread and not self._depth
+        if not outermost or name in sys.modules:
+            return self._before(name, globals, locals, fromlist, level)
+        self._depth = 1
+        resident, allocated = resident_bytes(), allocated_bytes()
+        try:
+            return self._before(name, globals, locals, fromlist, level)
+        finally:
+            self._depth = 0
+            grown = max(resident_bytes() - resident, allocated_bytes() - allocated)
+            self.grown_bytes += max(grown, 0)
+
+    @staticmethod
+    def _put(function: _Import) -> None:
+        builtins.__import__ = function
+
+    def end(self) -> None:
+        """Measure no more imports. Threads: any."""
+        if builtins.__import__ == self._mine:
+            self._put(self._before)
+
+
 class SizeMeasurement:
-    """Measures one load, from its turn to its end."""
+    """Measures one load, from its turn to its end. Threads: the one that loads."""
 
     def __init__(self, sizes: ModelSizes, type: str, path: str) -> None:
         self._sizes, self._type, self._path, self._file = sizes, type, path, file_bytes(path)
         self._alone, self._number = sizes._enter(type, self._file)
         self._held = True
+        self._imports = _Imports() if self._number >= 0 and sizes._is_new(type) else None
         self._resident, self._allocated = (
             (resident_bytes(), allocated_bytes()) if self._number >= 0 else (0, 0)
         )
@@ -204,14 +244,19 @@ class SizeMeasurement:
         """
         if not self._sizes._was_alone(self._number):
             return self._sizes.predict(self._type, self._path)
-        found = max(PAGE, resident_bytes() - self._resident, allocated_bytes() - self._allocated)
-        return self._sizes._learn(self._type, self._file, found)
+        grown = max(resident_bytes() - self._resident, allocated_bytes() - self._allocated)
+        shared = self._imports.grown_bytes if self._imports is not None else 0
+        found = max(PAGE, grown - shared)
+        self._sizes._learn(self._type, self._file, found)
+        return found
 
     def end(self) -> None:
         """Let other loads go on. Threads: any, any number of times."""
         with self._sizes._change:
             if self._held:
                 self._held = False
+                if self._imports is not None:
+                    self._imports.end()
                 self._sizes._leave(self._alone)
 
 
@@ -268,9 +313,13 @@ class ModelSizes:
         with self._change:
             return number == self._started_count
 
-    def _learn(self, type: str, size: int, measured: int) -> int:
+    def _is_new(self, type: str) -> bool:
         with self._change:
-            return self._learned[type].learn(size, measured)
+            return not self._learned[type].loads
+
+    def _learn(self, type: str, size: int, measured: int) -> None:
+        with self._change:
+            self._learned[type].learn(size, measured)
 
 
 def file_bytes(path: str) -> int:

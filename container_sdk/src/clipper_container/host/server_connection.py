@@ -14,10 +14,10 @@ from concurrent.futures import Future
 from enum import Enum
 from typing import TypeVar
 
+from clipper_container.backoff import Backoff
 from clipper_container.wire.frames import HEADER_BYTES, PAYLOAD_BYTES_MAX, Bytes, BytesLike
 from clipper_container.wire.transport import (
     READ_BYTES,
-    Backoff,
     Buffer,
     Disconnected,
     parse_address,
@@ -33,6 +33,13 @@ ODD_S = 3 * QUICK_S  # cap of one sample of the average, against outliers
 
 
 _T = TypeVar("_T")
+
+
+def done_with(result: _T) -> Future[_T]:
+    """Return a future that has this result."""
+    future: Future[_T] = Future()
+    future.set_result(result)
+    return future
 
 
 def relay(source: Future[_T], target: Future[_T]) -> None:
@@ -134,7 +141,7 @@ class ServerConnection:
         until: float,
     ) -> None:
         self.address, self.gate, self.options, self.until = address, gate, options, until
-        self.answers: BatchReplies | None = BatchReplies(evaluator, PAYLOAD_BYTES_MAX, False, False)
+        self.answers: BatchReplies | None = BatchReplies(evaluator)
         self.lock = threading.Lock()  # guards the state; held briefly
         self.sending = threading.Lock()  # held while sending; acquired before `lock`
         self.state = ConnectionState.WAITING

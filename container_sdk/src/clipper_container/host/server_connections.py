@@ -23,20 +23,23 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
 
+from clipper_container.backoff import Backoff
 from clipper_container.host.server_connection import (
     ConnectionState,
     Gate,
     Inbox,
     ServerConnection,
+    done_with,
     needs_resolver,
     relay,
     start_connecting,
 )
 from clipper_container.host.timers import Timers
 from clipper_container.host.worker_pool import WorkerPool
+from clipper_container.threads import CallPool
 from clipper_container.wire.frames import (
     CONTROL_BYTES_MAX,
     HEADER_BYTES,
@@ -47,7 +50,7 @@ from clipper_container.wire.frames import (
     open_rows,
     pack_map,
 )
-from clipper_container.wire.transport import Backoff, Disconnected, parse_address, set_timeouts
+from clipper_container.wire.transport import Disconnected, parse_address, set_timeouts
 from clipper_container.worker.evaluation import Evaluator
 from clipper_container.worker.handshake import (
     ATTEMPT_S,
@@ -82,7 +85,7 @@ class ServerConnections:
         self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll.register(self._stop, select.EPOLLIN)
         self._stopping = False
-        self._dialers = ThreadPoolExecutor(4, "clipper-host-dial")
+        self._dialers = CallPool("clipper-host-dial", 4)
         self._pool = WorkerPool(self._wait, self._handle_safely, timers)
 
     # -- requests of the node
@@ -131,9 +134,7 @@ class ServerConnections:
         with self._lock:
             connection = self._connections.get(model, {}).get(address)
         if connection is None:
-            nothing: Future[str] = Future()
-            nothing.set_result("")
-            return nothing
+            return done_with("")
         self._request_leave(connection)
         return connection.gone
 
@@ -187,15 +188,15 @@ class ServerConnections:
         os.eventfd_write(self._stop, 1)
         self._pool.stop()
         self._pool.join(1.0)
-        self._dialers.shutdown(wait=False, cancel_futures=True)
+        self._dialers.close()
         for connection in tuple(self._by_fd.values()):
             connection.shutdown()
 
     # -- dialling
 
     def _run_blocking(self, job: Callable[[], None]) -> None:
-        with contextlib.suppress(RuntimeError):  # the executor is closed
-            self._dialers.submit(_logged(job))
+        with contextlib.suppress(RuntimeError):  # the pool is closed
+            self._dialers.submit(job).add_done_callback(_print_error)
 
     def _dial(self, connection: ServerConnection) -> None:
         with connection.lock:
@@ -306,15 +307,18 @@ class ServerConnections:
                 control_frame(Kind.HELLO, pack_map(connection.options.hello(connection.address)))
             )
             return ""
-        if not inbox.open(
-            sock, CONTROL_BYTES_MAX, HEADER_BYTES
-        ):  # read WELCOME only: a batch behind it waits for the gate
+        # read WELCOME only: a batch behind it waits for the gate
+        if not inbox.open(sock, CONTROL_BYTES_MAX, HEADER_BYTES):
             return ""
         header = decode_header(inbox.take(HEADER_BYTES), CONTROL_BYTES_MAX)
         welcome = welcome_of(header, inbox.take(header.payload_bytes))
         assert connection.answers is not None
         connection.answers = BatchReplies(
-            connection.answers.evaluator, welcome.payload_bytes_max, welcome.crc, welcome.qualifiers
+            connection.answers.evaluator,
+            welcome.payload_bytes_max,
+            welcome.crc,
+            welcome.qualifiers,
+            welcome.partial,
         )
         with connection.lock:
             connection.welcome, connection.state, connection.received_s = (
@@ -433,13 +437,6 @@ def _fail(future: Future[None], error: Exception) -> None:
         future.set_exception(error)
 
 
-def _logged(job: Callable[[], None]) -> Callable[[], None]:
-    """Wrap a job so that an unexpected exception is printed instead of ending its thread."""
-
-    def run() -> None:
-        try:
-            job()
-        except Exception:
-            traceback.print_exc(file=sys.stderr)
-
-    return run
+def _print_error(done: Future[None]) -> None:
+    if not done.cancelled() and (error := done.exception()) is not None:
+        traceback.print_exception(error, file=sys.stderr)

@@ -10,6 +10,8 @@ import time
 import traceback
 from collections.abc import Callable
 
+from clipper_container.threads import KeptThread
+
 
 class Timer:
     """A job that is due later. Threads: any."""
@@ -37,8 +39,7 @@ class Timers:
         self._due: list[tuple[float, int, Timer]] = []
         self._numbers = itertools.count()
         self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="clipper-host-timers", daemon=True)
-        self._thread.start()
+        self._thread = KeptThread("clipper-host-timers", self._run)
 
     def after(self, seconds: float, job: Callable[[], None]) -> Timer:
         """Run `job` on the timer thread after `seconds`, unless the timer is cancelled before."""
@@ -68,5 +69,5 @@ class Timers:
                 timer = heapq.heappop(self._due)[2]
             try:
                 timer.run()
-            except Exception:
+            except Exception:  # of one job, which delays no other
                 traceback.print_exc(file=sys.stderr)

@@ -14,20 +14,23 @@ as `sysmon` in Go's runtime.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 from clipper_container.host.server_connection import Inbox
 from clipper_container.host.timers import Timers
+from clipper_container.threads import KeptThread
 
 THREADS_MAX = 64
-CHECK_S = (
-    0.01  # between two looks at the leader, while there is work; so long may quick work be slow
-)
+# between two looks at the leader, while there is work; so long may quick work be slow
+CHECK_S = 0.01
 QUIET_CHECKS = 100  # checks without work after which the timer stops
+AGAIN_S = 0.1  # after a step that failed
 _NOBODY = 0
 
 _T = TypeVar("_T")
@@ -50,7 +53,7 @@ class WorkerPool(Generic[_T]):
         self._lock = threading.Lock()  # guards the next three
         self._leader = _NOBODY
         self._followers = 0
-        self._threads: list[threading.Thread] = []
+        self._threads: list[KeptThread] = []
         self._turns = 0  # items started, by any leader
         self._at_work = False  # the leader is running an item
         self._checked_s = False  # the timer that checks the leader is active
@@ -78,25 +81,33 @@ class WorkerPool(Generic[_T]):
         with self._lock:
             if len(self._threads) >= THREADS_MAX or self._stopping:
                 return
+            thread = KeptThread(f"clipper-host-{len(self._threads)}", self._run)
+            # counted only once it runs
             self._followers += 1
-            thread = threading.Thread(
-                target=self._run, name=f"clipper-host-{len(self._threads)}", daemon=True
-            )
             self._threads.append(thread)
-        thread.start()
 
     def _run(self) -> None:
         me, inbox = threading.get_ident(), Inbox()
-        while not self._stopping:
-            self._lead.acquire()
-            with self._lock:
-                self._followers -= 1
-                self._leader = me
-            while self._leader == me and not self._stopping:
-                self._step(inbox)
-            with self._lock:
-                self._followers += 1
-        self._take_from(me)
+        try:
+            while not self._stopping:
+                self._lead.acquire()
+                with self._lock:
+                    self._followers -= 1
+                    self._leader = me
+                while self._leader == me and not self._stopping:
+                    self._try_step(inbox)
+                with self._lock:
+                    self._followers += 1
+        finally:
+            self._take_from(me)
+
+    def _try_step(self, inbox: Inbox) -> None:
+        """Do one step; an error of it, such as a lack of memory, is not the end of the leader."""
+        try:
+            self._step(inbox)
+        except BaseException:  # also SystemExit of a model
+            traceback.print_exc(file=sys.stderr)
+            time.sleep(AGAIN_S)
 
     def _step(self, inbox: Inbox) -> None:
         if not self._ready:
@@ -121,9 +132,14 @@ class WorkerPool(Generic[_T]):
                 return
             self._leader, self._at_work = _NOBODY, False
             alone = self._followers == 0
-        if alone:
-            self._start_thread()
-        self._lead.release()
+        try:
+            if alone:
+                self._start_thread()
+        except (RuntimeError, MemoryError) as error:
+            # the system has no thread now: whoever finishes its work first leads
+            print(f"no further thread for this host: {error}", file=sys.stderr, flush=True)
+        finally:
+            self._lead.release()
 
     # -- the check for items that take unexpectedly long
 

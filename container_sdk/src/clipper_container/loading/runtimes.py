@@ -26,7 +26,7 @@ NEEDS = {
     "torchscript": "torch",
 }
 _IMPORTS = {"skops": ("skops.io", "sklearn.ensemble", "sklearn.pipeline")}
-_KEYS = {"sha256": str, "trusted": list, "labels": list, "confidence": bool}
+_KEYS = {"sha256": str, "trusted": list, "labels": list, "estimator": dict, "confidence": bool}
 
 
 class FileRuntime(Runtime):

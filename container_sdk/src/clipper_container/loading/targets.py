@@ -23,17 +23,11 @@ from collections.abc import Iterable, Mapping
 from clipper_container.artifacts import ArtifactUrl, CachedArtifact, PullLimits, is_url, pull
 from clipper_container.loading import files
 from clipper_container.loading.errors import LoadError
+from clipper_container.loading.missing_modules import DISTRIBUTIONS, explain_missing
 from clipper_container.model import UserValue
 
 MAGIC = b"CLIPPER-MODEL "
 PACKED = (".pkl", ".packed")
-DISTRIBUTIONS = {  # module -> distribution, where the names differ
-    "sklearn": "scikit-learn",
-    "cv2": "opencv-python",
-    "PIL": "pillow",
-    "yaml": "pyyaml",
-    "mlflow": "mlflow-skinny",
-}
 _in_use: list[CachedArtifact] = []  # what this process serves stays in the cache
 __all__ = [
     "DISTRIBUTIONS",
@@ -71,7 +65,8 @@ def load_target(target: str, sha256: str = "", code: Iterable[str] = ()) -> User
         raise LoadError(
             f"target {target!r} is neither module:attribute nor the path of a model: {known}"
         )
-    _prepend(os.getcwd(), last=True)
+    with contextlib.suppress(OSError):  # the folder of start may have been removed
+        _prepend(os.getcwd(), last=True)
     thing: object = importlib.import_module(module)
     for name in attribute.split("."):
         try:
@@ -122,7 +117,9 @@ def _check(path: str, content: bytes, sha256: str) -> None:
 
 
 def _load_data(kind: str, content: bytes, about: Mapping[str, UserValue]) -> UserValue:
-    """Load the bytes of a model file. about: `labels` of classes and `trusted` types, if any."""
+    """Load the bytes of a model file. about: `labels` of classes, what else an `estimator` had
+    beside the file, and `trusted` types, if any.
+    """
     if kind == "onnx":
         from clipper_container.adapters.onnx import OnnxModel
 
@@ -138,7 +135,7 @@ def _load_data(kind: str, content: bytes, about: Mapping[str, UserValue]) -> Use
         return adapter.load(content)
     if kind in ("xgboost", "lightgbm"):
         return importlib.import_module(f"clipper_container.adapters.{kind}").load(
-            content, about.get("labels")
+            content, about.get("labels"), about.get("estimator") or {}
         )
     from clipper_container.adapters import skops
 
@@ -235,27 +232,7 @@ def open_data(path: str) -> tuple[str, bytes]:
 def explain(error: BaseException) -> str:
     """Return why loading failed, in one line, with the next command if one is known."""
     if isinstance(error, ModuleNotFoundError) and error.name:
-        return _explain_missing(error.name)
+        return explain_missing(error.name)
     if isinstance(error, LoadError):
         return str(error)
     return f"{type(error).__name__}: {error}".rstrip(": ")
-
-
-def _explain_missing(name: str) -> str:
-    top = name.partition(".")[0]
-    text = f"No module named '{name}'."
-    places = [
-        os.getcwd(),
-        *(os.path.dirname(os.path.abspath(entry)) for entry in sys.path if entry),
-    ]
-    for place in places:
-        if os.path.exists(os.path.join(place, top + ".py")):
-            return (
-                f"{text} It is a local file; packed by value on the next deploy, or add"
-                f' code=["{top}.py"].'
-            )
-    python = ".".join(platform.python_version_tuple()[:2])
-    venv = os.path.basename(sys.prefix)
-    package = DISTRIBUTIONS.get(top, top)
-    run = f'Run: pip install {package}, or deploy with requirements=["{package}"]'
-    return f"{text} '{top}' is not installed in venv {venv} (Python {python}). {run}"

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from clipper_container.backoff import Backoff
 from clipper_container.errors import (
     AlreadyExists,
     ClipperError,
@@ -188,6 +189,12 @@ class ShardConnection:
             self._socket.close()
             self._socket = None
 
+    def __enter__(self) -> "ShardConnection":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def interrupt(self) -> None:
         """Have a thread that waits for an answer find the connection closed. Threads: any."""
         with contextlib.suppress(OSError, AttributeError):
@@ -234,13 +241,20 @@ class ShardConnection:
             self._receive()
         return request.answer
 
+    def wait_for_answer(self, request: ShardRequest) -> Head:
+        """Wait as `wait`, and raise the error of an answer that refuses the request."""
+        head = self.wait(request)
+        if head.kind != MessageKind.ANSWER:
+            raise refusal(head, request.body, self.name)
+        return head
+
     def wait_with_retries(self, request: ShardRequest, until: float) -> Head:
         """Wait for the answer until a time of the monotonic clock, with as many connections as it
         takes.
 
         Raises ShardAway, and the error that the shard answers.
         """
-        pause, why = PAUSE_S, "it does not answer"
+        backoff, why = Backoff(PAUSE_S, PAUSE_S_MAX), "it does not answer"
         while True:
             with contextlib.suppress(OSError):
                 try:
@@ -264,12 +278,12 @@ class ShardConnection:
                 except ShardAway as error:
                     why = error.message
             request.answer, request.id = None, 0
-            if time.monotonic() + pause > until:
+            pause_s = backoff.next_s()
+            if time.monotonic() + pause_s > until:
                 why = why.removeprefix(f"{self.name}: ").removesuffix(".")
                 hint = "Is it running? See `clipper params ps`."
                 raise ShardAway(f"{self.name}: {why}.", hint=hint)
-            time.sleep(pause)
-            pause = min(2 * pause, PAUSE_S_MAX)
+            time.sleep(pause_s)
 
     def _note_epoch(self, head: Head) -> None:
         """Note that the shard recovers, or has a new epoch."""
@@ -435,7 +449,7 @@ class ShardConnection:
 
     def _read(self, into: bytearray | memoryview) -> None:
         assert self._socket is not None
-        fill = receive_decrypted if self._encrypts else self._fill
+        fill = _receive_decrypted if self._encrypts else self._fill
         if not fill(self._socket, into):
             raise ConnectionError("it closed the connection")
 
@@ -451,9 +465,7 @@ class ShardConnection:
         request = call("hello", token=self._token, protocol=PROTOCOL, **who)
         try:
             self._send(request)
-            head = self.wait(request)
-            if head.kind != MessageKind.ANSWER:
-                raise refusal(head, request.body, self.name)
+            head = self.wait_for_answer(request)
             answer = unpacked(request.body)
             if answer.get("shard") != self.number:
                 raise InvalidInput(
@@ -499,32 +511,26 @@ def call_once(
     """Make one call to a shard, without retries. Raises OSError, and the error of the answer."""
     request = call(name, **fields)
     connection.send(request)
-    head = connection.wait(request)
-    if head.kind != MessageKind.ANSWER:
-        raise refusal(head, request.body, connection.name)
+    head = connection.wait_for_answer(request)
     return head, unpacked(request.body)
 
 
-def receive_all(connection: socket.socket, into: bytearray | memoryview) -> bool:
+def receive_all(
+    connection: socket.socket, into: bytearray | memoryview, flags: int = socket.MSG_WAITALL
+) -> bool:
     """Read until a buffer is full; False if the peer closed the connection. Raises OSError."""
     rest = memoryview(into)
     while rest:
-        n = connection.recv_into(rest, 0, socket.MSG_WAITALL)
+        n = connection.recv_into(rest, 0, flags)
         if n == 0:
             return False
         rest = rest[n:]
     return True
 
 
-def receive_decrypted(connection: socket.socket, into: bytearray | memoryview) -> bool:
+def _receive_decrypted(connection: socket.socket, into: bytearray | memoryview) -> bool:
     """Read as `receive_all` from a socket with TLS, which has no flags."""
-    rest = memoryview(into)
-    while rest:
-        n = connection.recv_into(rest)
-        if n == 0:
-            return False
-        rest = rest[n:]
-    return True
+    return receive_all(connection, into, flags=0)
 
 
 def connected(address: str, answer_s: float) -> socket.socket:
@@ -541,10 +547,11 @@ def connected(address: str, answer_s: float) -> socket.socket:
     except ValueError as error:
         raise InvalidInput(f"{error}.") from None
     try:
+        # one host: see calm_loopback of the core
         if (
             connection.family != socket.AF_UNIX
             and connection.getsockname()[0] == connection.getpeername()[0]
-        ):  # one host: see calm_loopback of the core
+        ):
             with contextlib.suppress(OSError):
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
         connection.settimeout(None)

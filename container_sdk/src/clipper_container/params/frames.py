@@ -20,9 +20,8 @@ HEAD_BYTES = HEAD.size
 MAGIC, VERSION = b"CLPT", 1
 DUPLICATE = 1  # flag of an answer: the push had been applied before
 IN_REGION = 2  # flag of a pull and its answer: the rows are in shared memory
-PUSHED = struct.Struct(
-    "<4I"
-)  # payload of the answer to a push: ids applied, unadmitted, without room, evicted
+# payload of the answer to a push: ids applied, unadmitted, without room, evicted
+PUSHED = struct.Struct("<4I")
 TABLES_MAX = 1024  # of a shard. A number is a place below it, and a generation times it
 PART_BYTES = 8  # one table or variable of a message about several: u32 its number, u32 how many
 VARIABLE = 1 << 31  # added to the number of a dense variable
@@ -128,7 +127,9 @@ def unpacked(body: bytes | bytearray | memoryview) -> dict[str, Any]:
     try:
         reader.feed(body)
         found = reader.unpack()
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
+    except msgpack.UnpackException:
+        raise FrameError("a call that cannot be read: it is no complete msgpack value.") from None
+    except (ValueError, TypeError) as error:
         raise FrameError(f"a call that cannot be read: {error}.") from None
     if not isinstance(found, dict):
         raise FrameError(f"a call is a map, not {type(found).__name__}.")

@@ -12,6 +12,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
+from clipper_container.backoff import Backoff
 from clipper_container.errors import (
     ClipperError,
     InvalidInput,
@@ -24,6 +25,7 @@ from clipper_container.errors import (
 from clipper_container.model import UserValue
 from clipper_container.params.connection import (
     PAUSE_S,
+    PAUSE_S_MAX,
     Fill,
     SetAddress,
     ShardConnection,
@@ -327,7 +329,7 @@ class ShardSet(Generic[Spec]):
     def _new_place(self, layout: "Layout") -> tuple[SetAddress, str]:
         """Return where the rows have moved to, and the folder that says so; empty if an old shard
         has reported it, since there is no folder, or its file stays the same in a container."""
-        began, pause = time.monotonic(), PAUSE_S
+        began, backoff = time.monotonic(), Backoff(PAUSE_S, PAUSE_S_MAX)
         until = began + self.patience_s
         while True:
             if self.folder:
@@ -339,23 +341,22 @@ class ShardSet(Generic[Spec]):
                 answer = self._place_from(number, own, self._answer_s)
                 if answer is not None and answer.generation != layout.place.generation:
                     return answer, ""
-            if time.monotonic() + pause > until:
+            pause_s = backoff.next_s()
+            if time.monotonic() + pause_s > until:
                 raise ShardAway("the set has moved, and no shard sends its new addresses.")
-            time.sleep(pause)
+            time.sleep(pause_s)
 
     def _place_from(self, number: int, own: str, answer_s: float) -> SetAddress | None:
         """Return what the shard at an address says of where its rows are: of an old set, or one
         that listens there in its place. None if it does not say."""
-        connection = ShardConnection(number, lambda _: own, self._token, None, answer_s)
         try:
-            answer = call_once(connection, "whereabouts")[1]
+            with ShardConnection(number, lambda _: own, self._token, None, answer_s) as connection:
+                answer = call_once(connection, "whereabouts")[1]
             addresses = [_at_host_of(own, str(one)) for one in answer["addresses"]]
             numbers = int(answer["generation"]), int(answer["before"])
             return SetAddress(addresses, self._token, *numbers)
         except (OSError, ClipperError, KeyError, TypeError, ValueError):
             return None
-        finally:
-            connection.close()
 
     # -- requests
 

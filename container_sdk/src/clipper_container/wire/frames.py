@@ -70,6 +70,7 @@ class Flag(IntFlag):
     SHARED = 32
     SESSIONS = 64
     QUALIFIERS = 128
+    PARTIAL = 256
 
 
 class DType(IntEnum):
@@ -115,9 +116,17 @@ DTYPE_OF: dict[np.dtype, DType] = {
 _KINDS = frozenset(int(kind) for kind in Kind)
 _ROW_KINDS = frozenset((int(Kind.PREDICT), int(Kind.REPLY)))
 _EMPTY_KINDS = frozenset((int(Kind.HEARTBEAT), int(Kind.GOODBYE)))
-_VARIABLE, _CONFIDENCE, _ROW_STATUS, _COMPRESSED, _CHECKED, _SHARED, _SESSIONS, _QUALIFIERS = (
-    int(flag) for flag in Flag
-)
+(
+    _VARIABLE,
+    _CONFIDENCE,
+    _ROW_STATUS,
+    _COMPRESSED,
+    _CHECKED,
+    _SHARED,
+    _SESSIONS,
+    _QUALIFIERS,
+    _PARTIAL,
+) = (int(flag) for flag in Flag)
 _FLAGS = (
     _VARIABLE
     | _CONFIDENCE
@@ -127,6 +136,7 @@ _FLAGS = (
     | _SHARED
     | _SESSIONS
     | _QUALIFIERS
+    | _PARTIAL
 )
 _ACCURACY_BYTES = (16, 24)
 _BOOL = int(DType.BOOL)
@@ -289,6 +299,8 @@ def _check_rows(header: Header, rows_max: int) -> None:
         raise BadFrame("only the rows of a PREDICT have sessions")
     if flags & _QUALIFIERS and header.kind != Kind.REPLY:
         raise BadFrame("only the rows of a REPLY have qualifiers")
+    if flags & _PARTIAL and header.kind != Kind.REPLY:
+        raise BadFrame("only a REPLY may be PARTIAL")
     if header.rows == 0:
         raise BadFrame("a batch has at least one row")
     if header.rows > rows_max:
@@ -313,9 +325,8 @@ def open_rows(header: Header, payload: Bytes, payload_bytes_max: int = PAYLOAD_B
     if header.flags & _CHECKED and zlib.crc32(payload.data) != header.payload_crc:
         raise BadFrame("payload damaged (its CRC differs)")
     n, kind = header.rows, NUMPY_TYPES[header.dtype]
-    if (
-        not header.flags & ~_CHECKED and header.dtype != _BOOL
-    ):  # fast path: rows of one shape and nothing else
+    # fast path: rows of one shape and nothing else
+    if not header.flags & ~_CHECKED and header.dtype != _BOOL:
         return Rows(header.dtype, n, _only_data(payload, kind, (n, *header.dims[: header.rank])))
     parts = _Parts(payload)
     rows = Rows(header.dtype, n, payload[:0])
@@ -378,9 +389,8 @@ def _open_variable(
     parts: _Parts,
     payload_bytes_max: int,
 ) -> np.ndarray:
-    data_bytes = (
-        int(lengths.sum(dtype=np.uint64)) * kind.itemsize
-    )  # cannot overflow: at most 2**20 lengths of 32 bits
+    # cannot overflow: at most 2**20 lengths of 32 bits
+    data_bytes = int(lengths.sum(dtype=np.uint64)) * kind.itemsize
     if not header.flags & _COMPRESSED:
         return parts.take(data_bytes).view(kind)
     if data_bytes > payload_bytes_max:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import array
 import contextlib
 import os
-import random
 import select
 import signal
 import socket
@@ -20,16 +19,16 @@ import struct
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from clipper_container.threads import KeptThread
 from clipper_container.wire.frames import HEADER_BYTES, BadFrame, Bytes, BytesLike
 
 READ_BYTES = 64 << 10
 ALIGNMENT = 64
-BACKOFF_S_MIN = 0.1
-BACKOFF_S_MAX = 10.0
 _JOINED_BYTES_MAX = 16 << 10
 _PIECES_MAX = 512  # per sendmsg; the kernel's limit is 1024
 _DESCRIPTORS_MAX = 4  # received ahead of their frames
@@ -165,29 +164,6 @@ def connect(address: str, timeout_s: float) -> socket.socket:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     return sock
-
-
-class Backoff:
-    """Pauses between attempts: s_min doubling to s_max, each shortened at random by up to half
-    to spread herds.
-    """
-
-    def __init__(self, s_min: float = BACKOFF_S_MIN, s_max: float = BACKOFF_S_MAX) -> None:
-        self._s_min, self._s_max = s_min, s_max
-        self._random = (
-            random.Random()
-        )  # not seeded by the pid: every container of an image is process 1
-        self.reset()
-
-    def reset(self) -> None:
-        """Start again at s_min."""
-        self._s = self._s_min
-
-    def next_s(self) -> float:
-        """Return the next pause in seconds."""
-        pause = self._s * self._random.uniform(0.5, 1.0)
-        self._s = min(self._s_max, self._s * 2)
-        return pause
 
 
 class FrameConnection:
@@ -378,9 +354,8 @@ def set_timeouts(sock: socket.socket, seconds: float) -> None:
 
 def send_all(sock: socket.socket, pieces: Sequence[BytesLike]) -> None:
     """Send all pieces in order. Raises: OSError, possibly after some of them."""
-    if (
-        sum(map(len, pieces)) <= _JOINED_BYTES_MAX
-    ):  # below this size a copy is faster than a gathering send
+    # below this size a copy is faster than a gathering send
+    if sum(map(len, pieces)) <= _JOINED_BYTES_MAX:
         sock.sendall(b"".join(pieces))
         return
     views = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
@@ -390,6 +365,9 @@ def send_all(sock: socket.socket, pieces: Sequence[BytesLike]) -> None:
             sent -= len(views.pop(0))
         if sent:
             views[0] = views[0][sent:]
+
+
+HEART_END_S = 10.0  # for its last beat
 
 
 class Heart:
@@ -411,23 +389,30 @@ class Heart:
             on_change,
         )
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="clipper-heart", daemon=True)
-        self._thread.start()
+        self._thread = KeptThread("clipper-heart", self._run)
 
     def _run(self) -> None:
+        """Beat until the connection ends. After an unexpected error it is shut down, since the
+        error may have left half a frame; its reader then connects again."""
+        try:
+            self._beat_until_done()
+        except Disconnected:
+            return
+        except Exception:
+            self._connection.shutdown()
+            traceback.print_exc(file=sys.stderr)
+
+    def _beat_until_done(self) -> None:
         while not self._done.wait(
             max(0.0, self._connection.last_sent + self._every_s - time.monotonic())
         ):
-            try:
-                if self._on_change is not None and (pieces := self._on_change()):
-                    self._connection.send(pieces)
-                if time.monotonic() - self._connection.last_sent >= self._every_s:
-                    self._beat()
-            except Disconnected:
-                return
+            if self._on_change is not None and (pieces := self._on_change()):
+                self._connection.send(pieces)
+            if time.monotonic() - self._connection.last_sent >= self._every_s:
+                self._beat()
 
     def stop(self) -> None:
         """Stop the thread and shut the connection down."""
         self._done.set()
         self._connection.shutdown()
-        self._thread.join()
+        self._thread.join(HEART_END_S)

@@ -16,10 +16,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
+from clipper_container import backoff
+from clipper_container.backoff import Backoff
 from clipper_container.model import Model
 from clipper_container.wire.transport import (
-    BACKOFF_S_MAX,
-    Backoff,
     Stopping,
     StopSwitch,
     parse_address,
@@ -111,10 +111,9 @@ class AllServers:
                 del self._servers[address]
                 if server.rejected and address in self._listed:
                     rejections.append(f"{address}: {server.rejected}")
-                backoff, _ = self._pauses.get(address, (Backoff(), 0.0))
-                if time.monotonic() - server.started_s > BACKOFF_S_MAX:
-                    backoff.reset()
-                self._pauses[address] = backoff, time.monotonic() + backoff.next_s()
+                known, _ = self._pauses.get(address, (Backoff(steady_s=backoff.S_MAX), 0.0))
+                now_s = time.monotonic()
+                self._pauses[address] = known, now_s + known.ended(now_s - server.started_s)
         self._pauses = {at: pause for at, pause in self._pauses.items() if at in self._listed}
         if rejections:
             why = "; ".join(rejections)

@@ -11,20 +11,36 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from clipper_container.errors import fails_call_only
 from clipper_container.host.work_record import WorkRecord
-from clipper_container.model import Model, OneRowFailed, Scored, UserValue
+from clipper_container.model import Model, OneRowFailed, Scored, SeveralOutputs, UserValue
 from clipper_container.records import Records, offsets_of
 from clipper_container.wire.frames import Rows, row_values, unpack_map
 from clipper_container.worker.named_tensors import RecordModel
-from clipper_container.worker.outputs import InvalidOutput, first_rows, spread, to_rows
+from clipper_container.worker.outputs import (
+    InvalidOutput,
+    PairReturned,
+    WrongCount,
+    first_parts,
+    spread,
+    to_parts,
+    widened,
+)
 from clipper_container.worker.turns import Turns
 
 TEXT_BYTES_MAX = 16 << 10
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+LINE_CHARS_MAX = 2000  # of the line that is repeated
+# the beginnings of the names of files whose frames are of no use to the author of a model
+_OURS = (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep, "<frozen ")
 
 
 class PredictionFailed(Exception):
     """A batch has no outputs. The text is the model's traceback, without frames of this package."""
+
+
+class AlwaysFails(PredictionFailed):
+    """A batch has no outputs, and no batch will: the model returns no output for each row, or uses
+    a name or a module that is not there."""
 
 
 @dataclass(slots=True)
@@ -35,6 +51,7 @@ class Evaluator:
     model takes one row and returns one output (`deploy(..., row_by_row=True)`). pad: pad a batch
     with copies of its last row to a multiple of this; 0 for never. work: in a host, records the
     model that is being evaluated. turn: held while the model runs, if several servers use it.
+    output: the declared type of numbers that are outputs; None: as the model returns them.
     """
 
     model: Model
@@ -44,6 +61,7 @@ class Evaluator:
     pad: int = 0
     work: WorkRecord | None = None
     turn: Turns | None = None
+    output: np.dtype | None = None
 
     def given(self, rows: Rows) -> object:
         """Return the rows of a batch as the model receives them. Raises: UnicodeDecodeError."""
@@ -53,9 +71,10 @@ class Evaluator:
             return Records(rows.data, offsets_of(rows.lengths))
         return row_values(rows)
 
-    def run(self, inputs: object, n: int, *sessions: object) -> tuple[Rows, int]:
-        """Predict `n` rows; return the reply's rows and the microseconds taken.
+    def run(self, inputs: object, n: int, *sessions: object) -> tuple[list[Rows], int]:
+        """Predict `n` rows; return the rows of the reply and the microseconds taken.
 
+        The rows are one batch, or several, one after another, if they are of several kinds.
         sessions: u64 (n,), for a model that takes them.
 
         Raises: PredictionFailed.
@@ -65,29 +84,38 @@ class Evaluator:
             given = (inputs, *sessions)
             with self.work.on(self.name) if self.work is not None else nullcontext():
                 rows = self._row_by_row(given, n) if self.row_by_row else self._batch(given, n)
+        except (WrongCount, PairReturned, SeveralOutputs) as error:
+            raise AlwaysFails(str(error)) from None
         except InvalidOutput as error:
             raise PredictionFailed(str(error)) from None
+        if self.output is not None:
+            rows = [widened(each, self.output) for each in rows]
         return rows, (time.perf_counter_ns() - started) // 1000
 
-    def _batch(self, given: tuple[UserValue, ...], n: int) -> Rows:
+    def _batch(self, given: tuple[UserValue, ...], n: int) -> list[Rows]:
         try:
             return self._whole(given, n)
-        except InvalidOutput:
+        except (WrongCount, SeveralOutputs):
             raise
-        except Exception as error:
+        except InvalidOutput:
+            if n == 1 or not self.retry_singly:
+                raise
+        except BaseException as error:
+            if not fails_call_only(error):
+                raise
             if n == 1 or not (self.retry_singly or isinstance(error, OneRowFailed)):
-                raise PredictionFailed(user_traceback(error)) from None
+                raise _failure(error, given[0]) from None
         return self._each(
             n, lambda i: _only(self._whole(tuple(part[i : i + 1] for part in given), 1))
         )
 
-    def _whole(self, given: tuple[object, ...], n: int) -> Rows:
+    def _whole(self, given: tuple[object, ...], n: int) -> list[Rows]:
         missing = -n % self.pad if self.pad else 0
         if missing:
-            return first_rows(
-                self._whole(tuple(self._padded(part, n, missing) for part in given), n + missing), n
-            )
-        return to_rows(self.model.predict_batch(*given), n, self.name)
+            given = tuple(self._padded(part, n, missing) for part in given)
+            parts = to_parts(self.model.predict_batch(*given), n + missing, self.name)
+            return first_parts(parts, n)
+        return to_parts(self.model.predict_batch(*given), n, self.name)
 
     def _padded(self, inputs: UserValue, n: int, missing: int) -> object:
         if isinstance(inputs, list):
@@ -99,18 +127,20 @@ class Evaluator:
         padded[n:] = inputs[n - 1]
         return padded
 
-    def _row_by_row(self, given: tuple[UserValue, ...], n: int) -> Rows:
+    def _row_by_row(self, given: tuple[UserValue, ...], n: int) -> list[Rows]:
         predict = self.model.predict_batch
         if self.retry_singly and n > 1:
             return self._each(n, lambda i: predict(*(part[i] for part in given)))
         try:
             return _merged([predict(*(part[i] for part in given)) for i in range(n)], self.name)
-        except InvalidOutput:
+        except (InvalidOutput, SeveralOutputs):
             raise
-        except Exception as error:
-            raise PredictionFailed(user_traceback(error)) from None
+        except BaseException as error:
+            if not fails_call_only(error):
+                raise
+            raise _failure(error, None) from None
 
-    def _each(self, n: int, predict: Callable[[int], object]) -> Rows:
+    def _each(self, n: int, predict: Callable[[int], object]) -> list[Rows]:
         """Predict each row alone and mark those that fail. Raises: PredictionFailed when all
         fail.
         """
@@ -118,7 +148,9 @@ class Evaluator:
         for i in range(n):
             try:
                 values.append(predict(i))
-            except Exception as error:
+            except BaseException as error:
+                if not fails_call_only(error):
+                    raise
                 failed[i] = True
                 texts.append(
                     f"row {i}:"
@@ -126,12 +158,13 @@ class Evaluator:
                 )
         if not values:
             raise PredictionFailed(_bounded(texts[0]))
-        rows = _merged(values, self.name)
-        return spread(rows, failed, _bounded("\n".join(texts))) if texts else rows
+        parts = _merged(values, self.name)
+        return spread(parts, failed, _bounded("\n".join(texts))) if texts else parts
 
 
-def _only(rows: Rows) -> object:
-    """Return the single row of `rows` as a value."""
+def _only(parts: list[Rows]) -> object:
+    """Return the single row of a reply as a value."""
+    rows = parts[0]
     value: object = rows.data if rows.lengths is not None else rows.data[0]
     if rows.dtype >= 13:
         raw = rows.data.tobytes()
@@ -144,42 +177,59 @@ def _only(rows: Rows) -> object:
     )
 
 
-def _merged(values: list[object], name: str) -> Rows:
+def _merged(values: list[object], name: str) -> list[Rows]:
     if not any(isinstance(value, Scored) for value in values):
-        return to_rows(values, len(values), name)
+        return to_parts(values, len(values), name)
     scored = [value if isinstance(value, Scored) else Scored(value) for value in values]
-    sure = any(
-        each.confidence is not None for each in scored
-    )  # rows without a confidence are sent as 0
+    # rows without a confidence are sent as 0
+    sure = any(each.confidence is not None for each in scored)
     confidence = (
         [0.0 if each.confidence is None else each.confidence for each in scored] if sure else None
     )
     outputs, qualifiers = [each.outputs for each in scored], [each.qualifiers for each in scored]
-    return to_rows(Scored(outputs, confidence, qualifiers), len(values), name)
+    return to_parts(Scored(outputs, confidence, qualifiers), len(values), name)
+
+
+def _failure(error: BaseException, given: object) -> PredictionFailed:
+    """Return what a batch fails with, after the model's own exception. given: the rows."""
+    text = user_traceback(error)
+    is_missing = isinstance(error, ModuleNotFoundError | NameError)
+    if is_missing and not isinstance(error, UnboundLocalError):
+        return AlwaysFails(text)
+    if isinstance(given, list) and isinstance(error, AttributeError | TypeError):
+        text += " (rows of text, or of a free length such as f64[*], come as a list of rows)"
+    return PredictionFailed(text)
 
 
 def user_traceback(error: BaseException) -> str:
     """Return the traceback of an error without frames of this package.
 
-    The last line is the error itself. At most TEXT_BYTES_MAX bytes.
+    The last line is the error itself: its type and the first line of its message, repeated if the
+    message has several. At most TEXT_BYTES_MAX bytes.
     """
     shown = traceback.TracebackException.from_exception(error)
     _hide_ours(shown, set())
-    return _bounded("".join(shown.format()).rstrip())
+    text, line = "".join(shown.format()).rstrip(), _line_of(shown)
+    is_last = text == line or text.endswith(f"\n{line}")
+    return _bounded(text if is_last else f"{text}\n{line[:LINE_CHARS_MAX]}")
+
+
+def _line_of(shown: traceback.TracebackException) -> str:
+    """Return the type of an error and the first line of its message."""
+    # of a SyntaxError the lines before it are indented
+    parts = (part for part in shown.format_exception_only() if not part.startswith(" "))
+    first, *more = filter(None, map(str.strip, next(parts).splitlines()))
+    return f"{first} {more[0]}" if more and first.endswith(":") else first
 
 
 def _hide_ours(shown: traceback.TracebackException, seen: set[int]) -> None:
     if id(shown) in seen:
         return
     seen.add(id(shown))
-    shown.stack[:] = [frame for frame in shown.stack if not _is_ours(frame.filename)]
+    shown.stack[:] = [frame for frame in shown.stack if not frame.filename.startswith(_OURS)]
     for inner in (shown.__cause__, shown.__context__):
         if inner is not None:
             _hide_ours(inner, seen)
-
-
-def _is_ours(filename: str) -> bool:
-    return filename.startswith((_PACKAGE + os.sep, "<frozen "))
 
 
 def _bounded(text: str) -> str:

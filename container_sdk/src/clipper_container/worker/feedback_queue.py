@@ -1,8 +1,8 @@
 """Feedback for a model that learns, and the model's accuracy: FEEDBACK and ACCURACY frames
 (docs/wire.md).
 
-Feedback waits until no batch waits. The queue is bounded: beyond FEEDBACK_FRAMES_MAX frames the
-oldest are dropped and counted.
+Feedback waits until no batch waits. The queue is bounded: beyond FEEDBACK_FRAMES_MAX frames, or
+the bytes that one payload may have, the oldest are dropped and counted.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections import deque
 
 import numpy as np
 
+from clipper_container.errors import fails_call_only
 from clipper_container.model import Model
 from clipper_container.wire.frames import (
     HEADER_BYTES,
     BadFrame,
     Bytes,
-    BytesLike,
     Kind,
     Rows,
     control_frame,
@@ -45,7 +45,8 @@ class FeedbackQueue:
             payload_bytes_max,
             every_s,
         )
-        self._waiting: deque[tuple[Rows, Rows]] = deque()
+        self._waiting: deque[tuple[Rows, Rows, int]] = deque()
+        self._waiting_bytes = 0
         self._troubles: dict[str, int] = {}
         self._accuracy_read_s = 0.0
         self._accuracy: float | None = None
@@ -57,22 +58,32 @@ class FeedbackQueue:
 
     def add(self, payload: Bytes) -> None:
         """Queue the payload of a FEEDBACK frame. Raises: BadFrame."""
-        self._waiting.append(open_feedback(payload.copy(), self._limit))
-        if len(self._waiting) > FEEDBACK_FRAMES_MAX:
-            dropped, _ = self._waiting.popleft()
+        self._waiting.append((*open_feedback(payload.copy(), self._limit), payload.nbytes))
+        self._waiting_bytes += payload.nbytes
+        while len(self._waiting) > FEEDBACK_FRAMES_MAX or (
+            len(self._waiting) > 1 and self._waiting_bytes > self._limit
+        ):
+            dropped, _ = self._next()
             self.failed += dropped.n
             self._complain(
                 "dropped",
                 f"feedback arrives faster than correct() processes it; dropped {dropped.n} rows",
             )
 
+    def _next(self) -> tuple[Rows, Rows]:
+        inputs, labels, size = self._waiting.popleft()
+        self._waiting_bytes -= size
+        return inputs, labels
+
     def run_one(self) -> None:
         """Pass the oldest feedback to correct(). An exception is logged and counted."""
-        inputs, labels = self._waiting.popleft()
+        inputs, labels = self._next()
         try:
             self._model.correct(row_values(inputs), row_values(labels), inputs.sessions)
             self.learned += inputs.n
-        except Exception as error:
+        except BaseException as error:
+            if not fails_call_only(error):
+                raise
             self.failed += inputs.n
             self._complain(
                 "correct", f"correct() failed on {inputs.n} rows:\n{user_traceback(error)}"
@@ -84,7 +95,9 @@ class FeedbackQueue:
         self._accuracy_read_s = time.monotonic()
         try:
             accuracy = self._model.accuracy()
-        except Exception as error:
+        except BaseException as error:
+            if not fails_call_only(error):
+                raise
             self._complain("accuracy", f"accuracy() failed:\n{user_traceback(error)}")
             return
         if accuracy is None or (
@@ -142,15 +155,3 @@ def pack_accuracy(learned: int, failed: int, accuracy: float | None) -> bytes:
     """Encode the payload of ACCURACY: rows learned, rows failed, and the accuracy if known."""
     counts = np.array([learned, failed], "<u8").tobytes()
     return counts if accuracy is None else counts + np.array([accuracy], "<f8").tobytes()
-
-
-def open_accuracy(payload: BytesLike) -> tuple[int, int, float | None]:
-    """Decode an ACCURACY payload as (rows learned, rows failed, accuracy or None). Raises:
-    BadFrame.
-    """
-    raw = bytes(payload)
-    learned, failed = np.frombuffer(raw[:16], "<u8").tolist()
-    accuracy = np.frombuffer(raw[16:], "<f8").tolist()[0] if len(raw) > 16 else None
-    if accuracy is not None and not 0 <= accuracy <= 1:
-        raise BadFrame(f"an accuracy of {accuracy}")
-    return learned, failed, accuracy

@@ -18,6 +18,8 @@ from clipper_container.worker.warmup import WarmUp
 
 ATTEMPT_S = 10.0  # to connect and to receive WELCOME
 SILENCE_HEARTBEATS = 6  # heartbeats without a frame after which a peer counts as lost
+HEARTBEAT_MS_MAX = 3_600_000
+_BYTES_MAX = (1 << 40) - 1
 
 
 class ContainerRejected(Exception):
@@ -62,6 +64,8 @@ class ContainerOptions:
                 if self.warm.output
                 else {}
             ),
+            **({"warm_error": self.warm.error} if self.warm.error else {}),
+            **({"broken": True} if self.warm.broken else {}),
             **({"tables": True} if self.tables else {}),
             **({"crc": True} if address.startswith("tcp:") and self.protocol == 2 else {}),
             "name": self.name,
@@ -91,25 +95,26 @@ class Welcome:
     accuracy: bool = False
     qualifiers: bool = False
     quiet: bool = False
+    partial: bool = False
 
     @classmethod
     def read(cls, fields: dict[str, object]) -> Welcome:
         """Check and convert the fields. Raises: BadFrame."""
         reason = (
             bool(fields.get(key, False))
-            for key in ("crc", "shared", "accuracy", "qualifiers", "quiet")
+            for key in ("crc", "shared", "accuracy", "qualifiers", "quiet", "partial")
         )
         return cls(
-            _whole(fields, "heartbeat_ms", 500) / 1000,
-            _whole(fields, "payload_bytes_max", PAYLOAD_BYTES_MAX),
+            _whole(fields, "heartbeat_ms", 500, HEARTBEAT_MS_MAX) / 1000,
+            _whole(fields, "payload_bytes_max", PAYLOAD_BYTES_MAX, _BYTES_MAX),
             *reason,
         )
 
 
-def _whole(fields: dict[str, object], key: str, default: int) -> int:
+def _whole(fields: dict[str, object], key: str, default: int, most: int) -> int:
     value = fields.get(key, default)
-    if not isinstance(value, int) or not 0 < value < 1 << 40:
-        raise BadFrame(f"WELCOME's {key} is {value!r}")
+    if not isinstance(value, int) or not 0 < value <= most:
+        raise BadFrame(f"WELCOME's {key} is {value!r}, not a number from 1 to {most}")
     return value
 
 

@@ -67,9 +67,9 @@ class RecordModel(Model):
                 )
             returned = {next(iter(self.outputs.by_name)): returned}
         arrays = returned
-        if any(type(value) is not np.ndarray for value in returned.values()):
-            arrays = {name: _array_or_list(value) for name, value in returned.items()}
         try:
+            if any(type(value) is not np.ndarray for value in returned.values()):
+                arrays = {name: _array_or_list(value) for name, value in returned.items()}
             if self.row_by_row:
                 return self.outputs.pack(arrays)
             packed = self.outputs.pack_many(arrays)
@@ -111,8 +111,6 @@ def with_tensors(model: Model, input: str, output: str, name: str, row_by_row: b
 
 
 def _array_or_list(value: object) -> object:
-    if isinstance(value, np.ndarray):
-        return value
     if isinstance(value, (list, tuple)):
         return [_array_or_list(each) if hasattr(each, "detach") else each for each in value]
     array = as_array(value)

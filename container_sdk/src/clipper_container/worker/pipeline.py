@@ -8,9 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from clipper_container.errors import fails_call_only
 from clipper_container.wire.frames import BytesLike, Header, Rows, row_values
 from clipper_container.worker.evaluation import Evaluator
-from clipper_container.worker.outputs import to_rows
+from clipper_container.worker.outputs import to_parts
 from clipper_container.worker.replies import BatchReplies
 
 DEPTH = 2  # batches under way; the server sends no third one
@@ -71,7 +72,9 @@ class BatchPipeline:
         """Begin a batch. The rows are kept until its reply is made."""
         try:
             batch = self._model.submit(row_values(rows))
-        except Exception:
+        except BaseException as error:
+            if not fails_call_only(error):
+                raise
             batch = None
         self._waiting.append(_UnderWay(header, rows, batch, time.perf_counter_ns()))
 
@@ -82,8 +85,10 @@ class BatchPipeline:
         if first.batch is None:
             return self._replies.to(first.header, first.rows)
         try:
-            outputs = to_rows(self._model.collect(first.batch), first.rows.n, name)
-        except Exception:
+            outputs = to_parts(self._model.collect(first.batch), first.rows.n, name)
+        except BaseException as error:
+            if not fails_call_only(error):
+                raise
             return self._replies.to(first.header, first.rows)
         now_ns = time.perf_counter_ns()
         took_us = (now_ns - max(first.started_ns, self._ended_ns)) // 1000

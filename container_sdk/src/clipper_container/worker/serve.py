@@ -12,10 +12,14 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
+import numpy as np
+
+from clipper_container.backoff import Backoff
 from clipper_container.model import Model
+from clipper_container.schema import TensorSpec, is_named
 from clipper_container.wire.frames import (
     CONTROL_BYTES_MAX,
     HEADER_BYTES,
@@ -34,7 +38,6 @@ from clipper_container.wire.frames import (
 )
 from clipper_container.wire.regions import CannotShare, Regions, can_share
 from clipper_container.wire.transport import (
-    Backoff,
     Disconnected,
     FrameConnection,
     Heart,
@@ -53,8 +56,9 @@ from clipper_container.worker.handshake import (
     welcome_of,
 )
 from clipper_container.worker.named_tensors import with_tensors
+from clipper_container.worker.outputs import InvalidOutput, one_part
 from clipper_container.worker.pipeline import is_pipelined, pipeline_of
-from clipper_container.worker.replies import BatchReplies, evaluate
+from clipper_container.worker.replies import BatchReplies, FailureLog, evaluate
 from clipper_container.worker.turns import Turns
 
 ANNOUNCE_AGAIN_S = 30.0
@@ -64,7 +68,22 @@ _SHARED = int(Flag.SHARED)
 def evaluator_of(model: Model, options: ContainerOptions) -> Evaluator:
     """Return the evaluator of a model with these options."""
     served = with_tensors(model, options.input, options.output, options.name, options.row_by_row)
-    return Evaluator(served, options.name, options.retry_singly, options.row_by_row, options.pad)
+    return Evaluator(
+        served,
+        options.name,
+        options.retry_singly,
+        options.row_by_row,
+        options.pad,
+        output=_numbers_of(options.output),
+    )
+
+
+def _numbers_of(output: str) -> np.dtype | None:
+    """Return the type of the numbers of a declared output; None for others and for `any`."""
+    if output == "any" or is_named(output):
+        return None
+    spec = TensorSpec.parse("", output)
+    return None if spec.is_text else spec.numpy
 
 
 def serve(
@@ -90,8 +109,9 @@ def serve(
     evaluator = evaluator_of(model, options)
     if turn is not None:
         evaluator.turn = turn
-    backoff, announcer = Backoff(), _Announcer(options.name)
-    signs = (lambda: _touch(alive)) if alive else _nothing
+    backoff = Backoff()
+    failures = FailureLog(f"model '{options.name}'", ANNOUNCE_AGAIN_S)
+    signs = partial(_touch, alive)
     sharing = address.startswith("unix:") and can_share() and not is_pipelined(evaluator)
     try:
         while True:
@@ -101,37 +121,20 @@ def serve(
                     address,
                     options,
                     stop,
-                    (backoff.reset, announcer.reset, signs),
+                    (backoff.reset, failures.reset, signs),
                     sharing,
                 )
                 return
             except CannotShare as error:
                 sharing = False
-                announcer(f"{address}: {error}; continuing without shared memory")
+                failures.report(f"{address}: {error}; continuing without shared memory")
             except (Disconnected, BadFrame, OSError) as error:
                 if not is_wanted():
                     return
-                announcer(f"{address}: {error}; reconnecting")
+                failures.report(f"{address}: {error}; reconnecting")
                 stop.wait(backoff.next_s())
     except Stopping:
         return
-
-
-class _Announcer:
-    """Prints connection errors to stderr; the same error at most once in ANNOUNCE_AGAIN_S."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self.reset()
-
-    def reset(self) -> None:
-        self._last, self._when = "", 0.0
-
-    def __call__(self, text: str) -> None:
-        now = time.monotonic()
-        if text != self._last or now - self._when > ANNOUNCE_AGAIN_S:
-            print(f"model '{self._name}': {text}", file=sys.stderr, flush=True)
-            self._last, self._when = text, now
 
 
 def _serve_once(
@@ -164,12 +167,9 @@ def _serve_once(
 
 
 def _touch(path: str) -> None:
+    """Set the time of a file to now, and create it if necessary; without a path do nothing."""
     with contextlib.suppress(OSError), open(path, "ab"):
         os.utime(path)
-
-
-def _nothing() -> None:
-    return
 
 
 def _read_welcome(connection: FrameConnection) -> Welcome:
@@ -194,11 +194,15 @@ class _Version2:
             evaluator.model, evaluator.name, welcome.payload_bytes_max, welcome.heartbeat_s
         )
         self._replies = BatchReplies(
-            evaluator, welcome.payload_bytes_max, welcome.crc, welcome.qualifiers
+            evaluator,
+            welcome.payload_bytes_max,
+            welcome.crc,
+            welcome.qualifiers,
+            welcome.partial,
         )
         self._pipeline = pipeline_of(evaluator, self._replies)
 
-    def run(self, signs: Callable[[], None] = _nothing) -> None:
+    def run(self, signs: Callable[[], None]) -> None:
         """Answer until the server's GOODBYE. Raises: Stopping (after our GOODBYE), Disconnected,
         BadFrame.
 
@@ -302,15 +306,14 @@ class _Version1:
 
     def _handle_frame(self) -> None:
         connection, limit = self._connection, self._welcome.payload_bytes_max
-        connection.next_message(
-            offset=-V1_HEAD_BYTES % HEADER_BYTES
-        )  # the content behind the head is aligned
+        # the content behind the head is aligned
+        connection.next_message(offset=-V1_HEAD_BYTES % HEADER_BYTES)
         head = connection.take(V1_HEAD_BYTES)
         rows = v1_open(head, connection.take(v1_content_bytes(head, limit)), limit)
         try:
             with self._evaluator.turn or contextlib.nullcontext():
-                outputs, _ = evaluate(self._evaluator, rows)
-        except PredictionFailed as failure:
+                outputs = one_part(evaluate(self._evaluator, rows)[0], self._evaluator.name)
+        except (PredictionFailed, InvalidOutput) as failure:
             print(failure, file=sys.stderr, flush=True)
             raise Disconnected(
                 f"model '{self._evaluator.name}' failed; version 1 cannot report failures"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import signal
 import sys
 import threading
@@ -19,10 +18,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from clipper_container.errors import Interruption
 from clipper_container.model import UserValue
-from clipper_container.schema import FREE, Array, Tensors, is_named, type_text
+from clipper_container.schema import FREE, Array, Tensors, TensorSpec, is_named, type_text
 from clipper_container.wire.frames import DType, Rows
-from clipper_container.worker.evaluation import Evaluator, PredictionFailed
+from clipper_container.worker.evaluation import AlwaysFails, Evaluator, PredictionFailed
 
 OFF = "off"
 ROWS_MAX = 256  # rows of the largest batch
@@ -32,8 +32,8 @@ LIMIT_S = 30.0  # for all; a call that runs longer is interrupted
 BATCH_S = 0.1  # a slower batch is the last
 ITEMS_MAX = 1 << 24  # elements of the largest generated batch
 VARIABLE_LENGTH = 8  # length of generated rows whose length is free
+ERROR_CHARS_MAX = 1000
 _FIRST_TIMES = 3  # batches of one row that are timed
-_TYPE = re.compile(r"([a-z]+[0-9]*)(?:\[([0-9,*]+)\])?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,15 @@ class WarmUp:
 
     timings: (rows, microseconds) of each batch after the first, smallest first. output: type of one
     output; empty if unknown. lengths: of the rows that the batches repeat, in elements (of str and
-    bytes in bytes); empty if there are too many.
+    bytes in bytes); empty if there are too many. error: why it failed; empty if it did not. broken:
+    no batch will ever have outputs.
     """
 
     timings: tuple[tuple[int, int], ...] = ()
     output: str = ""
     lengths: tuple[int, ...] = ()
+    error: str = ""
+    broken: bool = False
 
 
 def warm_up(
@@ -63,38 +66,38 @@ def warm_up(
     batch_max: most rows of a batch, 0 for no limit. announce: called with the rows of a batch
     before the first of each size.
 
-    A model that fails here is ready all the same; the reason is printed to stderr.
+    A model that fails here is ready all the same; the reason is printed to stderr, and reported to
+    the server.
     """
     if setting == OFF:
         return WarmUp()
     try:
         rows = given_rows(json.loads(setting), input) if setting else _made_up(input)
     except (ValueError, TypeError) as error:
-        _warn(evaluator.name, f"the warm-up rows cannot be read as {input}: {error}")
-        return WarmUp()
-    if rows is None or not (setting or _is_harmless(evaluator)):
+        return _failed(evaluator.name, f"the warm-up rows cannot be read as {input}: {error}")
+    # made-up rows would pull rows of a model's tables, and may create them
+    if rows is None or (evaluator.model.tables and not setting):
         return WarmUp()
     try:
         with _interrupted_after(LIMIT_S):
             return _run(evaluator, rows, min(batch_max or ROWS_MAX, ROWS_MAX), announce)
     except _TooLong:
-        _warn(evaluator.name, f"the warm-up took longer than {LIMIT_S:g} s and was interrupted")
-        return WarmUp()
+        took = f"the warm-up took longer than {LIMIT_S:g} s and was interrupted"
+        return _failed(evaluator.name, took)
+    except AlwaysFails as failure:
+        return _failed(evaluator.name, f"it fails on every batch: {_last_line(failure)}", True)
     except PredictionFailed as failure:
         whose = "" if setting else "made-up "
-        _warn(
+        return _failed(
             evaluator.name,
             f"it failed on {whose}rows of type {input}, and serves without a warm-up. Give rows "
             "it takes "
             f"(warmup=[...]) or turn it off (warmup=False). {_last_line(failure)}",
         )
-        return WarmUp()
 
 
-class _TooLong(BaseException):
-    """Interrupts the model's call; a BaseException, so that no `except Exception` of the model
-    catches it.
-    """
+class _TooLong(Interruption):
+    """Interrupts a warm-up that takes too long."""
 
 
 @contextlib.contextmanager
@@ -116,13 +119,6 @@ def _interrupted_after(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def _is_harmless(evaluator: Evaluator) -> bool:
-    """Return False for a model with tables: generated rows would pull, and may create, rows of
-    its tables.
-    """
-    return not evaluator.model.tables
-
-
 def _run(
     evaluator: Evaluator,
     rows: UserValue,
@@ -131,17 +127,17 @@ def _run(
 ) -> WarmUp:
     """Run growing batches and time them. Raises: PredictionFailed."""
     announce(1)
-    outputs = _one(evaluator, rows, 1)[0]
+    outputs = _one(evaluator, rows, 1)[0][0]
     named = type_text(evaluator.model.output) if is_named(evaluator.model.output) else ""
     timings: list[tuple[int, int]] = []
     ends, n, times = time.monotonic() + TIME_S, 1, _FIRST_TIMES
-    while (
-        n <= rows_max and n * _items_of(rows) <= ITEMS_MAX and len(timings) + times <= TIMINGS_MAX
-    ):
+    items = _items_of(rows)
+    while n <= rows_max and n * items <= ITEMS_MAX and len(timings) + times <= TIMINGS_MAX:
         took_us = 0
         announce(n)
         for _ in range(times):
-            outputs, took_us = _one(evaluator, rows, n)
+            parts, took_us = _one(evaluator, rows, n)
+            outputs = parts[0]
             timings.append((n, took_us))
             if time.monotonic() > ends:
                 return WarmUp(tuple(timings), named or _type_of(outputs), _lengths(rows))
@@ -160,7 +156,7 @@ def _lengths(rows: UserValue) -> tuple[int, ...]:
     )
 
 
-def _one(evaluator: Evaluator, rows: UserValue, n: int) -> tuple[Rows, int]:
+def _one(evaluator: Evaluator, rows: UserValue, n: int) -> tuple[list[Rows], int]:
     times = -(-n // len(rows))
     inputs = (rows * times)[:n] if isinstance(rows, list) else np.concatenate([rows] * times)[:n]
     if not isinstance(inputs, list):
@@ -234,13 +230,11 @@ def given_rows(rows: object, input: str) -> UserValue:
 
 
 def _parsed(input: str) -> tuple[np.dtype, tuple[int, ...] | None]:
-    """Return the element type and the shape of a row; None for rows of free length."""
-    found = _TYPE.fullmatch(input)
-    if found is None:
-        raise ValueError(f"{input!r} is not a type")
-    name, dims = found[1], found[2]
-    dtype = np.dtype("bool" if name == "bool" else f"{name[0]}{int(name[1:]) // 8}")
-    return dtype, None if dims == "*" else tuple(map(int, dims.split(","))) if dims else ()
+    """Return the element type and the shape of a row; None for rows of free length. Raises:
+    InvalidTensor.
+    """
+    spec = TensorSpec.parse("", input)
+    return spec.numpy, None if spec.is_ragged else spec.shape
 
 
 def _type_of(rows: Rows) -> str:
@@ -255,5 +249,7 @@ def _last_line(failure: PredictionFailed) -> str:
     return str(failure).strip().rpartition("\n")[2][:500]
 
 
-def _warn(name: str, text: str) -> None:
+def _failed(name: str, text: str, broken: bool = False) -> WarmUp:
     print(f"model '{name}': {text}", file=sys.stderr, flush=True)
+    sendable = text[:ERROR_CHARS_MAX].encode(errors="replace").decode()
+    return WarmUp(error=sendable, broken=broken)

@@ -1,14 +1,10 @@
 """Commands for the applications of a running server."""
 
-from typing import TYPE_CHECKING
-
 import click
 
 from clipper.cli.command_group import CommandGroup
 from clipper.cli.server_command import ServerCommand, dry, read_json, short, table, with_server
-
-if TYPE_CHECKING:
-    from clipper.manage.rows import ApplicationRow
+from clipper.manage.rows import ApplicationRow
 
 _SETTINGS = (
     "slo_ms",
@@ -51,7 +47,7 @@ def apps(command: ServerCommand) -> None:
     )
 
 
-def _role_settings(row: "ApplicationRow") -> list[str]:
+def _role_settings(row: ApplicationRow) -> list[str]:
     return [
         f"{model} ({row['roles'][model]})" if model in row["roles"] else model
         for model in row["models"]

@@ -162,9 +162,10 @@ def deploy(
     """Deploy TARGET as a new version of model NAME.
 
     TARGET is module:attribute on the server's host, a model file of this host, or a URL that the
-    server pulls: s3://, gs://, https:// (docs/models.md). A server on this host also finds modules
-    in this folder. The new version becomes the latest once it runs; applications that link NAME
-    without a version then use it.
+    server pulls: s3://, gs://, https:// (docs/models.md). It runs as the server's user: who may
+    deploy may run any code there. A server on this host also finds modules in this folder. The new
+    version becomes the latest once it runs; applications that link NAME without a version then use
+    it.
 
     \b
     clipper deploy doubler doubler:double --input "f64[3]"
@@ -354,7 +355,9 @@ def scale(command: ServerCommand, model: str, replicas: str, dry_run: bool) -> N
 @click.command(short_help="Drain and remove a version.")
 @click.argument("model")
 @click.option(
-    "--force", is_flag=True, help="Retire it even if applications use it; they are unlinked."
+    "--force",
+    is_flag=True,
+    help="Retire it even if applications use it: the version before follows, or it is unlinked.",
 )
 @dry
 @with_server

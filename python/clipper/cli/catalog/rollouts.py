@@ -4,16 +4,13 @@ rollback.
 
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import click
 
 from clipper.cli.command_group import CommandGroup
 from clipper.cli.server_command import ServerCommand, dry, table, with_server
 from clipper.manage.rollouts.decisions import ERROR_RATE, GUARD
-
-if TYPE_CHECKING:
-    from clipper.manage.rows import ChangeResult, RolloutRow, SideRow
+from clipper.manage.rows import ChangeResult, RolloutRow, SideRow
 
 
 @click.group(
@@ -105,7 +102,7 @@ def status(command: ServerCommand, application: str) -> None:
     command.show(rows, lambda: "\n\n".join("\n".join(_lines(row)) for row in rows) or none)
 
 
-def _lines(row: "RolloutRow") -> Iterator[str]:
+def _lines(row: RolloutRow) -> Iterator[str]:
     stages = " -> ".join(
         f"[{share:.4g}]" if i == row["stage"] else f"{share:.4g}"
         for i, share in enumerate(row["stages"])
@@ -124,7 +121,7 @@ def _lines(row: "RolloutRow") -> Iterator[str]:
         yield f"  {guard['guard']}: {guard['outcome']} ({guard['reason']})"
 
 
-def _side(name: str, counts: "SideRow") -> tuple[str, ...]:
+def _side(name: str, counts: SideRow) -> tuple[str, ...]:
     times = [
         "-" if us is None else f"{us / 1000:.2f} ms" for us in (counts["p50_us"], counts["p99_us"])
     ]

@@ -1,7 +1,7 @@
 """`clipper export dockerfile`, `compose` and `k8s`: images and manifests of models."""
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +10,25 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from clipper.cli.command_group import with_options
 from clipper.cli.server_command import ServerCommand, with_server
 from clipper.errors import UnknownModel, UnknownVersion
-from clipper.manage.moving import State, applications_of, read
-from clipper.types import Application, Model, UserValue, VersionedModel
+from clipper.manage.moving import ExportedState, applications_of, read
+from clipper.types import Application, InputType, Model, UserValue, VersionedModel
 
 if TYPE_CHECKING:
     from clipper.deploy.kubernetes.manifests import Shipment
+
+
+_FOLDER = click.Path(file_okay=False, path_type=Path)
+_FILE = click.Path(dir_okay=False, exists=True, path_type=Path)
+_FROM = click.option(
+    "--from",
+    "file",
+    metavar="FILE",
+    type=_FILE,
+    help="Export what a TOML file declares.  [what the server runs]",
+)
 
 
 @click.command(short_help="Write the image of a model.")
@@ -30,8 +42,11 @@ if TYPE_CHECKING:
     default="",
     help="Python base image.  [python:VERSION-slim-bookworm]",
 )
+@_FROM
 @with_server
-def dockerfile(command: ServerCommand, model: str, folder: Path | None, base: str) -> None:
+def dockerfile(
+    command: ServerCommand, model: str, folder: Path | None, base: str, file: Path | None
+) -> None:
     """Print the Dockerfile of a model, or write it into FOLDER with all that it is built from.
 
     Packages are pinned to what is installed here. The image holds no secret: its container reads
@@ -40,12 +55,17 @@ def dockerfile(command: ServerCommand, model: str, folder: Path | None, base: st
     \b
     clipper export dockerfile svm
     clipper export dockerfile svm:3 svm-image && docker build -t svm:3 svm-image
+    clipper export dockerfile svm --from clipper.toml
     """
     from clipper.deploy.docker.program_image import image_of_model
 
-    state = read(command.server.export_state())
     with tempfile.TemporaryDirectory(prefix="clipper-image-") as place:
-        found = placed(chosen(state, model), state, Path(place))
+        if file is None:
+            state = read(command.server.export_state())
+            found = placed(chosen(state.models, state.latest, model), state, Path(place))
+        else:
+            models, _, _ = _declared(file, Path(place), redis=False, pulls=False)
+            found = chosen(models, {}, model)
         image = image_of_model(found, base)
     if folder is None:
         click.echo(image.dockerfile, nl=False)
@@ -61,19 +81,19 @@ def dockerfile(command: ServerCommand, model: str, folder: Path | None, base: st
     )
 
 
-def chosen(state: State, name: str) -> Model:
+def chosen(models: Sequence[Model], latest: Mapping[str, int], name: str) -> Model:
     """Return the version of that name, or the latest. Raises: UnknownModel, UnknownVersion."""
     wanted = VersionedModel.parse(name)
-    versions = {model.version: model for model in state.models if model.name == wanted.name}
+    versions = {model.version: model for model in models if model.name == wanted.name}
     if not versions:
-        raise UnknownModel.named(wanted.name, {model.name for model in state.models})
-    version = wanted.version or state.latest.get(wanted.name) or max(versions)
+        raise UnknownModel.named(wanted.name, {model.name for model in models})
+    version = wanted.version or latest.get(wanted.name) or max(versions)
     if version not in versions:
         raise UnknownVersion.named(name, [str(model.id) for model in versions.values()])
     return versions[version]
 
 
-def placed(model: Model, state: State, folder: Path) -> Model:
+def placed(model: Model, state: ExportedState, folder: Path) -> Model:
     """Copy the model's file to this host."""
     name = Path(model.target).name
     if not model.sha256 or name not in state.files:
@@ -82,15 +102,6 @@ def placed(model: Model, state: State, folder: Path) -> Model:
     return msgspec.structs.replace(model, target=str(folder / name))
 
 
-_FOLDER = click.Path(file_okay=False, path_type=Path)
-_FILE = click.Path(dir_okay=False, exists=True, path_type=Path)
-_FROM = click.option(
-    "--from",
-    "file",
-    metavar="FILE",
-    type=_FILE,
-    help="Export what a TOML file declares.  [what the server runs]",
-)
 _BASE = click.option("--base", metavar="IMAGE", default="", help="Python base image of the models.")
 _SERVERS = click.option(
     "--servers", type=click.IntRange(1), default=2, show_default=True, help="Number of servers."
@@ -98,20 +109,18 @@ _SERVERS = click.option(
 _PUSH = "docker build {0}/server\npush it, then: kubectl apply -k {0}"
 
 
-def _exports(verb: Callable[..., None]) -> Callable[..., None]:
-    """Add the options shared by `compose` and `k8s`."""
-    for option in (
-        click.argument("folder", type=_FOLDER),
-        _FROM,
-        click.option(
-            "--redis",
-            is_flag=True,
-            help="Keep the state in Redis, which is exported too.  [in a volume]",
-        ),
-        _BASE,
-    ):
-        verb = option(verb)
-    return with_server(verb)
+# shared by `compose` and `k8s`
+_exports = with_options(
+    click.argument("folder", type=_FOLDER),
+    _FROM,
+    click.option(
+        "--redis",
+        is_flag=True,
+        help="Keep the state in Redis, which is exported too.  [in a volume]",
+    ),
+    _BASE,
+    with_server,
+)
 
 
 @click.command(short_help="Write files for Docker Compose.")
@@ -354,7 +363,7 @@ def chart(
     metavar="FILE",
     type=_FILE,
     required=True,
-    help="TOML file; its folder becomes part of the image.",
+    help="TOML file; the image holds it and what it names.",
 )
 @click.option(
     "--state",
@@ -396,7 +405,7 @@ def ray(command: ServerCommand, folder: Path, file: Path, **given: UserValue) ->
     \b
     clipper export ray shop --from clipper.toml --servers 2 --servers-max 8
     """
-    from clipper.deploy.docker.image import files_under
+    from clipper.deploy.kubernetes.named_files import named_in
     from clipper.deploy.kubernetes.ray import IMAGE, RayShipment, write_ray
     from clipper.deploy.needs import needs_of
     from clipper.deploy.packages.pins import pinned
@@ -405,12 +414,7 @@ def ray(command: ServerCommand, folder: Path, file: Path, **given: UserValue) ->
         models, _, _ = _declared(file, Path(place), redis=False, pulls=True)
         ours = (one for one in models if not (one.command or one.requirements or one.python))
         lines = {line for model in ours for line in pinned(needs_of(model))}
-    root = file.resolve().parent
-    found = {
-        name: content
-        for name, content in files_under(root, file.name)
-        if not (root / name).is_relative_to(folder.resolve())
-    }
+    found = named_in(file)
     files = write_ray(RayShipment(found, file.name, tuple(sorted(lines)), **given), folder)
     then = f"docker build -t {IMAGE} {folder}/image\npush it, then: kubectl apply -k {folder}"
     _print_next_steps(command, folder, files, then)
@@ -447,7 +451,10 @@ def _shipment(
         if file is None:
             state = read(command.server.export_state())
             names = dict.fromkeys(model.name for model in state.models if model.target)
-            models = [placed(chosen(state, name), state, Path(place)) for name in names]
+            models = [
+                placed(chosen(state.models, state.latest, name), state, Path(place))
+                for name in names
+            ]
             models = [_pulled_from(model) if pulls else model for model in models]
             applications = tuple(applications_of(state))
         else:
@@ -474,7 +481,7 @@ def _declared(
     from clipper.deploy.processes.command import command_of
     from clipper.deploy.warmup import warmup_of
     from clipper.manage.declared import application_settings, replicas_of
-    from clipper.manage.deployment import type_of
+    from clipper.options import types_of
     from clipper.selection import default_policy
     from clipper.serving.models.scaling import replica_bounds
 
@@ -494,13 +501,20 @@ def _declared(
         else:
             with pulled(url, limits, lambda done: None) as found:
                 package = pack(found.path, name, version, place, wanted.code)
+        input_type, output_type = types_of(
+            wanted.input or None,
+            wanted.output or "any",
+            wanted.inputs or None,
+            wanted.outputs or None,
+            None,
+        )
         least, most = replica_bounds(name, replicas_of(wanted), config.limits.replicas_max)
         models.append(
             Model(
                 name,
                 version,
-                type_of(wanted.input or package.input or "any"),
-                str(type_of(wanted.output or "any")),
+                InputType.parse(input_type or package.input or "any"),
+                str(InputType.parse(output_type)),
                 replicas=least,
                 replicas_max=most,
                 target=package.target,
@@ -527,7 +541,7 @@ def _declared(
         settings = {
             "policy": default_policy(links, roles_in(app.roles)),
             **application_settings(app),
-            "input": type_of(app.input or "any"),
+            "input": InputType.parse(app.input or "any"),
         }
         applications.append(Application(name, links, **settings))
     return models, tuple(applications), redis or config.server.state.startswith("redis")

@@ -8,6 +8,7 @@ import click
 import msgspec
 
 from clipper.cli.server_command import table
+from clipper.cli.servers.up import file_or_default
 from clipper.clock import wall_time_us
 from clipper.config import load
 from clipper.errors import InvalidInput
@@ -28,7 +29,9 @@ HEAD = ("POLICY", "ACCURACY (DR)", "SNIPS", "IPS", "QUERIES", "EFFECTIVE", "NOTE
     required=True,
     help="Policy to evaluate, with settings if any; may be given several times.",
 )
-@click.option("--folder", metavar="DIR", default="", help="State folder  [server.state]")
+@click.option(
+    "--folder", metavar="DIR", default="", help="State folder.  [server.state of ./clipper.toml]"
+)
 @click.option(
     "--last",
     type=click.IntRange(min=1),
@@ -63,7 +66,8 @@ def evaluate(
     clipper evaluate digits --policy squarecb --since 7d
     clipper evaluate digits --policy 'exp3(eta=0.05)' --policy thompson --json
     """
-    state = folder or load().server.folder or load().server.state
+    configured = load(file_or_default(None)).server
+    state = folder or configured.folder or configured.state
     if not state:
         raise InvalidInput(
             "no state folder is configured.", hint="Name it: clipper evaluate --folder DIR."

@@ -2,15 +2,15 @@
 
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from clipper.cli.command_group import CommandGroup
+from clipper.cli.command_group import CommandGroup, with_options
 from clipper.cli.servers.up import on_first_signal
-from clipper.cli.servers.up_on_ray import runtime_env_option
+from clipper.cli.servers.up_on_ray import print_nodes, runtime_env_option
 from clipper_container.model import UserValue
 
 if TYPE_CHECKING:
@@ -32,32 +32,29 @@ def cluster() -> None:
     """
 
 
-def _shared(verb: Callable[..., None]) -> Callable[..., None]:
-    for option in (
-        click.option(
-            "--on",
-            "engine",
-            type=click.Choice(["ray"]),
-            required=True,
-            help="Engine that runs the nodes.",
-        ),
-        click.option(
-            "--mesh",
-            default="mesh",
-            show_default=True,
-            metavar="NAME",
-            help="Name of the mesh; its nodes are NAME-1, NAME-2, ...",
-        ),
-        click.option(
-            "--address",
-            default="auto",
-            show_default=True,
-            metavar="HOST:PORT",
-            help="Address of the Ray cluster.",
-        ),
-    ):
-        verb = option(verb)
-    return verb
+_shared = with_options(
+    click.option(
+        "--on",
+        "engine",
+        type=click.Choice(["ray"]),
+        required=True,
+        help="Engine that runs the nodes.",
+    ),
+    click.option(
+        "--mesh",
+        default="mesh",
+        show_default=True,
+        metavar="NAME",
+        help="Name of the mesh; its nodes are NAME-1, NAME-2, ...",
+    ),
+    click.option(
+        "--address",
+        default="auto",
+        show_default=True,
+        metavar="HOST:PORT",
+        help="Address of the Ray cluster.",
+    ),
+)
 
 
 @cluster.command(short_help="Start the nodes that do not run yet.")
@@ -108,7 +105,7 @@ def _shared(verb: Callable[..., None]) -> Callable[..., None]:
     is_flag=True,
     help="Accept queries from other hosts without keys, as `clipper node`.",
 )
-@runtime_env_option()
+@runtime_env_option
 @click.option(
     "--wait",
     "within_s",
@@ -166,7 +163,7 @@ def up(
     on_first_signal(stopping)  # after Ray installed its handlers
     actors = {**actors_of(ray, mesh), **bring_up(ray, ray_cluster)}
     try:
-        _table(wait_ready(ray, actors, within_s, stopping))
+        print_nodes(wait_ready(ray, actors, within_s, stopping))
         if address == _LOCAL:
             stopping.wait()
     finally:
@@ -193,7 +190,9 @@ def ps(engine: str, mesh: str, address: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(list(found.values()), indent=2))
     else:
-        _table(found)
+        print_nodes(found)
+        if not found:
+            click.echo("no node of that mesh")
 
 
 @cluster.command(short_help="Stop the nodes.")
@@ -225,17 +224,6 @@ def _amount(text: str) -> tuple[str, float]:
         return name, float(amount or 1)
     except ValueError:
         raise click.UsageError(f"--resource {text!r}: expected NAME=AMOUNT") from None
-
-
-def _table(found: "Mapping[str, NodeStatus]") -> None:
-    if not found:
-        click.echo("no node of that mesh")
-    for name, one in sorted(found.items()):
-        where = one.get("http") or one.get("host", "")
-        click.echo(
-            f"{name}  {one['state']:16}  {where} "
-            f" {f'started {n} times' if (n := one['starts']) > 1 else ''}".rstrip()
-        )
 
 
 def _ended(found: "Mapping[str, NodeStatus]") -> None:

@@ -645,7 +645,8 @@ def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]], empty: str)
         table.add_row(*(Text(cell, style=_COLOURS.get(cell, "")) for cell in row))
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
-        console.width = 240  # one line per row, for grep and cut
+        # one line per row, for grep and cut
+        console.width = 240
     console.print(table)
 
 

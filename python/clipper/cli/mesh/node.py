@@ -2,6 +2,7 @@
 
 import logging
 import secrets
+import signal
 import sys
 import threading
 import time
@@ -11,13 +12,14 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from clipper.cli.servers.up import (
-    end_with_parent_thread,
     keep_pauses_short,
     managed,
     on_first_signal,
     refuse_open,
 )
 from clipper.types import UserValue, check_name
+from clipper_container import parent_death
+from clipper_container.backoff import Backoff
 
 if TYPE_CHECKING:
     from clipper.config import Config
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 _CHECK_S: Final = 0.1
 _PROGRESS_S: Final = 1.0
 _PATIENT_S: Final = 5.0
-_RETRY_S: Final = 2.0
+_RETRY_S_MIN, _RETRY_S_MAX = 0.5, 5.0
 _EXIT_GIVEN_UP: Final = 1
 
 
@@ -88,11 +90,14 @@ _EXIT_GIVEN_UP: Final = 1
 )
 @click.option(
     "--end-with-parent",
-    is_flag=True,
+    type=int,
+    metavar="PID",
     hidden=True,
-    help="Leave when the thread that started this ends.",
+    help="Leave when the thread of process PID that started this ends.",
 )
-def node(file: Path | None, insecure: bool, end_with_parent: bool, **given: UserValue) -> None:
+def node(
+    file: Path | None, insecure: bool, end_with_parent: int | None, **given: UserValue
+) -> None:
     """Run a node of a mesh until SIGTERM or Ctrl-C. Nodes that share a store form one mesh: each
     accepts every query, and loads the model or forwards the query to a node that has it.
 
@@ -111,7 +116,7 @@ def node(file: Path | None, insecure: bool, end_with_parent: bool, **given: User
     stopping = threading.Event()
     on_first_signal(stopping)
     if end_with_parent:
-        end_with_parent_thread(stopping)
+        parent_death.end_with_parent(end_with_parent, signal.SIGTERM)
     server = _started(config, stopping)
     if server is None:
         click.echo("closed")
@@ -142,6 +147,7 @@ def _started(config: "Config", stopping: threading.Event) -> "ClipperServer | No
     from clipper.errors import StoreError
     from clipper.server import ClipperServer
 
+    backoff = Backoff(_RETRY_S_MIN, _RETRY_S_MAX)
     while True:
         server = ClipperServer(config, ends_by_signal=True)
         try:
@@ -152,7 +158,7 @@ def _started(config: "Config", stopping: threading.Event) -> "ClipperServer | No
         except BaseException:
             server.close()
             raise
-        if stopping.wait(_RETRY_S):
+        if stopping.wait(backoff.next_s()):
             return None
 
 
@@ -171,9 +177,8 @@ def _configured(file: Path | None, given: dict[str, UserValue]) -> "Config":
         raise click.UsageError(str(error)) from None
     if peers := given["peers"]:
         _check_peers(peers)
-    config = load(
-        file, state=given["store"], mesh=mesh, server={"insecure": True}, **ways
-    )  # protected by a token: see _reachable
+    # protected by a token: see _reachable
+    config = load(file, state=given["store"], mesh=mesh, server={"insecure": True}, **ways)
     if config.server.state in ("", "memory", "memory://"):
         raise click.UsageError(
             "the nodes of a mesh need a store: --store etcd://HOST:2379, or sqlite:FILE on one host"
@@ -272,14 +277,14 @@ def _moved(now: "MigrationProgress") -> str:
 
 def _greeting(server: "ClipperServer") -> str:
     from clipper import __version__
+    from clipper.errors import without_secrets
     from clipper.manage.running import state_named
     from clipper.settings.http import admin_tls, query_tls, scheme_of
-    from clipper.store.etcd.address import redacted_url
 
     config = server.config
     lines = [
         f"clipper {__version__} · node {server.mesh.instance} · store:"
-        f" {redacted_url(state_named(config.server.state))}"
+        f" {without_secrets(state_named(config.server.state))}"
     ]
     if server.http_address:
         lines.append(

@@ -2,14 +2,11 @@
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from clipper.cli.server_command import ServerCommand, table, with_server
-
-if TYPE_CHECKING:
-    from clipper.manage.rows import ChangedRecord
+from clipper.manage.rows import ChangedRecord
 
 
 @click.command(short_help="List models: versions, replicas, applications.")
@@ -84,7 +81,7 @@ def _total(counts: dict[str, int] | int) -> int:
     return sum(counts.values()) if isinstance(counts, dict) else int(counts)
 
 
-def _what(one: "ChangedRecord") -> str:
+def _what(one: ChangedRecord) -> str:
     """Return the text of a record that changed; of a rollout, why."""
     after = one["after"] if one["key"].startswith("rollout/") else None
     return (

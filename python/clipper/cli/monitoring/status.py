@@ -3,19 +3,17 @@
 import json
 import sys
 import time
-from typing import TYPE_CHECKING
 
 import click
 
 from clipper.cli.server_command import ServerCommand, table, until_interrupted, with_server
 from clipper.errors import ClipperError, NoServer, UnknownModel
-
-if TYPE_CHECKING:
-    from clipper.manage.rows import ProcessRow, ReplicaLines
+from clipper.foreign_text import printable
+from clipper.manage.rows import ProcessRow, ReplicaLines
 
 _CHECK_S = 0.3
 _COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "bright_red")
-_STATE_COLOURS = {"ready": "green", "failed": "red", "failing": "red"}
+_STATE_COLOURS = {"ready": "green", "failed": "red", "held": "red", "failing": "red"}
 
 
 @click.command(short_help="Show what runs: state, replicas, memory, queue, batch, last error.")
@@ -33,6 +31,8 @@ def ps(command: ServerCommand) -> None:
     clipper ps -o json
     """
     rows = command.server.ps()
+    if warning := command.server.about()["store"]:
+        click.secho(f"warning: {warning}", fg="yellow", err=True)
     command.show(
         rows,
         lambda: table(
@@ -56,7 +56,7 @@ PS_HEAD = (
 )
 
 
-def ps_line(row: "ProcessRow") -> tuple[str, ...]:
+def ps_line(row: ProcessRow) -> tuple[str, ...]:
     """Format a row of `ps`."""
     named = {role for role in row["roles"].values() if role != "primary"}
     role = ",".join(sorted(named)) if named else "latest" if row["latest"] else "-"
@@ -109,7 +109,18 @@ def logs(command: ServerCommand, model: str, replica: int | None, follow: bool) 
             _follow(command, model, replica)
         return
     lines = command.server.logs(model, replica or 0)
-    command.show(lines, lambda: "\n".join(lines) or f"{model}/{replica or 0} has written nothing")
+    command.show(
+        lines,
+        lambda: (
+            "\n".join(map(_for_terminal, lines)) or f"{model}/{replica or 0} has written nothing"
+        ),
+    )
+
+
+def _for_terminal(line: str) -> str:
+    """Return a line that a model has written as it may be printed: unchanged for a file or a pipe,
+    and without what a terminal would obey."""
+    return printable(line) if sys.stdout.isatty() else line
 
 
 def _follow(command: ServerCommand, model: str, replica: int | None) -> None:
@@ -138,7 +149,7 @@ def _print_status(wanted: bool, command: ServerCommand, text: str) -> None:
         click.secho(f"-- {text}", dim=True, err=True)
 
 
-def _print(command: ServerCommand, container: str, one: "ReplicaLines") -> None:
+def _print(command: ServerCommand, container: str, one: ReplicaLines) -> None:
     if one["lost"]:
         _print_status(
             True,
@@ -151,7 +162,7 @@ def _print(command: ServerCommand, container: str, one: "ReplicaLines") -> None:
         if command.as_json:
             click.echo(json.dumps({"container": container, "line": line}))
         else:
-            click.echo(f"{click.style(container, fg=colour)} | {line}")
+            click.echo(f"{click.style(container, fg=colour)} | {_for_terminal(line)}")
     sys.stdout.flush()
 
 

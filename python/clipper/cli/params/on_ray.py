@@ -1,10 +1,9 @@
 """`clipper params up --on ray`, its `reshard` and its `down`."""
 
 import contextlib
-import fcntl
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ import click
 import msgspec
 
 from clipper.cli.servers.up import on_first_signal
+from clipper.cli.servers.up_on_ray import print_nodes
 from clipper.errors import AlreadyExists, ClipperError, NoServer
 from clipper.params.local.address_file import (
     UNKNOWN_ADDRESS,
@@ -30,6 +30,7 @@ from clipper.params.local.live_reshard import (
 )
 from clipper.params.shard.resharding.decision import decide
 from clipper.settings.params import ParamsSettings
+from clipper.state_dir import lock_file
 
 if TYPE_CHECKING:
     from clipper.deploy.ray.nodes import NodeStatus
@@ -63,7 +64,7 @@ def up_on_ray(
     plan = RayShards(str(home), settings.shards, _actors(name, home), apart, cpus)
     actors = bring_up_shards(ray, plan)
     try:
-        _table(wait_ready(ray, actors, within_s, stopping))
+        print_nodes(wait_ready(ray, actors, within_s, stopping))
         click.echo(
             f"{settings.shards} shards serve. Workers: clipper.params.Client({str(folder)!r})"
         )
@@ -71,7 +72,7 @@ def up_on_ray(
             stopping.wait()
     finally:
         if address == _LOCAL:
-            _table(take_down(ray, actors, _GRACE_S))
+            print_nodes(take_down(ray, actors, _GRACE_S))
             remove_group(ray, plan.name)
             ray.shutdown()
 
@@ -92,12 +93,8 @@ class RaySet:
         self._resources = {resource: 0.001} if resource else {}
         self._ends = threading.Event()
         self.folder = folder
-        self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._lock)
-            raise AlreadyExists(f"another process moves the set in {folder}.") from None
+        taken = AlreadyExists(f"another process moves the set in {folder}.")
+        self._lock = lock_file(folder / "lock", taken)
         self._end_others()
         self.home = home_in(folder)
         content = read_address_file(folder)
@@ -226,8 +223,3 @@ def down_on_ray(folder: Path, name: str, address: str) -> "dict[str, NodeStatus]
 def _actors(name: str, home: Path) -> str:
     """Return what the names of a set's actors begin with. home: folder of its shards."""
     return f"{name}.{number_of(home)}" if number_of(home) else name
-
-
-def _table(found: "Mapping[str, NodeStatus]") -> None:
-    for name, one in sorted(found.items()):
-        click.echo(f"{name}  {one['state']:16}  {one.get('host', '')}".rstrip())

@@ -14,11 +14,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clipper.cli.command_group import CommandGroup
-from clipper.cli.params.tables import FILE, FOLDER, TABLE_COMMANDS, in_folder, of_set, show
+from clipper.cli.command_group import CommandGroup, with_options
+from clipper.cli.params.tables import (
+    FILE,
+    FOLDER,
+    TABLE_COMMANDS,
+    client_of,
+    in_folder,
+    of_set,
+    show,
+)
 from clipper.cli.servers.end_process import end_process
 from clipper.cli.servers.up import file_or_default
 from clipper.errors import NoServer
+from clipper_container import parent_death
 from clipper_container.model import UserValue
 
 if TYPE_CHECKING:
@@ -38,42 +47,38 @@ def params() -> None:
     """
 
 
-def _on_ray(verb: Callable[..., None]) -> Callable[..., None]:
-    for option in (
-        click.option(
-            "--ray-address",
-            default="auto",
-            show_default=True,
-            metavar="HOST:PORT",
-            help="Address of the Ray cluster.",
-        ),
-        click.option(
-            "--name",
-            default="params",
-            show_default=True,
-            help="On Ray: the actors are NAME-0, NAME-1, ...",
-        ),
-        click.option(
-            "--on",
-            "engine",
-            type=click.Choice(["ray"]),
-            help="Engine that runs the shards.  [this command]",
-        ),
-    ):
-        verb = option(verb)
-    return verb
-
-
-def _placed(verb: Callable[..., None]) -> Callable[..., None]:
-    verb = click.option(
+_on_ray = with_options(
+    click.option(
+        "--ray-address",
+        default="auto",
+        show_default=True,
+        metavar="HOST:PORT",
+        help="Address of the Ray cluster.",
+    ),
+    click.option(
+        "--name",
+        default="params",
+        show_default=True,
+        help="On Ray: the actors are NAME-0, NAME-1, ...",
+    ),
+    click.option(
+        "--on",
+        "engine",
+        type=click.Choice(["ray"]),
+        help="Engine that runs the shards.  [this command]",
+    ),
+)
+_placed = with_options(
+    click.option(
         "--cpus",
         type=click.FloatRange(0),
         default=1.0,
         help="On Ray: cores reserved for each shard.  [1]",
-    )(verb)
-    return click.option(
+    ),
+    click.option(
         "--together", is_flag=True, help="On Ray: allow a shard and its replica on one machine."
-    )(verb)
+    ),
+)
 
 
 @params.command(short_help="Run a set of shards.")
@@ -335,9 +340,7 @@ def begin_anew(folder: Path, as_json: bool) -> None:
     \b
     clipper params begin-anew --folder shop
     """
-    from clipper.params import Client
-
-    with Client(folder) as client:
+    with client_of(folder) as client:
         result = client.begin_anew()
     show(
         {"begun": result},
@@ -503,9 +506,10 @@ def down(
 @click.option("--metrics", metavar="HOST:PORT", help="Address of GET /metrics of this shard.")
 @click.option(
     "--end-with-parent",
-    is_flag=True,
+    type=int,
+    metavar="PID",
     hidden=True,
-    help="End when the thread that started this ends.",
+    help="End when the thread of process PID that started this ends.",
 )
 def shard(
     number: str,
@@ -513,7 +517,7 @@ def shard(
     keep: Path | None,
     listen: str | None,
     alive: Path | None,
-    end_with_parent: bool,
+    end_with_parent: int | None,
     metrics: str | None,
 ) -> None:
     """Run shard NUMBER of the set that shards.json in its folder describes, until a signal: for
@@ -527,15 +531,15 @@ def shard(
     import msgspec
 
     from clipper.params.client.stats_reader import StatsReader
-    from clipper.params.local.fork_server import config_in
-    from clipper.params.shard.server import die_with, run
+    from clipper.params.local.shard_process import config_in
+    from clipper.params.shard.server import run
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     digits = re.search(r"[0-9]+$", number)
     if digits is None:
         raise click.BadParameter(f"{number!r} does not end with a number", param_hint="NUMBER")
     if end_with_parent:
-        die_with(os.getppid())
+        parent_death.end_with_parent(end_with_parent, signal.SIGTERM)
     root = folder.absolute()
     place = config_in(root, int(digits[0]), keep.absolute() if keep is not None else None)
     place = msgspec.structs.replace(

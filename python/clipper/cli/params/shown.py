@@ -63,6 +63,12 @@ def held(shards: Sequence[ShardReading], sets: Sequence[Mapping[str, int]]) -> s
             for one in shards
             if "away" not in one and one["log"].get("error")
         ),
+        *(
+            f"shard {one['shard']}: {why}"
+            for one in shards
+            if "away" not in one
+            for why in one.get("degraded", ())
+        ),
     ]
     for taken in sets[-5:]:
         state = "complete" if taken["complete"] else "not of all shards"

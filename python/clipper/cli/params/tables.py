@@ -13,6 +13,7 @@ from clipper.cli.servers.up import file_or_default
 from clipper_container.model import UserValue
 
 if TYPE_CHECKING:
+    from clipper.params import Client
     from clipper.params.tables import TableSpec
 
 FILE = click.Path(dir_okay=False, exists=True, path_type=Path)
@@ -38,6 +39,13 @@ def of_set(verb: Callable[..., None]) -> Callable[..., None]:
     return in_folder(click.option("--json", "as_json", is_flag=True, help="Print JSON.")(verb))
 
 
+def client_of(folder: Path) -> "Client":
+    """Return a client of the set of a folder."""
+    from clipper.params import Client
+
+    return Client(folder)
+
+
 def show(result: object, as_json: bool, text: str) -> None:
     """Print the result of a command, as JSON or as text."""
     click.echo(json.dumps(result, indent=2) if as_json else text)
@@ -53,9 +61,7 @@ def pull(table: str, ids: tuple[int, ...], folder: Path, as_json: bool) -> None:
     \b
     clipper params pull users 3 17 --folder shop
     """
-    from clipper.params import Client
-
-    with Client(folder) as client:
+    with client_of(folder) as client:
         rows = client.pull(table, ids).tolist()
     text = "\n".join(
         f"{one}: {' '.join(f'{value:.6g}' for value in row)}"
@@ -100,12 +106,11 @@ def create(
     \b
     clipper params create users 64 --dtype f16 --set rate=0.05 --folder shop
     """
-    from clipper.params import Client
     from clipper.params.tables import TableSpec
 
     fields = {**given, "name": table, "dim": dim, "optimizer_settings": _numbers(settings)}
     spec = msgspec.convert(fields, TableSpec)
-    with Client(folder) as client:
+    with client_of(folder) as client:
         client.create(spec)
     _show_spec(spec, as_json)
 
@@ -160,8 +165,6 @@ def alter(
     \b
     clipper params alter users --set rate=0.001 --folder shop
     """
-    from clipper.params import Client
-
     changes = {key: value for key, value in given.items() if value is not None}
     if optimizer := _numbers(settings):
         changes["optimizer_settings"] = optimizer
@@ -169,7 +172,7 @@ def alter(
         raise click.UsageError(
             "nothing to change: give --set, --rows-max, --quota-rows or another option."
         )
-    with Client(folder) as client:
+    with client_of(folder) as client:
         _show_spec(client.alter(table, **changes), as_json)
 
 
@@ -183,9 +186,7 @@ def drop(table: str, folder: Path, as_json: bool) -> None:
     \b
     clipper params drop users-before --folder shop
     """
-    from clipper.params import Client
-
-    with Client(folder) as client:
+    with client_of(folder) as client:
         count = client.drop(table)
     show({"rows": count}, as_json, f"table {table} is dropped, with {count} rows")
 
@@ -203,8 +204,6 @@ def erase(table: str, ids: tuple[int, ...], file: Path | None, folder: Path, as_
     clipper params erase users 3 17 --folder shop
     clipper params snapshot --whole --folder shop
     """
-    from clipper.params import Client
-
     each = list(ids)
     if file is not None:
         try:
@@ -213,7 +212,7 @@ def erase(table: str, ids: tuple[int, ...], file: Path | None, folder: Path, as_
             raise click.BadParameter(f"{file}: {error}; write one id per line.") from None
     if not each:
         raise click.UsageError("no ids: give IDS, or --file with one id per line.")
-    with Client(folder) as client:
+    with client_of(folder) as client:
         count = client.erase(table, each)
     show({"erased": count}, as_json, f"{count} rows are erased")
 
@@ -228,10 +227,9 @@ def export(table: str, path: Path, folder: Path, as_json: bool) -> None:
     \b
     clipper params export users users.npz --folder shop
     """
-    from clipper.params import Client
     from clipper.params.client.table_files import export_table
 
-    with Client(folder) as client:
+    with client_of(folder) as client:
         count = export_table(client, table, path)
     show({"rows": count}, as_json, f"{count} rows in {path}")
 
@@ -248,10 +246,9 @@ def import_(table: str, path: Path, create: bool, folder: Path, as_json: bool) -
     \b
     clipper params import words glove.npy --create --folder shop
     """
-    from clipper.params import Client
     from clipper.params.client.table_files import create_for, import_table
 
-    with Client(folder) as client:
+    with client_of(folder) as client:
         if create:
             create_for(client, table, path)
         count = import_table(client, table, path)
@@ -268,10 +265,9 @@ def copy(table: str, name: str, folder: Path, as_json: bool) -> None:
     \b
     clipper params copy users users-before --folder shop
     """
-    from clipper.params import Client
     from clipper.params.client.table_files import copy_table
 
-    with Client(folder) as client:
+    with client_of(folder) as client:
         count = copy_table(client, table, name)
     show({"rows": count}, as_json, f"{count} rows of {table} are in {name}")
 

@@ -49,16 +49,21 @@ def show(file: Path | None, changed: bool, as_json: bool) -> None:
 @config.command(short_help="Check a file.")
 @click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
 def check(file: Path | None) -> None:
-    """Check FILE (or ./clipper.toml). An error has the line and a suggestion.
+    """Check FILE (or ./clipper.toml), with all that `clipper up` would refuse: files, modules,
+    policies, deciders, links, addresses. An error has the line and a suggestion.
 
     \b
     clipper config check clipper.toml
     error: clipper.toml:14: unknown key 'slo' in [apps.digits] - did you mean 'slo_ms'?
     """
     from clipper.config import load
+    from clipper.manage.checking import check_declared
 
     chosen = file_or_default(file)
     loaded = load(chosen)
+    folder = str(chosen.absolute().parent) if chosen else ""
+    for note in check_declared(loaded, folder):
+        click.echo(f"note: {note}")
     counted = (("key", loaded.origins), ("model", loaded.models), ("application", loaded.apps))
     counts = ", ".join(
         f"{len(things)} {noun}{'' if len(things) == 1 else 's'}" for noun, things in counted
@@ -78,6 +83,9 @@ def schema() -> None:
     click.echo(json.dumps(schema_of(), indent=2))
 
 
+_UNBROKEN = 10_000  # columns, where no terminal breaks lines
+
+
 def _print_settings(rows: list[dict[str, object]]) -> None:
     from rich import box
     from rich.console import Console
@@ -90,7 +98,11 @@ def _print_settings(rows: list[dict[str, object]]) -> None:
         style = "bold" if row["origin"] != "default" else None
         plain = [_plain(row["value"]), str(row["unit"]), _plain(row["default"])]
         table.add_row(str(row["key"]), *plain, str(row["origin"]), style=style)
-    Console(highlight=False, markup=False).print(table)
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        # one line per setting, for grep and cut
+        console.width = _UNBROKEN
+    console.print(table)
 
 
 def _plain(value: object) -> str:

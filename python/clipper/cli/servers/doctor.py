@@ -23,6 +23,7 @@ from clipper.cli.servers.up import file_or_default
 from clipper.clock import wall_time_us
 from clipper.config import load
 from clipper.frontend.auth.api_keys import ApiKeys
+from clipper.processes.control_groups import own_group
 from clipper.settings.grpc import grpc_tls
 from clipper.settings.http import admin_tls, query_tls
 from clipper.settings.params import params_tls, shard_tls
@@ -38,7 +39,8 @@ _NEEDED = (
     "rich",
     "uvloop",
 )
-_OPTIONAL = {  # alternative distributions -> the extra that installs one
+# alternative distributions -> the extra that installs one
+_OPTIONAL = {
     ("scikit-learn",): "demo",
     ("redis",): "redis",
     ("grpcio",): "grpc",
@@ -74,6 +76,7 @@ def examine() -> list[Finding]:
         machine,
         memory,
         descriptors,
+        control_groups,
         interpreter,
         round_trip,
         disk,
@@ -160,6 +163,16 @@ def descriptors() -> Iterator[Finding]:
         else ("warn", f": fewer than limits.connections_max ({wanted}). ulimit -n 4096")
     )
     yield Finding(verdict, f"{soft} file descriptors{more}")
+
+
+def control_groups() -> Iterator[Finding]:
+    """Check that all that a model has started ends with it."""
+    try:
+        yield Finding("ok", f"what models start ends with them (cgroup v2, {own_group()})")
+    except OSError as error:
+        yield Finding(
+            "skip", f"{error}: what a model starts in a session of its own outlives the model"
+        )
 
 
 def interpreter() -> Iterator[Finding]:

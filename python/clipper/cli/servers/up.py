@@ -1,9 +1,8 @@
 """`clipper up`: serve what a file declares until a signal."""
 
-import ctypes
+import functools
 import gc
 import logging
-import os
 import signal
 import sys
 import threading
@@ -14,7 +13,9 @@ from typing import TYPE_CHECKING
 import click
 
 from clipper.cli.servers.up_on_ray import on_ray, serve_on_ray
-from clipper.errors import ClipperError
+from clipper.credential_file import stamp_of
+from clipper.errors import ClipperError, without_secrets
+from clipper_container import parent_death
 
 if TYPE_CHECKING:
     from clipper.cli.servers.up_on_ray import Placed
@@ -25,8 +26,6 @@ DEFAULT_FILE = "clipper.toml"
 _CHECK_S = 0.5
 _SWITCH_S = 0.001
 _OLD_COLLECTED = 1000  # collections of younger objects for one of old ones
-_PR_SET_PDEATHSIG = 1
-_Stamp = tuple[int, int] | None  # modification time and size of a file
 
 
 @click.command(short_help="Serve the models and applications of a TOML file.")
@@ -64,9 +63,10 @@ _Stamp = tuple[int, int] | None  # modification time and size of a file
 )
 @click.option(
     "--end-with-parent",
-    is_flag=True,
+    type=int,
+    metavar="PID",
     hidden=True,
-    help="End when the thread that started this ends.",
+    help="End when the thread of process PID that started this ends.",
 )
 @on_ray
 def up(
@@ -78,7 +78,7 @@ def up(
     insecure: bool,
     require_store: bool,
     follow: bool,
-    end_with_parent: bool,
+    end_with_parent: int | None,
     placed: "Placed | None",
 ) -> None:
     """Serve the models and applications of a TOML FILE until SIGTERM or Ctrl-C.
@@ -114,28 +114,35 @@ def up(
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     path = file_or_default(file)
-    seen, loaded = _stamp(path), load(path, http=http, grpc=grpc, admin=admin)
+    seen = stamp_of(path or "")
+    read = functools.partial(
+        load,
+        path,
+        http=http,
+        workers=http_workers,
+        grpc=grpc,
+        admin=admin,
+        require_store=require_store or None,
+    )
+    loaded = read()
     if follow and path is None:
         raise click.UsageError("--reload needs a file: clipper up FILE --reload")
     refuse_open(loaded, insecure)
     if placed is not None:
         serve_on_ray(path, loaded, placed, insecure=insecure)
         return
-    loaded = _requiring(loaded) if require_store else loaded
-    config = managed(_with_workers(loaded, http_workers))
+    config = managed(loaded)
     stopping = threading.Event()
     server = ClipperServer(config, ends_by_signal=True)
     server.start()
     try:
         on_first_signal(stopping)
         if end_with_parent:
-            end_with_parent_thread(stopping)
+            parent_death.end_with_parent(end_with_parent, signal.SIGTERM)
         keep_pauses_short()
         click.echo(_greeting(server, path, made_up=not loaded.http.admin and not loaded.http.token))
         if follow:
-            _follow(
-                server, path, loaded, seen, lambda: load(path, http=http, admin=admin), stopping
-            )
+            _follow(server, path, loaded, seen, read, stopping)
         stopping.wait()
         click.echo(
             f"closing: queries in flight have {config.server.drain_s:g} s (Ctrl-C again: at once)"
@@ -143,14 +150,6 @@ def up(
     finally:
         server.close()
     click.echo("closed")
-
-
-def _with_workers(config: "Config", workers: int | None) -> "Config":
-    from msgspec.structs import replace
-
-    return (
-        config if workers is None else replace(config, http=replace(config.http, workers=workers))
-    )
 
 
 def managed(config: "Config") -> "Config":
@@ -166,14 +165,6 @@ def managed(config: "Config") -> "Config":
     token = config.http.token or secrets.token_urlsafe(24)
     return replace(
         config, http=replace(config.http, admin="127.0.0.1:0", token=token, admin_tls_cert="off")
-    )
-
-
-def _requiring(config: "Config") -> "Config":
-    import msgspec
-
-    return msgspec.structs.replace(
-        config, server=msgspec.structs.replace(config.server, require_store=True)
     )
 
 
@@ -204,7 +195,7 @@ def _follow(
     server: "ClipperServer",
     path: Path | None,
     config: "Config",
-    seen: _Stamp,
+    seen: tuple[int, ...],
     load: "Callable[[], Config]",
     stopping: threading.Event,
 ) -> None:
@@ -213,8 +204,10 @@ def _follow(
 
     known, last = config, seen
     while not stopping.wait(_CHECK_S):
-        before, last = last, _stamp(path)
-        if last is None or last == seen or last != before:
+        before = last
+        last = stamp_of(path or "")
+        # There is none while an editor replaces the file.
+        if not last or last == seen or last != before:
             continue
         seen = last
         try:
@@ -224,14 +217,6 @@ def _follow(
             known, config = declared_twice(known, new), new
         except ClipperError as error:
             click.echo(f"{path} has changed, but is not used: {error}", err=True)
-
-
-def _stamp(path: Path | None) -> _Stamp:
-    try:
-        found = path.stat() if path is not None else None
-    except OSError:  # an editor is replacing the file
-        return None
-    return None if found is None else (found.st_mtime_ns, found.st_size)
 
 
 def file_or_default(file: Path | None) -> Path | None:
@@ -248,14 +233,6 @@ def keep_pauses_short() -> None:
     gc.freeze()
     gc.set_threshold(*gc.get_threshold()[:2], _OLD_COLLECTED)
     sys.setswitchinterval(_SWITCH_S)
-
-
-def end_with_parent_thread(stopping: threading.Event) -> None:
-    """Let the kernel send SIGTERM when the thread that started this process ends."""
-    parent = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent or parent == 1:
-        stopping.set()  # the parent ended before the call
 
 
 def on_first_signal(stopping: threading.Event) -> None:
@@ -294,7 +271,7 @@ def _greeting(server: "ClipperServer", file: Path | None, made_up: bool = False)
     view, config = server.catalog.view, server.config
     models = ", ".join(str(model.id) for model in view.models()) or "none yet"
     apps = ", ".join(sorted(view.applications)) or "none yet"
-    state = config.server.state or "memory"
+    state = without_secrets(config.server.state) or "memory"
     token = "your token" if config.server.token or not sys.stdout.isatty() else server.token
     lines = [
         f"clipper {__version__} · {file or 'defaults'} · state: {state}",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from clipper.cli.command_group import with_options
 from clipper.errors import ConfigError, NoServer
 from clipper_container.model import UserValue
 
@@ -61,8 +62,7 @@ def on_ray(verb: Callable[..., None]) -> Callable[..., None]:
         )
         verb(placed=placed if engine else None, **given)
 
-    command: Callable[..., None] = with_placed
-    for option in (
+    return with_options(
         click.option(
             "--wait",
             "within_s",
@@ -70,7 +70,7 @@ def on_ray(verb: Callable[..., None]) -> Callable[..., None]:
             default=120.0,
             help="With --on: seconds in which a server must become ready.  [120]",
         ),
-        runtime_env_option(),
+        runtime_env_option,
         click.option(
             "--gpus",
             type=click.FloatRange(0),
@@ -108,23 +108,12 @@ def on_ray(verb: Callable[..., None]) -> Callable[..., None]:
             type=click.Choice(["ray"]),
             help="Engine that runs several servers on several machines.",
         ),
-    ):
-        command = option(command)
-    return command
+    )(with_placed)
 
 
-def runtime_env_option() -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return the option --runtime-env, whose value is the content of a JSON file."""
-    return click.option(
-        "--runtime-env",
-        metavar="FILE",
-        default="",
-        callback=lambda _context, _option, file: _read_runtime_env(file),
-        help="With --on: JSON file with a runtime_env of Ray (working_dir, pip, env_vars).",
-    )
-
-
-def _read_runtime_env(file: str) -> Mapping[str, UserValue]:
+def _read_runtime_env(
+    _: click.Context, _option: click.Parameter, file: str
+) -> Mapping[str, UserValue]:
     if not file:
         return {}
     try:
@@ -134,6 +123,16 @@ def _read_runtime_env(file: str) -> Mapping[str, UserValue]:
     if not isinstance(found, dict):
         raise click.BadParameter(f"{file} must contain a JSON object")
     return found
+
+
+# its value is the content of a JSON file
+runtime_env_option = click.option(
+    "--runtime-env",
+    metavar="FILE",
+    default="",
+    callback=_read_runtime_env,
+    help="With --on: JSON file with a runtime_env of Ray (working_dir, pip, env_vars).",
+)
 
 
 def serve_on_ray(path: Path | None, config: "Config", placed: Placed, *, insecure: bool) -> None:
@@ -157,13 +156,13 @@ def serve_on_ray(path: Path | None, config: "Config", placed: Placed, *, insecur
         plan = plan_of(path, config, placed, insecure=insecure)
         group = RayServerGroup(ray, plan, ingress, click.echo)
         try:
-            _print(group.wait_ready(group.names, placed.within_s, stopping))
+            print_nodes(group.wait_ready(group.names, placed.within_s, stopping))
             for port, address in ingress.addresses.items():
                 click.echo(f"{port} of all servers at {address}")
             click.echo("ready")
             _follow(group, placed, config.server.scale_interval_ms / 1000, stopping, upgrading)
         finally:
-            _print(group.close())
+            print_nodes(group.close())
             click.echo("closed")
     finally:
         ingress.close()
@@ -256,6 +255,9 @@ def plan_of(path: Path | None, config: "Config", placed: Placed, *, insecure: bo
     )
 
 
-def _print(found: "Mapping[str, NodeStatus]") -> None:
+def print_nodes(found: "Mapping[str, NodeStatus]") -> None:
+    """Print a line for each process on Ray: its name, its state, where it is, and its starts."""
     for name, one in sorted(found.items()):
-        click.echo(f"{name}  {one['state']:16}  {one.get('http', one.get('host', ''))}".rstrip())
+        where = one.get("http") or one.get("host", "")
+        again = f"  started {one['starts']} times" if one.get("starts", 0) > 1 else ""
+        click.echo(f"{name}  {one['state']:16}  {where}{again}".rstrip())

@@ -83,11 +83,15 @@ def _host() -> str:
     return f"{socket.gethostname()}/{os.stat('/proc/self/ns/mnt').st_ino}"
 
 
+class EngineAway(DeployFailed):
+    """An engine is unreachable for now."""
+
+
 class Daemon:
     """One engine. kind: "docker" or "podman".
 
-    Threads: any. Every call raises DeployFailed, with the next step, when the engine is unreachable
-    or refuses.
+    Threads: any. Every call raises DeployFailed, with the next step, when the engine refuses, and
+    EngineAway when it is unreachable.
     """
 
     def __init__(self, kind: str, settings: DockerSettings, owner: Owner) -> None:
@@ -129,7 +133,7 @@ class Daemon:
         try:
             return docker.APIClient(where, version="auto", timeout=self._settings.answer_s)
         except docker.errors.DockerException as error:
-            raise DeployFailed(
+            raise EngineAway(
                 f"{self.kind} does not answer at {where}: {error}.", hint=_ANOTHER
             ) from None
 
@@ -164,7 +168,7 @@ class Daemon:
             why, hint = error.strerror or str(error), _ANOTHER
         else:
             return
-        raise DeployFailed(f"{self.kind} does not answer at {where}: {why}.", hint=hint)
+        raise EngineAway(f"{self.kind} does not answer at {where}: {why}.", hint=hint)
 
     def refused(self, error: Exception, doing: str) -> DeployFailed:
         """Convert an error of the package to DeployFailed."""
@@ -183,6 +187,8 @@ class Daemon:
 
         try:
             yield api
+        except (requests.ConnectionError, requests.Timeout) as error:
+            raise EngineAway(f"{self.kind} does not answer: {error}.", hint=_ANOTHER) from None
         except (docker.errors.DockerException, requests.RequestException) as error:
             raise self.refused(error, what) from None
 
@@ -346,9 +352,12 @@ class Daemon:
     def output(self, container: str, all_of_it: bool) -> Iterator[bytes]:
         """Yield the output of a container, all of it or from now on, until it ends."""
         with self.doing("follow a container") as api:
-            return iter(
-                api.logs(container, stream=True, follow=True, tail="all" if all_of_it else 0)
-            )
+            stream = api.logs(container, stream=True, follow=True, tail="all" if all_of_it else 0)
+        try:
+            yield from stream
+        finally:
+            with contextlib.suppress(Exception):  # the connection may be gone
+                stream.close()
 
     def start(self, container: str) -> None:
         """Start a container."""

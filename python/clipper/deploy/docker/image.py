@@ -7,7 +7,6 @@ which ends in their hash, tells if it has been built. The Dockerfile needs no Bu
 network except for the base image and pip.
 """
 
-import fnmatch
 import hashlib
 import io
 import json
@@ -15,7 +14,7 @@ import os
 import platform
 import sys
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -23,6 +22,7 @@ from typing import Final
 from clipper.deploy.deployer import ContainerSpec, options
 from clipper.deploy.needs import Needs, packages_of, python_here
 from clipper.deploy.packages import sdk
+from clipper.deploy.packages.folders import CONTEXT_BYTES_MAX, contents_of
 from clipper.deploy.packages.pins import pinned
 from clipper.errors import PackagingError
 from clipper.types import VERSION
@@ -31,19 +31,6 @@ TOKEN_FILE: Final = "/run/secrets/clipper_token"
 ALIVE_FILE: Final = "/tmp/clipper.alive"
 USER: Final = 10001
 BASE: Final = "python:{python}-slim-bookworm"
-CONTEXT_BYTES_MAX: Final = 2 << 30
-_LEFT_OUT: Final = (
-    "__pycache__",
-    "node_modules",
-    "*.pyc",
-    "*.pem",
-    "*.key",
-    "*.env",
-    "secrets",  # of our exports
-    "id_rsa*",
-    "id_ed25519*",
-    "*.egg-info",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +59,26 @@ class Image:
 
     def write(self, folder: Path) -> None:
         """Write the files into a folder."""
-        for path, content in self.files.items():
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_bytes(content)
+        write_files(folder, self.files)
+
+
+def write_files(folder: Path, files: Mapping[str, str | bytes]) -> None:
+    """Write files below a folder, by their relative paths.
+
+    All users may read them, whatever the umask is: an image keeps the modes of the files that it is
+    built from, and its processes run as another user.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        path = folder
+        for part in Path(name).parent.parts:
+            path /= part
+            if not path.is_dir():
+                path.mkdir()
+                path.chmod(0o755)
+        path = folder / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        path.chmod(path.stat().st_mode & 0o100 | 0o644)
 
 
 def image_of(spec: ContainerSpec, needs: Needs, base: str = "") -> Image:
@@ -88,7 +92,7 @@ def image_of(spec: ContainerSpec, needs: Needs, base: str = "") -> Image:
     target, folders = _model(spec, needs, files)
     files["requirements.txt"] = "".join(f"{line}\n" for line in pinned(needs)).encode()
     content = hashlib.sha256(
-        b"".join(_framed(path, files[path]) for path in sorted(files))
+        b"".join(framed(path, files[path]) for path in sorted(files))
     ).hexdigest()
     text = _dockerfile(
         spec, (base or BASE).format(python=_version(needs)), target, folders, content
@@ -104,8 +108,9 @@ def _version(needs: Needs) -> str:
     return needs.python if other else platform.python_version()
 
 
-def _framed(path: str, content: bytes) -> bytes:
-    return f"{path}\0{len(content)}\0".encode() + content
+def framed(path: str, content: bytes) -> bytes:
+    """Return a file's path, which need not be UTF-8, its size and its content, for a digest."""
+    return os.fsencode(path) + f"\0{len(content)}\0".encode() + content
 
 
 # -- contents
@@ -113,12 +118,13 @@ def _framed(path: str, content: bytes) -> bytes:
 
 def _model(spec: ContainerSpec, needs: Needs, files: dict[str, bytes]) -> tuple[str, list[str]]:
     """Add the model to the files; return the target and code folders inside the image."""
-    model, budget, folders = f"{spec.name}:{spec.version}", CONTEXT_BYTES_MAX, []
-    for number, folder in enumerate(needs.code):
-        for name, content in files_under(Path(folder), model, budget):
-            files[f"code/{number}/{name}"] = content
+    model, budget = f"{spec.name}:{spec.version}", CONTEXT_BYTES_MAX
+    folders: list[str] = []
+    for root, names in needs.sources().files.items():
+        for name, content in contents_of(root, names, model, budget):
+            files[f"code/{len(folders)}/{name}"] = content
             budget -= len(content)
-        folders.append(f"/code/{number}")
+        folders.append(f"/code/{len(folders)}")
     if needs.is_pulled:
         return needs.target, folders
     if not needs.is_file:
@@ -160,41 +166,6 @@ def _check_module(needs: Needs, model: str) -> None:
                 " FOLDER."
             ),
         )
-
-
-def files_under(
-    root: Path, model: str, budget: int = CONTEXT_BYTES_MAX
-) -> Iterator[tuple[str, bytes]]:
-    """Yield the files of a folder, without hidden files, environments, caches, and files that look
-    like keys. Raises: PackagingError for more than `budget` bytes.
-    """
-    for folder, folders, names in os.walk(root):
-        folders[:] = sorted(
-            name
-            for name in folders
-            if _goes_in(name) and not Path(folder, name, "pyvenv.cfg").exists()
-        )
-        for name in sorted(filter(_goes_in, names)):
-            path = Path(folder, name)
-            if not path.is_file():
-                continue
-            budget -= path.stat().st_size
-            if budget < 0:
-                hint = (
-                    "Put what the model imports into a folder of its own: code=[...], clipper"
-                    " deploy --code FOLDER."
-                )
-                raise PackagingError(
-                    f"model '{model}': {root} holds more than {CONTEXT_BYTES_MAX >> 20} MiB.",
-                    hint=hint,
-                )
-            yield path.relative_to(root).as_posix(), path.read_bytes()
-
-
-def _goes_in(name: str) -> bool:
-    return not name.startswith(".") and not any(
-        fnmatch.fnmatchcase(name, pattern) for pattern in _LEFT_OUT
-    )
 
 
 # -- the text

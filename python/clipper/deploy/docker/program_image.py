@@ -14,17 +14,17 @@ from typing import Final
 from clipper.deploy.deployer import ContainerSpec, spec_of
 from clipper.deploy.docker.image import (
     ALIVE_FILE,
-    CONTEXT_BYTES_MAX,
     TOKEN_FILE,
     USER,
     Image,
-    files_under,
+    framed,
     health_check,
     image_of,
     labels,
     pairs,
 )
 from clipper.deploy.needs import needs_of
+from clipper.deploy.packages.folders import CONTEXT_BYTES_MAX, files_under
 from clipper.deploy.processes.command import program, variables
 from clipper.errors import PackagingError
 from clipper.types import Model
@@ -63,7 +63,7 @@ def program_image(spec: ContainerSpec) -> Image:
             hint="Export it on the host of its server, or from the file that declares it.",
         )
     content = hashlib.sha256(
-        b"".join(f"{path}\0{len(files[path])}\0".encode() + files[path] for path in sorted(files))
+        b"".join(framed(path, files[path]) for path in sorted(files))
     ).hexdigest()
     text = _dockerfile(spec, words, bool(files), content)
     whole = hashlib.sha256((text + content).encode()).hexdigest()

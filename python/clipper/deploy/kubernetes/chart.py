@@ -12,6 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
+from clipper.deploy.docker.image import write_files
 from clipper.deploy.kubernetes.manifests import (
     SERVER_IMAGE,
     Shipment,
@@ -22,7 +23,6 @@ from clipper.deploy.kubernetes.manifests import (
     mine,
     redis_objects,
     server_toml,
-    write_files,
 )
 from clipper.deploy.kubernetes.mesh import MeshShipment, mesh, node_toml
 from clipper.deploy.kubernetes.params import SHARDS_FILE, ParamsShipment, params, shards_json

@@ -8,7 +8,9 @@ its own, with another token.
 Names of objects begin with the name of the export, so that several fit into one namespace.
 """
 
+import contextlib
 import json
+import os
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from clipper.deploy.docker.image import ALIVE_FILE, TOKEN_FILE, USER, Image
+from clipper.deploy.docker.image import ALIVE_FILE, TOKEN_FILE, USER, Image, write_files
 from clipper.deploy.docker.program_image import HEALTHY
 from clipper.deploy.kubernetes.yaml import Document, to_yaml
 from clipper.deploy.packages import sdk
@@ -107,6 +109,7 @@ def write_compose(shipment: Shipment, folder: Path) -> list[str]:
         folder,
         {**_sources(shipment, "redis"), "docker-compose.yml": to_yaml(compose(shipment))},
         _token(),
+        are_mounted=True,
     )
 
 
@@ -125,29 +128,31 @@ def _token() -> dict[str, str]:
     return {"clipper_token": secrets.token_urlsafe(24)}
 
 
-def written(folder: Path, files: Mapping[str, str | bytes], secret: Mapping[str, str]) -> list[str]:
+def written(
+    folder: Path,
+    files: Mapping[str, str | bytes],
+    secret: Mapping[str, str],
+    *,
+    are_mounted: bool = False,
+) -> list[str]:
     """Write all files; return their paths relative to the folder.
 
-    secret: values for the folder secrets/. An existing value stays, since a new token would lock
-    out running containers.
+    secret: values for the folder secrets/, which only its owner can read. An existing value stays,
+    since a new token would lock out running containers. are_mounted: containers read the files
+    themselves, as other users; only the folder is the owner's.
     """
     write_files(folder, files)
     (folder / "secrets").mkdir(mode=0o700, exist_ok=True)
+    (folder / "secrets").chmod(0o700)
     for name, content in secret.items():
         path = folder / "secrets" / name
-        if not path.exists():
-            path.write_text(content)
-            path.chmod(0o444)  # readable in the container; only the owner can enter the folder
+        with contextlib.suppress(FileExistsError):
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with open(fd, "w", encoding="utf-8") as file:
+                file.write(content)
+        path.chmod(0o444 if are_mounted else 0o600)
     (folder / ".gitignore").write_text("secrets/\n")
     return sorted([*files, *(f"secrets/{name}" for name in secret), ".gitignore"])
-
-
-def write_files(folder: Path, files: Mapping[str, str | bytes]) -> None:
-    """Write files below a folder, by their relative paths."""
-    for name, content in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
 def _sources(

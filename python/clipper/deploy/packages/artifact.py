@@ -3,32 +3,34 @@
 Models from untrusted sources are verified in a separate process before they are deployed.
 """
 
+import difflib
 import hashlib
 import io
 import json
 import os
 import platform
 import re
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from clipper.child_environment import child_environment
 from clipper.deploy.needs import version_of
-from clipper.deploy.processes.process import describe_exit
-from clipper.errors import InvalidInput, PackagingError, ShuttingDown
+from clipper.errors import InvalidInput, Overloaded, PackagingError, ShuttingDown
+from clipper.processes import Outcome, StartCommand, Supervisor, run_once
 from clipper.types import UserValue
-from clipper_container.adapters import mlflow
+from clipper_container.adapters import lightgbm, mlflow, xgboost
+from clipper_container.adapters.classes import are_plain, labels_of
 from clipper_container.artifacts import is_url
 from clipper_container.loading import files
 from clipper_container.loading.errors import LoadError
 from clipper_container.loading.targets import MAGIC, PACKED
+from clipper_container.model import is_own_estimator
 
 KINDS: Final = (
     "onnx",
@@ -41,7 +43,6 @@ _FLAVOURS: Final = {
     "pytorch": ("torch",),
     "sklearn": ("scikit-learn",),
 }
-_CHECK_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +51,16 @@ class Artifact:
 
     kind: "onnx", "skops", "xgboost", "lightgbm", "torchscript", "torch-export", "pickle" or
     "mlflow". trusted: types that a skops file may use beyond those skops trusts. labels: one per
-    class, of a classifier of xgboost or lightgbm.
+    class, of a classifier of xgboost or lightgbm. estimator: settings that the predict() of the
+    estimator that made such a file uses besides it, such as {"type": "regressor", "missing":
+    -999.0} for xgboost.
     """
 
     kind: str
     data: bytes
     trusted: tuple[str, ...] = ()
     labels: tuple[object, ...] | None = None
+    estimator: Mapping[str, UserValue] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.kind not in files.KINDS:
@@ -82,6 +86,7 @@ class Artifact:
             "trusted": sorted(self.trusted),
         }
         about |= {"labels": self.labels} if self.labels is not None else {}
+        about |= {"estimator": dict(sorted(self.estimator.items()))} if self.estimator else {}
         about |= {"packages": _flavoured(self.data)} if self.kind == "mlflow" else {}
         return MAGIC + json.dumps(about).encode() + b"\n" + self.data
 
@@ -117,11 +122,28 @@ def artifact_of(thing: object) -> Artifact:
             raise PackagingError(f"a {type(thing).__name__} is no model's file.")
         return save(thing)
     try:
-        return Artifact(*files.read(_fetched(str(thing)) if is_registered(thing) else thing))
+        if not is_registered(thing):
+            return Artifact(*files.read(thing))
+        with tempfile.TemporaryDirectory(prefix="clipper-mlflow-") as place:
+            return Artifact(*files.read(_fetched(str(thing), place)))
     except OSError as error:
-        raise PackagingError(f"cannot read {str(thing)!r}: {error.strerror}.") from None
+        near = _near(Path(thing)) if isinstance(error, FileNotFoundError) else ""
+        folder = Path(thing).absolute().parent
+        raise PackagingError(
+            f"cannot read {str(thing)!r} in {folder}: {error.strerror}{near}."
+        ) from None
     except LoadError as error:
         raise PackagingError(f"cannot deploy {error}.") from None
+
+
+def _near(path: Path) -> str:
+    """Return the hint of an error that names a file of a similar name; empty if there is none."""
+    try:
+        names = [one.name for one in path.absolute().parent.iterdir()]
+    except OSError:
+        return ""
+    close = difflib.get_close_matches(path.name, names, 1, 0.6)
+    return f" (there is {close[0]})" if close else ""
 
 
 # -- objects that their frameworks save
@@ -129,10 +151,11 @@ def artifact_of(thing: object) -> Artifact:
 
 def _saver_of(thing: object) -> Callable[[object], Artifact] | None:
     """Return the function that saves an object, or None. Does not import frameworks."""
-    if _is_of(thing, "xgboost", "Booster", "XGBModel"):
+    if _is_of(thing, "xgboost", "Booster") or is_own_estimator(thing, "xgboost", "XGBModel"):
         return _saved_xgboost
     if _is_of(thing, "lightgbm", "Booster") or (
-        _is_of(thing, "lightgbm", "LGBMModel") and _plain(_labels_of(thing))
+        is_own_estimator(thing, "lightgbm", "LGBMModel")
+        and are_plain(lightgbm.predicted_labels(thing))
     ):
         return _saved_lightgbm
     if _is_of(thing, "torch.jit", "ScriptModule"):
@@ -147,30 +170,28 @@ def _is_of(thing: object, module: str, *names: str) -> bool:
     return any(isinstance(thing, kind) for kind in kinds if kind is not None)
 
 
-def _labels_of(estimator: object) -> list[object] | None:
-    found = getattr(estimator, "classes_", None)
-    return None if found is None else list(found.tolist())
-
-
-def _plain(labels: list[object] | None) -> bool:
-    return labels is None or all(isinstance(label, bool | int | float | str) for label in labels)
-
-
 def _saved_xgboost(thing: UserValue) -> Artifact:
-    booster = thing.get_booster() if hasattr(thing, "get_booster") else thing
-    labels = _labels_of(thing) if hasattr(thing, "get_booster") else None
+    if not hasattr(thing, "get_booster"):
+        return Artifact("xgboost", bytes(thing.save_raw(raw_format="ubj")))
+    labels = labels_of(thing)
     return Artifact(
         "xgboost",
-        bytes(booster.save_raw(raw_format="ubj")),
+        bytes(thing.get_booster().save_raw(raw_format="ubj")),
         labels=None if labels is None else tuple(labels),
+        estimator=xgboost.facts_of(thing),
     )
 
 
 def _saved_lightgbm(thing: UserValue) -> Artifact:
-    booster: UserValue = getattr(thing, "booster_", thing)
-    labels = _labels_of(thing)
-    data = booster.model_to_string(num_iteration=booster.best_iteration).encode()
-    return Artifact("lightgbm", data, labels=None if labels is None else tuple(labels))
+    if not hasattr(thing, "booster_"):
+        return Artifact("lightgbm", lightgbm.text_of(thing))
+    labels = lightgbm.predicted_labels(thing)
+    return Artifact(
+        "lightgbm",
+        lightgbm.text_of(thing.booster_),
+        labels=None if labels is None else tuple(labels),
+        estimator=lightgbm.facts_of(thing),
+    )
 
 
 def _saved_torchscript(thing: object) -> Artifact:
@@ -188,8 +209,9 @@ def _saved_export(thing: object) -> Artifact:
 # -- MLflow
 
 
-def _fetched(name: str) -> str:
-    """Download a model of MLflow's registry; return its folder. Raises: PackagingError."""
+def _fetched(name: str, place: str) -> str:
+    """Download a model of MLflow's registry into a folder; return its own folder. Raises:
+    PackagingError."""
     try:
         from mlflow.artifacts import download_artifacts
     except ModuleNotFoundError:
@@ -198,7 +220,7 @@ def _fetched(name: str) -> str:
             " mlflow-skinny"
         ) from None
     try:
-        return str(download_artifacts(artifact_uri=name))
+        return str(download_artifacts(artifact_uri=name, dst_path=place))
     except Exception as error:
         raise PackagingError(
             f"MLflow's registry does not give {name!r}: {str(error)[:500]}. It is searched for"
@@ -231,63 +253,42 @@ class Checked(msgspec.Struct, frozen=True):
 
 
 def check(
-    artifact: Artifact, name: str, patience_s: float, is_over: Callable[[], bool] = lambda: False
+    processes: Supervisor,
+    artifact: Artifact,
+    name: str,
+    patience_s: float,
+    is_over: Callable[[], bool] | None = None,
 ) -> Checked:
     """Verify and load a model in a temporary process, so that a hang, a crash or excessive memory
     is harmless.
 
-    is_over: returns True when the result is no longer needed.
+    processes: runs it. is_over: returns True when the result is no longer needed.
 
-    Raises: PackagingError with the reason; ShuttingDown when is_over() is True.
+    Raises: PackagingError with the reason; Overloaded when no process could be started;
+    ShuttingDown when is_over() is True.
     """
     with tempfile.TemporaryDirectory(prefix="clipper-check-") as folder:
-        path = Path(folder) / f"{name}{SUFFIX}"
+        path, result = Path(folder) / f"{name}{SUFFIX}", Path(folder) / "result.json"
         path.write_bytes(artifact.packed(name))
-        words = [
-            sys.executable,
-            "-m",
-            "clipper_container",
-            "check",
-            str(path),
-            "--die-with-parent",
-            str(os.getpid()),
-        ]
-        with subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        ) as process:
-            try:
-                output = _await(process, name, time.monotonic() + patience_s, is_over)
-            finally:
-                process.kill()
-    found = _read(process.returncode, *output)
+        words = [sys.executable, "-P", "-m", "clipper_container", "check", str(path)]
+        words += ["--result", str(result), "--die-with-parent", str(os.getpid())]
+        command = StartCommand(words, child_environment(), joins=True)
+        outcome = run_once(processes, f"check of {name}", command, patience_s, is_over)
+        found = _read(result, outcome)
+    if not outcome.started:
+        raise Overloaded(f"model {name!r} is not checked: {outcome.detail}.")
+    if outcome.late:
+        raise PackagingError(f"model {name!r} did not load in time.", hint="Raise server.load_s.")
+    if outcome.code is None:
+        raise ShuttingDown(f"the check of model {name!r} was given up.")
     if not found.ok:
         raise PackagingError(f"model {name!r} is refused: {found.reason}.")
     return found
 
 
-def _await(
-    process: subprocess.Popen[bytes], name: str, until_s: float, is_over: Callable[[], bool]
-) -> tuple[bytes, bytes]:
-    """Return the output of the process when it has ended."""
-    while True:
-        try:
-            return process.communicate(timeout=_CHECK_S)
-        except subprocess.TimeoutExpired:
-            if time.monotonic() >= until_s:
-                raise PackagingError(
-                    f"model {name!r} did not load in time.", hint="Raise server.load_s."
-                ) from None
-            if is_over():
-                raise ShuttingDown(f"the check of model {name!r} was given up.") from None
-
-
-def _read(code: int, out: bytes, err: bytes) -> Checked:
-    lines = out.strip().splitlines()
+def _read(result: Path, outcome: Outcome) -> Checked:
     try:
-        return msgspec.json.decode(lines[-1] if lines else b"", type=Checked)
-    except msgspec.MsgspecError:
-        last = err.decode(errors="replace").strip().splitlines()[-1:]
-        return Checked(
-            False,
-            reason=f"its check ended by {describe_exit(code)}{': ' + last[0] if last else ''}",
-        )
+        return msgspec.json.decode(result.read_bytes(), type=Checked)
+    except (OSError, msgspec.MsgspecError):
+        last = f": {outcome.lines[-1].strip()}" if outcome.lines else ""
+        return Checked(False, reason=f"its check ended by {outcome.detail}{last}")

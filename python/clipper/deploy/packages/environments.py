@@ -10,36 +10,42 @@ start or build removes.
 import contextlib
 import fcntl
 import hashlib
-import importlib.util
+import importlib.machinery
 import os
+import re
 import shutil
-import signal
-import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
+from clipper.child_environment import OF_PIP, child_environment
 from clipper.deploy.packages.sdk import digest, wheel_into
-from clipper.errors import DeployFailed, InvalidInput, ShuttingDown
+from clipper.errors import DeployFailed, InvalidInput, Overloaded, ShuttingDown, without_secrets
+from clipper.processes import StartCommand, Supervisor, run_once
+from clipper_container import parent_death
 
 _MARK: Final = "ready"
 _FORMAT: Final = "1"
 _TAIL_LINES: Final = 12
 _LINES_MAX: Final = 1000
-# Runs a module as -m does, or a file, and dies with the thread that started it.
-_BOUND: Final = (
-    "import ctypes, os, runpy, sys; ctypes.CDLL(None).prctl(1, 9); sys.path.pop(0); "
-    "os.getppid() == int(sys.argv.pop(1)) or os._exit(1); os.nice(19); "
-    "sys.argv.pop(0); what = sys.argv[0]; "
-    "run = runpy.run_path if what.endswith('.py') else runpy.run_module; "
-    "run(what, run_name='__main__', **({} if what.endswith('.py') else {'alter_sys': True}))"
-)
+_NICE: Final = 19
+_ANSWER_S: Final = 20.0  # of an interpreter that is asked for its version
 OnProgress = Callable[[str], None]
+_VERSION: Final = r"(?:[<>=!~]=?=?)\s*[\w.*+!][\w.*+!-]*"
+# A requirement of PEP 508, without a URL, with hashes.
+_PACKAGE: Final = re.compile(
+    r"[A-Za-z0-9][\w.-]*\s*(?:\[[\w\s,.-]*\])?"
+    rf"\s*\(?\s*(?:{_VERSION}(?:\s*,\s*{_VERSION})*)?\s*\)?"
+    r"\s*(?:;[\w\s.*+'\"<>=!~()-]*?)?(?:\s+--hash=[a-z0-9]+:[0-9a-f]+)*",
+    re.ASCII,
+)
+# Endings of files that pip takes for packages if they are in its folder.
+_ARCHIVES: Final = (".whl", ".zip", ".tar", ".gz", ".tgz", ".bz2", ".tbz", ".xz", ".txz", ".lzma")
 
 
 def lines_of(requirements: str | os.PathLike[str] | Sequence[str]) -> tuple[str, ...]:
@@ -78,6 +84,21 @@ def lines_of(requirements: str | os.PathLike[str] | Sequence[str]) -> tuple[str,
     return tuple(found)
 
 
+def check_packages(lines: Sequence[str]) -> None:
+    """Raise InvalidInput for a line that is more than a package of an index and its versions.
+
+    For lines of another process: an option of pip could read a file of this host, or send pip to
+    another index, and a path or a URL could be anything.
+    """
+    for line in lines:
+        if not _PACKAGE.fullmatch(line) or line.lower().endswith(_ARCHIVES):
+            raise InvalidInput(
+                f"requirement {without_secrets(line)[:80]!r}: the management API takes packages and"
+                " their versions, no options, paths or URLs.",
+                hint="Deploy it in the server's file or process, or set server.pip_args there.",
+            )
+
+
 def _read(file: Path) -> list[str]:
     try:
         text = file.read_text(encoding="utf-8")
@@ -104,12 +125,21 @@ def _named(line: str, short: str, long: str) -> str:
 
 
 class Environments:
-    """Creates and removes environments. folder: holds all of them. pip_args: for every
-    installation. build_s: timeout of one. Threads: any.
+    """Creates and removes environments. processes: runs pip. folder: holds all environments.
+    pip_args: for every installation. build_s: timeout of one. env_pass: variables that pip gets
+    besides the usual ones. Threads: any.
     """
 
-    def __init__(self, folder: Path, pip_args: Sequence[str] = (), build_s: float = 900.0) -> None:
-        self.folder = folder
+    def __init__(
+        self,
+        processes: Supervisor,
+        folder: Path,
+        pip_args: Sequence[str] = (),
+        build_s: float = 900.0,
+        env_pass: Sequence[str] = (),
+    ) -> None:
+        self._processes, self.folder = processes, folder
+        self._env_pass = env_pass
         self._pip_args, self._build_s = tuple(pip_args), build_s
         self._pythons: dict[str, tuple[str, str]] = {}
         self._closed = threading.Event()
@@ -174,15 +204,14 @@ class Environments:
     ) -> None:
         until = time.monotonic() + self._build_s
         runner = _pip_for_others()  # not `pip --python`: its child pip would outlive this process
-        make = ["venv", *(["--without-pip"] if runner else []), str(place)]
+        make = ["-m", "venv", *(["--without-pip"] if runner else []), str(place)]
         self._run(python, make, "making the environment failed", lines, on_progress, until, lock)
         interpreter = str(place / "bin" / "python")
         wheel = wheel_into(place / "wheels")
         (place / "requirements.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-        pip = [runner or "pip", "install", "--disable-pip-version-check", "--no-input"]
+        pip = [runner] if runner else ["-m", "pip"]
+        pip += ["install", "--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
         pip += [
-            "--progress-bar",
-            "off",
             *self._pip_args,
             str(wheel),
             "-r",
@@ -200,63 +229,37 @@ class Environments:
         until: float,
         lock: int,
     ) -> None:
-        """Run `python -m words` in an environment without packages of this one."""
-        env = {
-            key: value
-            for key, value in os.environ.items()
-            if key not in ("PYTHONPATH", "PYTHONHOME", "PYTHONSAFEPATH")
-        }
-        env["PYTHONUNBUFFERED"] = "1"
-        command = [python, "-c", _BOUND, str(os.getpid()), *words]
-        tail: deque[str] = deque(maxlen=_TAIL_LINES)
-        with subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=env,
-            text=True,
-            errors="replace",
-            cwd=self.folder,
-            pass_fds=(lock,),
-            process_group=0,  # a session of its own might get half of the CPU, nice or not
-        ) as process:
-            watch = threading.Thread(
-                target=self._watch, args=(process, until), name="clipper-pip-watch", daemon=True
-            )
-            watch.start()
-            for line in process.stdout or ():
-                if text := line.rstrip():
-                    tail.append(text)
-                    on_progress(text[:200])
-            code = process.wait()
-            watch.join()
+        """Run `python words` in an environment without packages of this one."""
+        command = parent_death.command([python, "-P", *words], str(self.folder), _NICE)
+        outcome = run_once(
+            self._processes,
+            "pip",
+            StartCommand(command, self._environment(), (lock,), joins=True),
+            until - time.monotonic(),
+            self._closed.is_set,
+            partial(_tell, on_progress),
+        )
         if self._closed.is_set():
             raise ShuttingDown("the server is being closed.")
-        if code:
-            late = (
-                f" It was given server.build_s ({self._build_s:g} s)."
-                if time.monotonic() >= until
-                else ""
-            )
-            quoted = " ".join(f"'{line}'" for line in lines)
-            output = "\n".join(f"  {line}" for line in tail)
-            raise DeployFailed(
-                f"{failed} (exit {code}).{late} The last lines:\n{output}\n",
-                hint=(
-                    f"By hand: {Path(python).name} -m venv try && try/bin/pip install {quoted}   An"
-                    " index of your own: server.pip_args, PIP_INDEX_URL."
-                ),
-            )
+        if outcome.code == 0:
+            return
+        late = f" It was given server.build_s ({self._build_s:g} s)." if outcome.late else ""
+        quoted = " ".join(f"'{line}'" for line in lines)
+        written = [line.rstrip() for line in outcome.lines if line.strip()]
+        output = "\n".join(f"  {line}" for line in written[-_TAIL_LINES:])
+        raise DeployFailed(
+            f"{failed}: {outcome.detail}.{late} The last lines:\n{output}\n",
+            hint=(
+                f"By hand: {Path(python).name} -m venv try && try/bin/pip install {quoted}   An"
+                " index of your own: server.pip_args, PIP_INDEX_URL."
+            ),
+        )
 
-    def _watch(self, process: "subprocess.Popen[str]", until: float) -> None:
-        while process.poll() is None:
-            if self._closed.wait(0.05) or time.monotonic() >= until:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(
-                        process.pid, signal.SIGKILL
-                    )  # also the build processes of pip, which hold our pipe
-                return
+    def _environment(self) -> dict[str, str]:
+        ours = child_environment(self._env_pass, patterns=OF_PIP)
+        for name in ("PYTHONPATH", "PYTHONHOME", "PYTHONSAFEPATH"):
+            ours.pop(name, None)
+        return {**ours, "PYTHONUNBUFFERED": "1"}
 
     # -- interpreters
 
@@ -274,19 +277,19 @@ class Environments:
             "import sys; print(sys.version_info[:2] >= (3, 11), *sys.version_info[:3],"
             " sys.base_prefix)"
         )
-        output = ""
+        outcome = None
         if path:
-            with contextlib.suppress(OSError, subprocess.SubprocessError):
-                output = subprocess.run(
-                    [path, "-I", "-c", command], capture_output=True, text=True, timeout=20
-                ).stdout.strip()
-        if not output:
+            asks = StartCommand([path, "-I", "-c", command], self._environment())
+            outcome = run_once(self._processes, "version of Python", asks, _ANSWER_S)
+            if not outcome.started and outcome.late:
+                raise Overloaded(f"Python {wanted!r} is not asked: {outcome.detail}.")
+        if outcome is None or outcome.code != 0 or not outcome.lines:
             hint = (
                 f"Install it (apt-get install python{wanted} python{wanted}-venv), or give the path"
                 " of an interpreter."
             )
             raise InvalidInput(f"no Python {wanted!r} runs here.", hint=hint)
-        recent, _, version = output.partition(" ")
+        recent, _, version = outcome.lines[-1].partition(" ")
         if recent != "True":
             raise InvalidInput(
                 f"Python {wanted!r} is older than 3.11.",
@@ -326,9 +329,15 @@ class Environments:
             os.close(lock)
 
 
+def _tell(on_progress: OnProgress, line: str) -> None:
+    if text := line.rstrip():
+        on_progress(text[:200])
+
+
 def _pip_for_others() -> str:
     """Return the file by which other interpreters run this pip; "" if pip is missing or too old."""
-    found = importlib.util.find_spec("pip")
+    # not importlib.util.find_spec(): setuptools' hook there would replace the imported distutils
+    found = importlib.machinery.PathFinder.find_spec("pip")
     runner = Path(found.origin).with_name("__pip-runner__.py") if found and found.origin else None
     return str(runner) if runner and runner.exists() else ""
 

@@ -16,6 +16,7 @@ import io
 import json
 import logging
 import os
+import pickle
 import re
 import site
 import sys
@@ -30,17 +31,21 @@ from pathlib import Path
 import cloudpickle
 
 from clipper.deploy.needs import packages_of, python_here
-from clipper.deploy.packages.artifact import SUFFIX, artifact_of, is_data
+from clipper.deploy.packages.artifact import ENDINGS, SUFFIX, artifact_of, is_data
+from clipper.deploy.packages.sources import SUFFIX as COPIED
+from clipper.deploy.packages.sources import copied, holds
 from clipper.deploy.processes.command import Command
 from clipper.errors import PackagingError
 from clipper.types import UserValue
 from clipper_container import Model
-from clipper_container.adapters.columns import columns_of, record_type
+from clipper_container.adapters.columns import array_type, columns_of, names_of, record_type
 from clipper_container.forking.hints import top_level
-from clipper_container.loading.targets import MAGIC
+from clipper_container.loading.missing_modules import explain_missing
+from clipper_container.loading.targets import MAGIC, PACKED
 from clipper_container.model import is_torch_module
 
 _log = logging.getLogger(__name__)
+STORED = (*PACKED, COPIED)  # endings of what `pack` writes
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
 _TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _OURS = frozenset({"clipper", "clipper_core", "clipper_container"})
@@ -73,7 +78,9 @@ class Package:
     target: path of the packed file, or `module:attribute`. sha256: of the file in hex, "" for a
     module. kind: "function", "estimator", "model", "module", "torch", or a file's kind
     (`Artifact.kind`). input: type of one row, if known. code: directories for the container's
-    sys.path. tables: parameter tables that a Model declares. command, folder: of a `Command`.
+    sys.path: copies first (sources.py). tables: parameter tables that a Model declares. command,
+    folder: of a `Command`. columns: names of the columns of an array, if the model was fitted on a
+    DataFrame.
     """
 
     target: str
@@ -84,6 +91,7 @@ class Package:
     tables: dict[str, dict[str, UserValue]] = field(default_factory=dict)
     command: tuple[str, ...] = ()
     folder: str = ""
+    columns: tuple[str, ...] = ()
 
 
 def pack(
@@ -98,16 +106,13 @@ def pack(
     XGBoost or LightGBM, "module:attribute", model file or folder (`Artifact.kind`), Artifact, or
     Command.
 
-    directory: for the file `NAME-VERSION-SHA12.pkl` (or `.packed`); created if missing. code: files
-    or directories needed beyond what travels by value. no_pickle: refuse to create a pickle.
+    directory: for the file `NAME-VERSION-SHA12.pkl` (or `.packed`), and the copy of the sources of
+    a "module:attribute" and of `code`; created if missing. code: files or directories needed beyond
+    what travels by value. no_pickle: refuse to create a pickle.
 
     Raises: PackagingError; OSError if the file cannot be written.
     """
-    if not NAME.fullmatch(name):
-        raise PackagingError(
-            f"{name!r} is not a model name; use a-z, 0-9, '.', '_' and '-', at most 128, the first"
-            " a letter or digit"
-        )
+    check_model_name(name)
     if isinstance(thing, Command):
         return Package(thing.text, "command", command=thing.words, folder=thing.folder)
     places = _directories(code)
@@ -124,11 +129,12 @@ def pack(
                 artifact.kind,
             )
         path, sha256 = _stored(artifact.packed(name), name, version, directory, SUFFIX)
-        return Package(path, artifact.kind, sha256, code=places)
+        return Package(path, artifact.kind, sha256, code=places, columns=names_of(thing))
     if isinstance(thing, str) and not thing:  # containers are started externally
         return Package("", "module")
     if isinstance(thing, str):
-        return Package(thing, "module", code=(*places, *_home_of(thing)))
+        folders = tuple(dict.fromkeys((*places, *_home_of(thing))))
+        return Package(thing, "module", code=copied(thing, folders, name, version, directory))
     kind = _kind(thing)
     if no_pickle:
         raise PackagingError(
@@ -137,9 +143,25 @@ def pack(
             f"that. {_SAFER.get(kind, _SAFER[''])}"
         )
     path, sha256 = _stored(_content(thing, kind, name), name, version, directory, ".pkl")
+    places = copied("", places, name, version, directory)
     return Package(
-        path, kind, sha256, input_of(thing), places, tables_of(thing) if kind == "model" else {}
+        path,
+        kind,
+        sha256,
+        input_of(thing),
+        places,
+        tables_of(thing) if kind == "model" else {},
+        columns=names_of(thing) if kind == "estimator" else (),
     )
+
+
+def check_model_name(name: str) -> None:
+    """Raise PackagingError if a model cannot have this name: the names of its files contain it."""
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise PackagingError(
+            f"{name!r} is not a model name; use a-z, 0-9, '.', '_' and '-', at most 128, the first"
+            " a letter or digit"
+        )
 
 
 def _stored(
@@ -164,9 +186,8 @@ def input_of(thing: object) -> str | None:
             continue
         if columns := columns_of(owner):
             return record_type(columns)
-        features = getattr(owner, "n_features_in_", None)
-        if isinstance(features, int) and features > 0:
-            return f"f64[{features}]"
+        if type_ := array_type(owner):
+            return type_
     return None
 
 
@@ -208,7 +229,8 @@ def _home_of(target: str) -> tuple[str, ...]:
     """Return the directory of a "module:attribute" that is the user's own file. Imports nothing."""
     if not _TARGET.fullmatch(target):
         raise PackagingError(
-            f"{target!r} names no model; write 'module:function', such as 'features:predict'"
+            f"{target!r} names no model; write 'module:function', such as 'features:predict', or a"
+            f" file that ends in {', '.join(ENDINGS)}"
         )
     top = target.partition(":")[0].partition(".")[0]
     if top == "__main__":
@@ -223,6 +245,20 @@ def _home_of(target: str) -> tuple[str, ...]:
         return ()
     origin = Path(spec.origin).absolute()
     return (str(origin.parent.parent if spec.submodule_search_locations else origin.parent),)
+
+
+def check_found(target: str, code: Sequence[str], folder: str = "") -> None:
+    """Raise PackagingError if the module of a "module:attribute" is nowhere. Nothing is imported.
+
+    folder: another one in which the user may have meant the module to be.
+    """
+    module = target.partition(":")[0]
+    try:
+        is_found = importlib.util.find_spec(module.partition(".")[0]) is not None
+    except (ImportError, ValueError):
+        is_found = False
+    if not is_found and not holds(code, module):
+        raise PackagingError(explain_missing(module, [*code, folder] if folder else code) + ".")
 
 
 def _directories(code: Sequence[str]) -> tuple[str, ...]:
@@ -285,7 +321,8 @@ def _on_the_cpu(module: UserValue) -> object:
 
 
 class _Noting(cloudpickle.Pickler):  # type: ignore[misc]
-    """A pickler that records the modules it meets."""
+    """A pickler that records the modules it meets. A function with a cache (functools.lru_cache)
+    travels by value with an empty cache; pickle itself would only name it."""
 
     def __init__(self, stream: io.BytesIO, modules: set[str]) -> None:
         super().__init__(stream)
@@ -302,17 +339,44 @@ class _Noting(cloudpickle.Pickler):  # type: ignore[misc]
             )
             self._modules.add(str(getattr(owner, "__module__", None) or ""))
 
+    def reducer_override(self, thing: UserValue) -> UserValue:
+        """Return how an object is rebuilt. Raises: PicklingError for one of the user's own modules
+        that a container would have to import by its name: it has no such module."""
+        if isinstance(thing, functools._lru_cache_wrapper) and _is_by_value(thing):
+            given = thing.cache_parameters()
+            made = (thing.__wrapped__, given["maxsize"], given["typed"], functools._CacheInfo)
+            return functools._lru_cache_wrapper, made, {**vars(thing)}
+        found = super().reducer_override(thing)
+        if (
+            found is NotImplemented
+            and not isinstance(thing, type | types.FunctionType)
+            and hasattr(thing, "__qualname__")
+            and _is_by_value(thing)
+            and isinstance(thing.__reduce_ex__(pickle.HIGHEST_PROTOCOL), str)
+        ):
+            raise pickle.PicklingError(
+                f"it uses {thing.__qualname__!r}, a {type(thing).__name__}, which a pickle only"
+                f" names, and its container has no module {thing.__module__!r}. Use a plain"
+                " function, or deploy 'module:function' of a file"
+            )
+        return found
+
+
+def _is_by_value(thing: UserValue) -> bool:
+    """Return True if the module of an object is pickled by value."""
+    module = getattr(thing, "__module__", None)
+    return module == "__main__" or module in cloudpickle.list_registry_pickle_by_value()
+
 
 def _dumps(thing: object) -> bytes:
     stream = io.BytesIO()
-    cloudpickle.dump(thing, stream)
+    _Noting(stream, set()).dump(thing)
     return stream.getvalue()
 
 
 @contextmanager
 def _local_modules_by_value() -> Iterator[None]:
-    """Pickle the user's own modules by value within the `with` block, as __main__ always is.
-    """
+    """Pickle the user's own modules by value within the `with` block, as __main__ always is."""
     already = cloudpickle.list_registry_pickle_by_value()
     added = []
     for name, module in sys.modules.copy().items():  # a copy: other threads may import

@@ -3,14 +3,13 @@
 A dependency that is not installed here is not needed, so markers and extras need not be evaluated.
 """
 
-import ast
 import importlib.metadata
 import re
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Final
 
 from clipper.deploy.needs import Needs, packages_of, version_of
+from clipper.deploy.packages.sources import imports_in
 
 _SDK: Final = ("numpy", "lz4", "msgpack")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -27,9 +26,7 @@ def pinned(needs: Needs) -> tuple[str, ...]:
             f"{line}=={version}" if (version := version_of(line)) else line for line in lines
         )
     if needs.kind == "module" and not needs.requirements:
-        found = packages_of(
-            [needs.module, *(module for folder in needs.code for module in imported(Path(folder)))]
-        )
+        found = packages_of([needs.module, *imports_in(needs.sources())])
         lines = (*lines, *(f"{name}=={version}" for name, version in found.items()))
     named = {_plain(match[0]) for line in lines if (match := _NAME.match(line))}
     here = (
@@ -41,25 +38,6 @@ def pinned(needs: Needs) -> tuple[str, ...]:
     return tuple(
         sorted({*lines, *(f"{name}=={version}" for name, version in along if name not in named)})
     )
-
-
-def imported(folder: Path) -> Iterator[str]:
-    """Return the top-level modules that the Python files of a folder import."""
-    for path in sorted(folder.rglob("*.py")):
-        if any(
-            part.startswith(".") or part in ("site-packages", "node_modules")
-            for part in path.relative_to(folder).parts
-        ):
-            continue
-        try:
-            tree = ast.parse(path.read_bytes())
-        except (SyntaxError, ValueError):
-            continue
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Import):
-                yield from (alias.name.partition(".")[0] for alias in node.names)
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                yield node.module.partition(".")[0]
 
 
 def _is_here(name: str, version: str) -> bool:

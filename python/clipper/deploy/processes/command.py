@@ -8,13 +8,12 @@ import json
 import os
 import shlex
 import shutil
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from clipper.deploy.deployer import ContainerSpec
 from clipper.errors import InvalidInput, PackagingError
+from clipper_container import parent_death
 from clipper_container.wire.frames import Kind, encode_header, encode_rows
 from clipper_container.worker.outputs import to_rows
 from clipper_container.worker.warmup import OFF, given_rows
@@ -22,7 +21,6 @@ from clipper_container.worker.warmup import OFF, given_rows
 WORDS_MAX = 256
 COMMAND_BYTES_MAX = 16 << 10
 THREAD_LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-_STARTER = str(Path(__file__).with_name("start_command.py"))
 _HINT = 'Give the words of the command line, as ["java", "-jar", "svm.jar"].'
 
 
@@ -59,7 +57,13 @@ def command_of(name: str, command: str | Sequence[str], folder: str = "") -> Com
             " characters.",
             hint="Let the program read a file.",
         )
-    place = os.path.abspath(folder or os.getcwd())
+    try:
+        place = os.path.abspath(folder or os.getcwd())
+    except OSError as error:
+        raise InvalidInput(
+            f"command of model {name!r}: the folder of the server is gone ({error.strerror}).",
+            hint="Give folder=, or start the server in one that exists.",
+        ) from None
     if not os.path.isdir(place):
         raise InvalidInput(f"command of model {name!r}: there is no folder {place}.", hint=_HINT)
     if program(words[0], place) is None:
@@ -111,7 +115,7 @@ def command_line(words: Sequence[str], folder: str) -> list[str]:
     program.
     """
     path = program(words[0], folder) or words[0]
-    return [sys.executable, "-I", "-S", _STARTER, str(os.getpid()), folder, path, *words[1:]]
+    return parent_death.command([path, *words[1:]], folder)
 
 
 def variables(spec: ContainerSpec, replica: int) -> dict[str, str]:

@@ -9,7 +9,6 @@ node whose actor is killed gets SIGTERM, so it leaves the mesh gracefully.
 import collections
 import contextlib
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -18,17 +17,36 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Final, Literal, TypedDict, cast
 
+from clipper.child_environment import OF_ARTIFACTS, child_environment
 from clipper.errors import ConfigError, NoServer
 from clipper.host_port import join_host_port
+from clipper.processes import (
+    NEVER_HELD,
+    ChildState,
+    Notice,
+    NoticeKind,
+    RestartPolicy,
+    Spawned,
+    StartCommand,
+    Supervisor,
+)
+from clipper.processes.supervisor import TAIL_LINES
+from clipper_container.start_folder import StartFolder
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
 NAMESPACE: Final = "clipper"
 NODE: Final = (sys.executable, "-m", "clipper", "node")
-_LINES_MAX: Final = 200
-_PAUSE_S_MIN, _PAUSE_S_MAX = 0.2, 10.0
-_STEADY_S: Final = 30.0  # after which an end is the first one again
+_OF_SERVERS: Final = ("CLIPPER_*", "RAY_ADDRESS", *OF_ARTIFACTS)
+_POLICY: Final = RestartPolicy(backoff_s_min=0.2, exits_max=NEVER_HELD)
+_STATES: Final = {
+    ChildState.READY: "ready",
+    ChildState.STOPPING: "leaving",
+    ChildState.KILLING: "leaving",
+    ChildState.STOPPED: "ended",
+    ChildState.FAILED: "ended",
+}
 _CHECK_S: Final = 0.1
 _KILL_S: Final = 5.0
 _CALLS: Final = 4  # of one actor at once: its state is read while it stops
@@ -63,103 +81,67 @@ class NodeStatus(TypedDict, total=False):
 class NodeProcess:
     """Runs a command and restarts it whenever it ends, until `stop`, in a session of its own.
 
-    environment: variables besides those of this process. Threads: any.
+    environment: variables besides those of this process that a server needs; the models that it
+    starts get fewer. Threads: any.
     """
 
     def __init__(
         self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None
     ) -> None:
-        self._name, self._command = name, (*command, "--end-with-parent")
-        self._environment = {**os.environ, **(environment or {})}
-        self._lines: collections.deque[str] = collections.deque(maxlen=_LINES_MAX)
-        self._lock = threading.Lock()
-        self._stopping = threading.Event()
-        self._process: subprocess.Popen[str] | None = None
-        self._state, self._starts = "starting", 0
+        self._name = name
+        self._lock = threading.Lock()  # of the next two
+        self._lines: collections.deque[str] = collections.deque(maxlen=TAIL_LINES)
         self._addresses: NodeStatus = {}
-        self._supervising = threading.Thread(
-            target=self._supervise, name=f"clipper-node-{name}", daemon=True
-        )
-        self._supervising.start()
+        words = (*command, "--end-with-parent", str(os.getpid()))
+        variables = {**child_environment(_OF_SERVERS), **(environment or {})}
+        process = Spawned(StartCommand(words, variables, session=True), StartFolder())
+        self._processes = Supervisor(f"clipper-node-{name}")
+        self._processes.start()
+        self._processes.add(name, process, _POLICY, self, on_lines=self.on_lines)
 
     def status(self) -> NodeStatus:
         """Return a map: name; state: `starting`, `ready`, `leaving` or `ended`; pid; starts;
         addresses; lines: the last output.
         """
+        child = self._processes.get(self._name)
+        assert child is not None
         with self._lock:
-            pid = self._process.pid if self._process is not None else 0
             about: NodeStatus = {
                 "name": self._name,
-                "state": self._state,
-                "pid": pid,
-                "starts": self._starts,
+                "state": _STATES.get(child.state, "starting"),
+                "pid": child.pid,
+                "starts": child.starts,
             }
-            return {**about, **self._addresses, "lines": list(self._lines)[-20:]}
+            return {**about, **self._addresses, "lines": [*self._lines]}
 
     def stop(self, grace_s: float) -> NodeStatus:
         """Terminate the process gracefully, with SIGKILL after `grace_s`; return its last
         status. Idempotent.
         """
-        self._stopping.set()
-        with self._lock:
-            process, self._state = self._process, "leaving" if self._state != "ended" else "ended"
-        if process is not None and process.poll() is None:
-            process.terminate()
-        self._supervising.join(grace_s)
-        if process is not None and self._supervising.is_alive():
-            process.kill()
-            self._supervising.join(_KILL_S)
+        self._processes.stop([self._name], grace_s, grace_s + _KILL_S)
+        self._processes.end(_KILL_S)
         return self.status()
 
-    def _supervise(self) -> None:
-        pause_s = _PAUSE_S_MIN
-        while not self._stopping.is_set():
-            began_s = time.monotonic()
-            self._run()
-            pause_s = (
-                _PAUSE_S_MIN
-                if time.monotonic() - began_s > _STEADY_S
-                else min(_PAUSE_S_MAX, pause_s * 2)
-            )
-            self._stopping.wait(pause_s)
+    def on_notice(self, name: str, notice: Notice) -> None:
+        """See ChildListener."""
         with self._lock:
-            self._state, self._process = "ended", None
+            if notice.kind is NoticeKind.STARTED:
+                self._addresses = {}
+            elif notice.detail:
+                self._lines.append(f"{notice.kind}: {notice.detail}")
 
-    def _run(self) -> None:
-        """Run the process once and read its output."""
+    def on_lines(self, name: str, lines: Sequence[str]) -> None:
+        """Read the state of the process from its output. Threads: the supervisor's."""
         with self._lock:
-            if self._stopping.is_set():
-                return
-            self._process = process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                env=self._environment,
-                start_new_session=True,
-            )
-            self._state, self._addresses = "starting", {}
-            self._starts += 1
-        assert process.stdout is not None
-        with process.stdout:
-            for line in process.stdout:
-                self._read_state(line.rstrip("\n"))
-        code = process.wait()
-        with self._lock:
-            self._lines.append(f"it ended, exit code {code}")
-            self._state = "starting"
-
-    def _read_state(self, line: str) -> None:
-        with self._lock:
-            self._lines.append(line)
-            if line == "ready" and self._state == "starting":
-                self._state = "ready"
-            for state, what in _EVENT_KINDS.items():
-                if line.startswith(state):
-                    address = line.removeprefix(state).strip().partition(",")[0]
-                    self._addresses[what] = address.removesuffix("/admin")
+            self._lines.extend(lines)
+            for line in lines:
+                for state, what in _EVENT_KINDS.items():
+                    if line.startswith(state):
+                        address = line.removeprefix(state).strip().partition(",")[0]
+                        self._addresses[what] = address.removesuffix("/admin")
+        child = self._processes.get(name)
+        if "ready" in lines and child is not None:
+            self._processes.serves(name, child.pid)
 
 
 def node_command(name: str, words: Sequence[str], program: Sequence[str] = NODE) -> list[str]:

@@ -2,13 +2,13 @@
 files."""
 
 import logging
-import threading
 from collections.abc import Callable
 from typing import Protocol
 
+from clipper.component import Backoff, Health, Stop, Worker
 from clipper.errors import NotAllowed
 from clipper.frontend.auth.api_keys import ApiKeys
-from clipper.frontend.http.messages import HandlerResult, HttpError, HttpRequest
+from clipper.frontend.http.messages import HttpError, HttpRequest
 from clipper.frontend.openapi.endpoint import PUBLIC
 from clipper.metrics import TlsCounts
 from clipper.params.tokens import TokenFile
@@ -18,7 +18,7 @@ from clipper.tls import Certificate
 _log = logging.getLogger(__name__)
 _CHECK_S = 1.0
 _PROBES = b"/v2/health/"
-Handle = Callable[[HttpRequest], HandlerResult]
+Admit = Callable[[HttpRequest], None]
 
 
 class _File(Protocol):
@@ -38,8 +38,7 @@ class CredentialFiles:
         self.keys: ApiKeys | None = None
         self.tokens: ApiKeys | None = None
         self.workers: TokenFile | None = None
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._worker = Worker("clipper-files", self._run, again=Backoff(_CHECK_S, _CHECK_S))
 
     def add_tls(self, key: str, files: TlsFiles | None, where: str, counts: TlsCounts) -> None:
         """Load the certificate of a listener. Raises ConfigError for files that cannot be used."""
@@ -58,13 +57,16 @@ class CredentialFiles:
             self.tokens = ApiKeys(path, token, "http.tokens_file")
 
     def start(self) -> None:
-        """Start the thread that checks the files, if there are any."""
+        """Start the thread that checks the files, if there are any. Raises NotStarted."""
         if self._files():
-            self._thread = threading.Thread(target=self._run, name="clipper-files", daemon=True)
-            self._thread.start()
+            self._worker.start()
 
-    def _run(self) -> None:
-        while not self._stop.wait(_CHECK_S):
+    def health(self) -> list[Health]:
+        """Return the state of the thread, if there is one."""
+        return [self._worker.health()] if self._worker.is_started else []
+
+    def _run(self, stop: Stop) -> None:
+        while not stop.wait(_CHECK_S):
             self.check()
 
     def _files(self) -> list[_File]:
@@ -84,21 +86,19 @@ class CredentialFiles:
 
     def stop(self) -> None:
         """Stop the thread. Idempotent."""
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        self._worker.end()
 
-    def require_key(self, handle: Handle) -> Handle:
-        """Wrap a handler so that it requires an API key, if keys are configured.
+    def key_check(self) -> Admit | None:
+        """Return a check that raises HttpError for requests without an API key; None if no keys
+        are configured.
 
         Health probes and the files of the documentation page need no key.
         """
         keys = self.keys
         if keys is None:
-            return handle
+            return None
 
-        def checked(request: HttpRequest) -> HandlerResult:
+        def check(request: HttpRequest) -> None:
             if not request.path.startswith(_PROBES) and request.path not in PUBLIC:
                 try:
                     keys.check(request.headers.get(b"authorization", b""))
@@ -106,6 +106,5 @@ class CredentialFiles:
                     raise HttpError(
                         401, error.message, error.hint, ((b"www-authenticate", b"Bearer"),)
                     ) from None
-            return handle(request)
 
-        return checked
+        return check

@@ -1,11 +1,16 @@
 """The user that owns the other end of a loopback TCP connection, as reported by the kernel."""
 
+import errno
 import os
 import socket
 import struct
 from typing import Final
 from urllib.parse import unquote
 
+from clipper.errors import OutOfMemory
+
+# what this process, or the host, lacks
+_SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _NETLINK_SOCK_DIAG: Final = 4
 _SOCK_DIAG_BY_FAMILY: Final = 20
 _NLM_F_REQUEST: Final = 1
@@ -15,15 +20,15 @@ _HEAD: Final = struct.Struct("=IHHII")  # message: length, type, flags, sequence
 _REQUEST: Final = struct.Struct("=BBBBI")  # family, protocol, extensions, padding, states
 _PORTS: Final = struct.Struct("!HH")
 _COOKIE: Final = struct.Struct("=III")  # interface, cookie
-_FOUND: Final = struct.Struct(
-    "=BBBB48xIIIII"
-)  # family, state, timer, retransmits, the socket, expires, queues, user, inode
+# family, state, timer, retransmits, the socket, expires, queues, user, inode
+_FOUND: Final = struct.Struct("=BBBB48xIIIII")
 
 
 def user_of(client: tuple[str, int], server: tuple[str, int]) -> int | None:
     """Return the user id of the process that owns the client's end of a connection.
 
-    Returns None when the kernel does not report it, or the client has closed the connection.
+    Returns None when the kernel does not report it, or the client has closed the connection. Raises
+    OutOfMemory when this process cannot ask, which says nothing about the client.
     client, server: the addresses of both ends, as `socket.getpeername` and `getsockname` give them
     on the server's side. A closed socket has no owner any more, and the kernel would report root
     for it: only established connections count.
@@ -49,8 +54,13 @@ def user_of(client: tuple[str, int], server: tuple[str, int]) -> int | None:
                 + body
             )
             answer = kernel.recv(4096)
-    except OSError:
-        return None
+    except OSError as error:
+        if error.errno not in _SHORTAGES:
+            return None
+        raise OutOfMemory(
+            f"the server cannot find out whose connection this is: {error.strerror}.",
+            hint="Try again; if it stays so, raise the server's limit: ulimit -n 65536.",
+        ) from None
     if (
         len(answer) < _HEAD.size + _FOUND.size
         or _HEAD.unpack_from(answer)[1] != _SOCK_DIAG_BY_FAMILY
@@ -61,12 +71,14 @@ def user_of(client: tuple[str, int], server: tuple[str, int]) -> int | None:
 
 
 def is_own_user(client: tuple[str, int], server: tuple[str, int]) -> bool:
-    """Return whether the client is a process of this process's user, or of root."""
+    """Return whether the client is a process of this process's user, or of root. Raises
+    OutOfMemory."""
     return user_of(client, server) in (os.geteuid(), 0)
 
 
 def is_own_grpc_user(peer: str, address: str) -> bool:
     """Return whether the caller of a gRPC method is a process of this process's user, or of root.
+    Raises OutOfMemory.
 
     peer: as `ServicerContext.peer()` gives it, `ipv4:127.0.0.1:5000`. address: where the server
     listens, HOST:PORT.

@@ -47,7 +47,7 @@ _STATUS, _RETRY, _INFO = (
     message(f"google.rpc.{name}") for name in ("Status", "RetryInfo", "ErrorInfo")
 )
 _CALLS_RETRY_S = 0.1
-_OPEN_TO_ALL: Final = ("grpc.health.v1.Health",)
+OPEN_TO_ALL: Final = ("grpc.health.v1.Health",)
 _KINDS: Final = {
     (False, False): grpc.unary_unary_rpc_method_handler,
     (False, True): grpc.unary_stream_rpc_method_handler,
@@ -206,7 +206,7 @@ class GrpcDispatcher:
         further names of the service.
         """
         found = {}
-        keys = None if service in _OPEN_TO_ALL else self._keys
+        keys = None if service in OPEN_TO_ALL else self._keys
         for method in methods_of(service):
             make = _KINDS[method.client_streaming, method.server_streaming]
             counts = self._counts.method(service, method.name, method.server_streaming)
@@ -214,7 +214,8 @@ class GrpcDispatcher:
             read = decoder(message(method.input_type.full_name), method.client_streaming)
             if self.before_reading is not None and not method.client_streaming:
                 read = _after(functools.partial(self.before_reading, service, method.name), read)
-            found[method.name] = make(  # no deserializer: grpcio would report its errors as UNKNOWN
+            # no deserializer: grpcio would report its errors as UNKNOWN
+            found[method.name] = make(
                 (self._streaming if method.server_streaming else self._calling)(
                     each[method.name], read, admit, counts
                 ),

@@ -1,7 +1,11 @@
 """TLS credentials for grpcio, from files that may change while the server runs."""
 
-import grpc
+from collections.abc import Mapping
 
+import grpc
+import grpc.aio
+
+from clipper.metrics import TlsCounts
 from clipper.tls import Certificate, Pem
 
 
@@ -27,3 +31,15 @@ def credentials_of(certificate: Certificate) -> grpc.ServerCredentials:
     return grpc.dynamic_ssl_server_credentials(
         configuration(known), current, bool(certificate.files.client_ca)
     )
+
+
+def bind(
+    server: grpc.aio.Server, address: str, certificates: Mapping[str, tuple[Certificate, TlsCounts]]
+) -> int:
+    """Let a server listen on an address, by TLS if there is a certificate for "grpc"; return the
+    port. Raises RuntimeError.
+    """
+    secured = certificates.get("grpc")
+    if secured is None:
+        return int(server.add_insecure_port(address))
+    return int(server.add_secure_port(address, credentials_of(secured[0])))

@@ -5,7 +5,9 @@ others allow.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import contextlib
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
 import grpc
@@ -19,7 +21,9 @@ from clipper.frontend.protocols import message, pool
 HEALTH: Final = "grpc.health.v1.Health"
 REFLECTION: Final = "grpc.reflection.v1.ServerReflection"
 _CHECK_S = 1.0
-_SERVING, _NOT_SERVING, _SERVICE_UNKNOWN = 1, 2, 3
+SERVING: Final = 1
+NOT_SERVING: Final = 2
+_SERVICE_UNKNOWN: Final = 3
 
 
 class HealthService:
@@ -39,30 +43,40 @@ class HealthService:
             raise UnknownApplication.named(request.service[:200], known)
         return self._response(status=status)
 
-    async def watch(self, request: Message, call: GrpcCall) -> AsyncIterator[Message]:
+    def watch(self, request: Message, call: GrpcCall) -> AsyncIterator[Message]:
         """Yield the status, and again at each change."""
-        reported = None
-        while not self._calls.closing.is_set():
-            status = await self._calls.work(lambda: self._status(request.service))
-            if status != reported:
-                reported = status
-                yield self._response(status=status)
-            try:
-                await asyncio.wait_for(self._calls.closing.wait(), _CHECK_S)
-            except TimeoutError:
-                continue
-        if reported != _NOT_SERVING:
-            yield self._response(status=_NOT_SERVING)
+        status = functools.partial(self._status, request.service)
+        return statuses(lambda: self._calls.work(status), self._calls.closing, _CHECK_S)
 
     def _status(self, service: str) -> int:
         node = self._calls.node
         if node.closed():
-            return _NOT_SERVING
+            return NOT_SERVING
         if service in node.catalog.view.applications:
-            return _SERVING if node.is_ready(service, node.running()) else _NOT_SERVING
+            return SERVING if node.is_ready(service, node.running()) else NOT_SERVING
         if service and service not in self._services:
             return _SERVICE_UNKNOWN
-        return _NOT_SERVING if node.unready() else _SERVING
+        return NOT_SERVING if node.unready() else SERVING
+
+
+async def statuses(
+    status: Callable[[], Awaitable[int]], closing: asyncio.Event, each_s: float
+) -> AsyncIterator[Message]:
+    """Yield a status, and again at each change; when it closes, that it does not serve.
+
+    each_s: pause between two looks.
+    """
+    response = message("grpc.health.v1.HealthCheckResponse")
+    reported = None
+    while not closing.is_set():
+        found = await status()
+        if found != reported:
+            reported = found
+            yield response(status=found)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(closing.wait(), each_s)
+    if reported != NOT_SERVING:
+        yield response(status=NOT_SERVING)
 
 
 class ReflectionService:
@@ -71,9 +85,8 @@ class ReflectionService:
     def __init__(self, calls: GrpcDispatcher, services: tuple[str, ...]) -> None:
         self._calls, self._services = calls, services
         self._response = message("grpc.reflection.v1.ServerReflectionResponse")
-        older = (
-            "grpc.reflection.v1alpha.ServerReflection",
-        )  # the same messages under the name of older tools
+        # the same messages under the name of older tools
+        older = ("grpc.reflection.v1alpha.ServerReflection",)
         self.handlers = calls.handlers(REFLECTION, {"ServerReflectionInfo": self.info}, older)
 
     async def info(

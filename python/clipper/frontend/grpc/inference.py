@@ -49,8 +49,8 @@ class InferenceService:
         self.handlers = calls.handlers(SERVICE, each)
 
     async def live(self, request: object, call: GrpcCall) -> Message:
-        """Return that the process is alive."""
-        return _response("ServerLive")(live=True)
+        """Return that the process is alive, unless a part that it cannot do without has failed."""
+        return _response("ServerLive")(live=not self._node.dead())
 
     async def ready(self, request: object, call: GrpcCall) -> Message:
         """Return whether the server is ready."""

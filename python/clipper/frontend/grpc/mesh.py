@@ -8,13 +8,13 @@ token, only processes of the server's own user on a loopback address may manage,
 import asyncio
 import contextlib
 import hmac
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 from google.protobuf.message import Message
 
+from clipper.component import Stop, Worker
 from clipper.errors import (
     AlreadyExists,
     ClipperError,
@@ -28,12 +28,10 @@ from clipper.frontend.auth.api_keys import ApiKeys
 from clipper.frontend.auth.peer_user import is_own_grpc_user
 from clipper.frontend.grpc.calls import GrpcCall, GrpcDispatcher
 from clipper.frontend.protocols import message
+from clipper.mesh.node.node import MeshNode
 from clipper.mesh.reports import Info, ModelStatus, VModelStatus
 from clipper.settings.http import is_loopback
 from clipper.store.history import audit_context
-
-if TYPE_CHECKING:
-    from clipper.mesh.node.node import MeshNode
 
 SERVICE: Final = "mmesh.ModelMesh"
 WAITING_MAX: Final = 32  # maximum of calls that wait for loads
@@ -68,12 +66,12 @@ class MeshService:
     def __init__(
         self,
         calls: GrpcDispatcher,
-        mesh: "MeshNode",
+        mesh: MeshNode,
         tokens: ApiKeys | None,
         address: Callable[[], str],
     ) -> None:
         self._calls, self._mesh, self._tokens, self._address = calls, mesh, tokens, address
-        self._waiting: set[threading.Thread] = set()
+        self._waiting: set[Worker] = set()
         each = {
             "registerModel": self.register,
             "unregisterModel": self.unregister,
@@ -133,28 +131,27 @@ class MeshService:
                 hint="Leave sync out, and poll the status.",
             )
         result: Future[_S] = Future()
-        thread = threading.Thread(
-            target=self._wait, args=(run, result), name="clipper-grpc-mesh", daemon=True
-        )
-        self._waiting.add(thread)
-        thread.start()
-        return await asyncio.wrap_future(result)
+        worker: Worker
 
-    def _wait(self, run: Callable[[], _S], result: "Future[_S]") -> None:
-        """Run a function for a call. If the caller disconnects, the thread ends with the load."""
+        def wait(stop: Stop) -> None:
+            _wait(run, result)
+
+        def ended() -> None:
+            self._waiting.discard(worker)
+
+        worker = Worker("clipper-grpc-mesh", wait, once=True, on_end=ended)
+        self._waiting.add(worker)
         try:
-            found = run()
-        except BaseException as error:
-            _resolve(result.set_exception, error)
-        else:
-            _resolve(result.set_result, found)
-        finally:
-            self._waiting.discard(threading.current_thread())
+            worker.start()
+        except BaseException:
+            ended()
+            raise
+        return await asyncio.wrap_future(result)
 
     def close(self) -> None:
         """Wait for the threads. The mesh is closed, so that nothing waits for it any more."""
-        for thread in tuple(self._waiting):
-            thread.join()
+        for worker in tuple(self._waiting):
+            worker.end()
 
     # -- v-models
 
@@ -268,6 +265,16 @@ def _by(actor: str, run: Callable[[], _T]) -> Callable[[], _T]:
             return run()
 
     return act
+
+
+def _wait(run: Callable[[], _S], result: "Future[_S]") -> None:
+    """Run a function for a call. If the caller disconnects, the thread ends with the load."""
+    try:
+        found = run()
+    except BaseException as error:
+        _resolve(result.set_exception, error)
+    else:
+        _resolve(result.set_result, found)
 
 
 def _resolve(resolve: Callable[[_T], None], what: _T) -> None:

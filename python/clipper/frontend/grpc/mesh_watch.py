@@ -12,20 +12,19 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import grpc.aio
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
+from clipper.component import Stop, Tasks, Worker
 from clipper.errors import ClipperError, Overloaded, ShuttingDown
 from clipper.frontend.grpc.calls import GrpcCall, GrpcDispatcher, abort
 from clipper.frontend.protocols import message
+from clipper.mesh.node.node import MeshNode
 from clipper.mesh.records import MeshModel
 from clipper.mesh.reports import MeshEvent
-
-if TYPE_CHECKING:
-    from clipper.mesh.node.node import MeshNode
 
 SERVICE: Final = "clipper.v1.Mesh"
 WATCHERS_MAX: Final = 32
@@ -50,11 +49,11 @@ class MeshWatchService:
     """
 
     def __init__(
-        self, calls: GrpcDispatcher, mesh: "MeshNode", check: Callable[[GrpcCall], object]
+        self, calls: GrpcDispatcher, mesh: MeshNode, check: Callable[[GrpcCall], object]
     ) -> None:
         self._calls, self._mesh, self._check = calls, mesh, check
         self._open: set[MeshWatchCall] = set()
-        self._last_words: set[asyncio.Task[None]] = set()
+        self._last_words = Tasks("Watch")
         self.handlers = calls.handlers(SERVICE, {"Watch": self.watch})
 
     async def watch(self, request: Message, call: GrpcCall) -> AsyncIterator[Message]:
@@ -93,14 +92,12 @@ class MeshWatchService:
         error = Overloaded(
             f"nothing was read for {STALLED_S:g} s.", hint="Read as events come; call again."
         )
-        words = asyncio.ensure_future(_end(context, error))
-        self._last_words.add(words)
-        words.add_done_callback(self._last_words.discard)
+        self._last_words.spawn(_end(context, error))
 
     def close(self) -> None:
         """Wait for the threads. No call is open."""
         for watcher in tuple(self._open):
-            watcher.join()
+            watcher.end()
 
 
 class MeshWatchCall:
@@ -115,15 +112,19 @@ class MeshWatchCall:
         self._left = False
         self._taken = False  # the reply taken last may still be unsent
         self._loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._run, name="clipper-grpc-watch", daemon=True)
+        self._worker = Worker("clipper-grpc-watch", self._run, once=True)
 
     def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        """Start the thread. Raises NotStarted; then the call has left."""
+        try:
+            self._worker.start()
+        except BaseException:
+            self._gone(self)
+            raise
 
-    def join(self) -> None:
-        """Wait for the thread."""
-        self._thread.join()
+    def end(self) -> None:
+        """Wait for the thread, which ends with its call."""
+        self._worker.end()
 
     async def next(self) -> Message | None:
         """Return the next reply, or None at the end. The reply before has been sent. Raises
@@ -142,7 +143,7 @@ class MeshWatchCall:
             self._left = True
             self._pieces.put_nowait(None)
 
-    def _run(self) -> None:
+    def _run(self, stop: Stop) -> None:
         end: ClipperError | None = None
         try:
             self._send_all()

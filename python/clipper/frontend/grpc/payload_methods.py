@@ -91,7 +91,9 @@ class PayloadMethods:
     ) -> PendingInference:
         slo_us = self._calls.slo_us(call, None, target.resolved.slo_us)
         call.start_query()
-        row = method.with_id(payload, target.name)
+        # a payload that was addressed to a v-model is read by a model, which knows its own id
+        (model, *_) = target.resolved.models
+        row = method.with_id(payload, target.name if target.resolved.name else model.name)
         pending = PendingInference(
             [predict(target.resolved, row, None, slo_us, 0, None, call.request_id)],
             target.resolved,

@@ -1,22 +1,22 @@
 """The gRPC server: a thread with an event loop, and its services. Needs the extra `grpc`."""
 
 import asyncio
-import contextlib
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from typing import Final
 
 import grpc
 import grpc.aio
 import uvloop
 
+from clipper.component import Health, Loop, Pool, require_descriptors
 from clipper.errors import AddressInUse
 from clipper.frontend.auth.credential_files import CredentialFiles
 from clipper.frontend.grpc.applications import SERVICE as APPLICATIONS
 from clipper.frontend.grpc.applications import ApplicationService
 from clipper.frontend.grpc.calls import GrpcDispatcher
-from clipper.frontend.grpc.credentials import credentials_of
+from clipper.frontend.grpc.credentials import bind
+from clipper.frontend.grpc.door import Door, check_of, connection_options
 from clipper.frontend.grpc.health import HEALTH, REFLECTION, HealthService, ReflectionService
 from clipper.frontend.grpc.inference import SERVICE as INFERENCE
 from clipper.frontend.grpc.inference import InferenceService
@@ -37,6 +37,8 @@ _WORKERS = 4
 # further calls that are rejected with a reason; grpcio rejects the rest without one
 _REFUSED_MAX = 1024
 _GRACE_S = 1.0  # time to send the last replies after every query has ended
+_STOP_S = 10.0  # for calls in the pools, and for the event loop
+DESCRIPTORS: Final = 48  # gRPC aborts the process when it has none while it starts
 
 
 class GrpcServer:
@@ -60,46 +62,39 @@ class GrpcServer:
         path = node.config.mesh.data_plane
         self._table = DataPlane(path, time.monotonic) if path else None
         self.address = ""
-        self._loop = uvloop.new_event_loop()
-        self._workers = ThreadPoolExecutor(_WORKERS, "clipper-grpc-work")
-        self._managers = ThreadPoolExecutor(_WORKERS, "clipper-grpc-manage")
-        self._thread = threading.Thread(target=self._run, name="clipper-grpc", daemon=True)
-        self._serving = threading.Event()
-        self._trouble: Exception | None = None
-        self._server: grpc.aio.Server
+        self._loop = Loop(
+            "clipper-grpc", self._listen, self._close, make=uvloop.new_event_loop, vital=True
+        )
+        self._workers = Pool("clipper-grpc-work", _WORKERS)
+        self._managers = Pool("clipper-grpc-manage", _WORKERS)
+        self._watcher: FutureWatcher | None = None
+        self._server: grpc.aio.Server | None = None
         self._calls: GrpcDispatcher
         self._draining: asyncio.Task[None] | None = None
         self._mesh: tuple[MeshService, MeshWatchService] | None = None
 
     def start(self) -> None:
-        """Start the thread, and return when the address accepts calls. Raises AddressInUse."""
-        self._thread.start()
-        self._serving.wait()
-        if self._trouble is not None:
-            self._thread.join()
-            self._workers.shutdown()
-            self._managers.shutdown()
-            raise self._trouble
+        """Start the threads, and return when the address accepts calls.
 
-    def _run(self) -> None:
-        loop = self._loop
-        asyncio.set_event_loop(loop)
-        watcher = self._make_watcher(loop)
+        Raises AddressInUse, NotStarted; then nothing of it is left.
+        """
+        require_descriptors(DESCRIPTORS, "gRPC")
         try:
-            loop.run_until_complete(self._listen(watcher))
-            self._serving.set()
-            loop.run_forever()
-        except Exception as error:
-            self._trouble = error
-        finally:
-            self._serving.set()
-            watcher.close()
-            loop.run_until_complete(loop.shutdown_asyncgens())
-            loop.close()
+            self._workers.start()
+            self._managers.start()
+            self._loop.start()
+        except BaseException:
+            self.stop()
+            raise
 
-    async def _listen(self, watcher: FutureWatcher) -> None:
+    def health(self) -> list[Health]:
+        """Return the state of the event loop and of the threads."""
+        return [self._loop.health(), self._workers.health(), self._managers.health()]
+
+    async def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
         settings = self._node.config.grpc
-        self._server = grpc.aio.server(
+        self._watcher = watcher = self._make_watcher(loop)
+        self._server = server = grpc.aio.server(
             options=_options(settings), maximum_concurrent_rpcs=settings.calls_max + _REFUSED_MAX
         )
         self._calls = calls = GrpcDispatcher(
@@ -130,21 +125,20 @@ class GrpcServer:
         if mesh is not None:
             managing = MeshService(calls, mesh, self._access.tokens, lambda: self.address)
             self._mesh = (managing, MeshWatchService(calls, mesh, managing.check_manages))
+        server.add_generic_rpc_handlers(
+            (Door(check_of(self._access.keys), self._counts.count_refused),)
+        )
         for service in (*services, *(self._mesh or ())):
-            self._server.add_generic_rpc_handlers(tuple(service.handlers))
+            server.add_generic_rpc_handlers(tuple(service.handlers))
         if others is not None:
-            self._server.add_generic_rpc_handlers((others,))
-        self.address = self._bound(settings.address)
-        await self._server.start()
+            server.add_generic_rpc_handlers((others,))
+        self.address = self._bound(server, settings.address)
+        await server.start()
 
-    def _bound(self, address: str) -> str:
+    def _bound(self, server: grpc.aio.Server, address: str) -> str:
         host = address.rpartition(":")[0]
         try:
-            secured = self._access.certificates.get("grpc")
-            if secured is not None:
-                port = self._server.add_secure_port(address, credentials_of(secured[0]))
-            else:
-                port = self._server.add_insecure_port(address)
+            port = bind(server, address, self._access.certificates)
         except RuntimeError as error:
             hint = (
                 "Stop what listens there, or choose another grpc.address; port 0 takes any free"
@@ -161,33 +155,31 @@ class GrpcServer:
 
     def drain(self) -> None:
         """Accept no new calls; let the open ones finish."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._drain)
+        self._loop.call(self._drain)
 
     def _drain(self) -> None:
-        if self._draining is None:
+        if self._draining is None and self._server is not None:
             self._calls.closing.set()
             grace_s = self._node.config.server.drain_s + _GRACE_S
-            self._draining = self._loop.create_task(self._server.stop(grace_s))
+            self._draining = asyncio.get_running_loop().create_task(self._server.stop(grace_s))
 
     def stop(self) -> None:
         """Send the last replies and stop. Every query has ended before. Idempotent."""
         self.drain()
-        if self._thread.is_alive():
-            with contextlib.suppress(RuntimeError):
-                asyncio.run_coroutine_threadsafe(self._leave(), self._loop)
-            self._thread.join()
-        self._workers.shutdown(wait=True)
-        self._managers.shutdown(wait=True)
+        self._loop.end(_STOP_S)
+        self._workers.shutdown()
+        self._managers.shutdown()
         for service in self._mesh or ():
             service.close()
 
-    async def _leave(self) -> None:
-        assert self._draining is not None
-        await asyncio.wait([self._draining], timeout=_GRACE_S)
-        if not self._draining.done():
-            await self._server.stop(0)
-        self._loop.stop()
+    async def _close(self) -> None:
+        self._drain()
+        if self._draining is not None:
+            await asyncio.wait([self._draining], timeout=_GRACE_S)
+            if not self._draining.done() and self._server is not None:
+                await self._server.stop(0)
+        if self._watcher is not None:
+            self._watcher.close()
 
 
 def _options(settings: GrpcSettings) -> list[tuple[str, int]]:
@@ -198,5 +190,6 @@ def _options(settings: GrpcSettings) -> list[tuple[str, int]]:
         ("grpc.absolute_max_metadata_size", settings.metadata_bytes_max),
         ("grpc.max_concurrent_streams", settings.streams_max),
         ("grpc.max_connection_idle_ms", round(settings.idle_s * 1000)),
+        *connection_options(settings.connections_max, settings.ping_s_min),
         ("grpc.so_reuseport", 0),
     ]

@@ -287,6 +287,8 @@ class ApplicationRoutes:
         return [read(text, f"{at}[{i}]") for i, text in enumerate(inputs)]
 
     def _check_count(self, count: int, at: str) -> None:
+        if not count:
+            raise InvalidInput(f"`{at}` holds no rows.")
         most = self._node.config.http.queries_max
         if count > most:
             hint = "See http.queries_max; POST /v2/models/NAME/infer takes arrays of any length."

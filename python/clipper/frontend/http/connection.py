@@ -6,12 +6,12 @@ and every error.
 
 The protocol class runs on uvloop and parses with the core (clipper_core.http.http_head); a web
 framework costs four to ten times the CPU of a query. The parser rejects heads that two parsers
-could read differently: two of Content-Length, signs and commas in a length, folded headers, a bare
-LF or CR, blanks before a colon. This module also rejects Transfer-Encoding in HTTP/1.0, or with
-Content-Length, and requests without exactly one Host. An offer of another protocol (Upgrade) is
-ignored. Everything that a client can
-make grow has a limit in `[http]`, and everything that it can delay has a time limit. One periodic
-check of all connections enforces the times, instead of a timer for each.
+could read differently: a known header that comes twice, signs and commas in a length, folded
+headers, a bare LF or CR, blanks before a colon. This module also rejects Transfer-Encoding in
+HTTP/1.0, or with Content-Length, and requests without a Host. An offer of another protocol
+(Upgrade) is ignored. A request that its sender may not make is rejected at the end of its head.
+Everything that a client can make grow has a limit in `[http]`, and everything that it can delay has
+a time limit. One periodic check of all connections enforces the times, instead of a timer for each.
 
 A connection answers its requests in order: each has an `Exchange`, and responses leave from the
 front of the queue. A request is handled at once on the loop's thread, unless its body is large or
@@ -38,6 +38,7 @@ from collections.abc import Callable
 
 from clipper.errors import ClipperError, OutOfMemory, TooLarge
 from clipper.frontend.auth.peer_user import is_own_user
+from clipper.frontend.http.body_memory import BodyMemory
 from clipper.frontend.http.exchange import Exchange
 from clipper.frontend.http.messages import (
     KNOWN_HEADERS,
@@ -51,7 +52,7 @@ from clipper.frontend.http.messages import (
 )
 from clipper.frontend.tracing.context import Trace, start_trace
 from clipper.frontend.tracing.exporter import SpanExporter
-from clipper.metrics.http_counts import HttpCounts
+from clipper.metrics.http_counts import HttpCounts, now_ns
 from clipper.serving.query.future_watcher import FutureWatcher
 from clipper.settings.http import HttpSettings
 from clipper_core.http.http_head import (
@@ -64,14 +65,13 @@ from clipper_core.http.http_server import HttpServer
 
 _log = logging.getLogger(__name__)
 _LINGER_S = 2.0
-_TCP_NOTSENT_LOWAT = getattr(
-    socket, "TCP_NOTSENT_LOWAT", 25
-)  # 25 on Linux; not defined in Python 3.11
+REFUSED_MAX = 16  # of connections beyond the limit; more are closed without a response
+# 25 on Linux; not defined in Python 3.11
+_TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25)
 _WORKER_FROM = 1 << 20  # larger bodies are handled by a worker thread
 PIECE_BYTES = 4 << 10  # of many requests; after them the connection waits for its next turn
-LARGE_BYTES = (
-    32 << 10
-)  # from here a response, or a piece of one, is large: one of these is made in a turn of the loop
+# from here a response, or a piece of one, is large: one of these is made in a turn of the loop
+LARGE_BYTES = 32 << 10
 TURN_S = 0.001  # then connections with more than one request wait for the next turn of the loop
 _HEAD_END = b"\r\n\r\n"
 _CR, _EMPTY_LINES = 13, re.compile(rb"(?:\r\n)*")
@@ -93,7 +93,9 @@ def _bound_unsent(transport: asyncio.Transport, bytes_max: int) -> None:
 class HttpService:
     """The shared state of the connections of one listener.
 
-    handle: returns the result of a request, or raises. now_s, date: of the last periodic check.
+    handle: returns the result of a request, or raises. admit: raises for a request that may not be
+    made; it is called as soon as the head is there, before a byte of the body is kept. now_s, date:
+    of the last periodic check. bodies: the memory that request bodies take.
     exporter: exports spans; None for none. own_user: only processes of this server's user, and of
     root, are served. turn_s: time of a turn of the loop after which those who have had a request
     answered in it wait.
@@ -109,15 +111,18 @@ class HttpService:
         exporter: SpanExporter | None = None,
         own_user: bool = False,
         turn_s: float = TURN_S,
+        admit: Callable[[HttpRequest], None] | None = None,
+        bodies: BodyMemory | None = None,
     ) -> None:
+        self.admit = admit
+        self.bodies = BodyMemory(settings.bodies_bytes_max) if bodies is None else bodies
         self.exporter, self.own_user = exporter, own_user
         self.settings, self.handle, self.watcher, self.run = settings, handle, watcher, run
         self.counts = HttpCounts("") if counts is None else counts
         self.connections: set[HttpConnection] = set()
         self.core_server: HttpServer | None = None
-        self.is_plain: Callable[[HttpRequest], bool] = lambda request: (
-            False
-        )  # True for requests that the fast path could answer
+        # True for requests that the fast path could answer
+        self.is_plain: Callable[[HttpRequest], bool] = lambda request: False
         self.draining = False
         self.now_s = 0.0
         self.date = b""
@@ -191,10 +196,10 @@ class HttpService:
         if self.core_server is not None:
             self.core_server.outside = len(self.connections)
 
-    def is_full(self) -> bool:
-        """Return whether the limit of connections is exceeded."""
+    def is_full(self, beyond: int = 0) -> bool:
+        """Return whether the limit of connections is exceeded by more than `beyond`."""
         held = self.core_server.connections if self.core_server is not None else 0
-        return len(self.connections) + held > self.settings.connections_max
+        return len(self.connections) + held > self.settings.connections_max + beyond
 
     def drain(self) -> None:
         """Close idle connections now, and the others after their responses."""
@@ -244,9 +249,11 @@ class HttpConnection(asyncio.Protocol):
         self._paused = False
         self.full = False  # the transport's buffer is full
         self._head: MessageHead
+        self._request: HttpRequest  # whose body is being read
         self._chunks: ChunkedBody | None = None
         self._body: bytes | bytearray = b""
         self._body_bytes = 0
+        self._held_bytes = 0  # of `_body`, taken from the memory for bodies
 
     @property
     def is_busy(self) -> bool:
@@ -268,23 +275,32 @@ class HttpConnection(asyncio.Protocol):
         self._since_s = service.now_s
         service.connections.add(self)
         service.changed()
+        if service.is_full(REFUSED_MAX):  # to tell each of a flood would take all descriptors
+            transport.abort()
+            return
         if service.is_full():
             hint = "See http.connections_max."
             self._refuse(
                 HttpError(503, "too many connections are open.", hint, ((b"retry-after", b"1"),))
             )
-        elif service.own_user and not is_own_user(
-            *map(transport.get_extra_info, ("peername", "sockname"))
-        ):
-            hint = "Set http.token, or http.tokens_file, and send Authorization: Bearer TOKEN."
-            self._refuse(
-                HttpError(403, "without a token, only the server's own user may manage it.", hint)
-            )
+        elif service.own_user and (stranger := self._stranger()) is not None:
+            self._refuse(stranger)
         data, self._data = self._data, b""
         if data:
             self.data_received(data)
         if self._phase != _IDLE:
             self._since_s -= self._age_s
+
+    def _stranger(self) -> ClipperError | None:
+        """Return why a client without a token is refused; None if it is the server's own user."""
+        ends = map(self._transport.get_extra_info, ("peername", "sockname"))
+        try:
+            if is_own_user(*ends):
+                return None
+        except ClipperError as shortage:
+            return shortage
+        hint = "Set http.token, or http.tokens_file, and send Authorization: Bearer TOKEN."
+        return HttpError(403, "without a token, only the server's own user may manage it.", hint)
 
     def connection_lost(self, error: Exception | None) -> None:
         """Cancel the open requests."""
@@ -295,6 +311,7 @@ class HttpConnection(asyncio.Protocol):
             exchange.cancel()
         self._open.clear()
         self._forget_waiting()
+        self._forget_body()
 
     def pause_again(self) -> None:
         """Pause reading if that is wanted: uvloop has begun it after `connection_made`."""
@@ -303,6 +320,11 @@ class HttpConnection(asyncio.Protocol):
 
     def _forget_waiting(self) -> None:
         self._unparsed = self._partial = b""
+
+    def _forget_body(self) -> None:
+        """Drop the part of a body that was read."""
+        self.service.bodies.give_back(self._held_bytes)
+        self._body, self._held_bytes = b"", 0
 
     def eof_received(self) -> bool:
         """Note that the client sends no more; return whether it has responses to read.
@@ -459,13 +481,34 @@ class HttpConnection(asyncio.Protocol):
             self._phase, self._head, self._body, self._body_bytes = _BODY, head, b"", 0
             is_chunked = b"transfer-encoding" in head.headers
             self._chunks = ChunkedBody() if is_chunked else None
+            self._request = _request_of(head)
             if (refusal := self._refusal(head)) is not None:
                 self._refuse(refusal)
+            elif not self._is_admitted():
+                return end
             elif b"expect" in head.headers and head.minor and not self._open:
                 self._transport.write(_CONTINUE)
             if not is_chunked and head.length <= 0 and not self._deaf:
                 self._complete()
         return end
+
+    def _is_admitted(self) -> bool:
+        """Return whether the request of the head that was read may be made. If not, it is answered,
+        and nothing more of the connection is read: so a client without a key takes no memory."""
+        if self.service.admit is None:
+            return True
+        try:
+            self.service.admit(self._request)
+        except Exception as error:
+            self._deaf = True
+            self._turn_requests += 1
+            if self._chunks is None and self._head.length <= 0:
+                self._phase = _IDLE
+            exchange = Exchange(self, self._request, True)
+            self._open.append(exchange)
+            exchange.fail(error)
+            return False
+        return True
 
     def _refusal(self, head: MessageHead) -> ClipperError | None:
         """Return why a request with this head is rejected; None if it is not."""
@@ -505,6 +548,10 @@ class HttpConnection(asyncio.Protocol):
         if self._body_bytes > settings.body_bytes_max:
             self._refuse(self._too_large())
             return at
+        if not self.service.bodies.take(len(part)):
+            self._refuse(self._no_memory())
+            return at
+        self._held_bytes += len(part)
         if not self._body:
             self._body = part
         elif isinstance(self._body, bytearray):
@@ -517,20 +564,18 @@ class HttpConnection(asyncio.Protocol):
 
     def _complete(self) -> None:
         """Handle the request, which has been read in full."""
-        head, service = self._head, self.service
+        head = self._head
+        service = self.service
+        request = self._request
         self._phase, self._since_s = _IDLE, service.now_s
-        path, query = head.target, b""
-        if b"?" in path:
-            path, _, query = path.partition(b"?")
-        if path[:1] != b"/":
-            path = _origin_form(path)
-        request = HttpRequest(head.method, path, query, head.headers, self._body)
+        request.body, request.began_ns = self._body, now_ns()
         if service.exporter is not None or b"traceparent" in head.headers:
             request.trace = service.trace_for(head.headers)
-        self._body = b""
         self._deaf = not head.keep_alive  # RFC 9112, section 9.6: no further request is handled
         self._plain = self._plain + 1 if service.is_plain(request) else 0
-        self._start(Exchange(self, request, not head.keep_alive))
+        exchange = Exchange(self, request, not head.keep_alive, self._held_bytes)
+        self._body, self._held_bytes = b"", 0
+        self._start(exchange)
 
     def _start(self, item: Exchange | ClipperError) -> None:
         """Handle a request, or respond with its rejection. It is its turn."""
@@ -672,6 +717,7 @@ class HttpConnection(asyncio.Protocol):
         for exchange in self._open:
             exchange.cancel()
         self._open.clear()
+        self._forget_body()
         reads_on = not self._ended and (
             self._phase != _IDLE or self._paused or bool(self._unparsed)
         )
@@ -692,6 +738,7 @@ class HttpConnection(asyncio.Protocol):
         if self.gone or self._deaf:
             return
         self._deaf = True
+        self._forget_body()
         if self._phase == _IDLE:
             self._phase = _HEAD
         self._start(error)
@@ -709,6 +756,14 @@ class HttpConnection(asyncio.Protocol):
     def _too_large(self) -> ClipperError:
         most = self.service.settings.body_bytes_max
         return TooLarge(f"the body has more than {most} bytes.", hint="See http.body_bytes_max.")
+
+    def _no_memory(self) -> ClipperError:
+        most = self.service.bodies.bytes_max
+        return HttpError(
+            503,
+            f"the bodies of all requests under way have {most} bytes already.",
+            "Send it again. See http.bodies_bytes_max.",
+        )
 
     # -- time
 
@@ -786,6 +841,16 @@ def _unreadable(error: BaseException) -> ClipperError:
         )
     _log.exception("reading a request failed", exc_info=error)
     return HttpError(400, "the request cannot be read.")
+
+
+def _request_of(head: MessageHead) -> HttpRequest:
+    """Return the request of a head, still without a body."""
+    path, query = head.target, b""
+    if b"?" in path:
+        path, _, query = path.partition(b"?")
+    if path[:1] != b"/":
+        path = _origin_form(path)
+    return HttpRequest(head.method, path, query, head.headers, b"")
 
 
 def _origin_form(target: bytes) -> bytes:

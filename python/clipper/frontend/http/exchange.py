@@ -32,6 +32,8 @@ class Exchange:
     loop's.
 
     The response is complete at once, when the request's futures are done, or is streamed.
+    held_bytes: of the request's body, taken from the connection's memory for bodies; given back
+    when there is a response, or nobody waits for one.
     """
 
     __slots__ = (
@@ -40,6 +42,8 @@ class Exchange:
         "connection",
         "data",
         "head_only",
+        "held_bytes",
+        "is_working",
         "later",
         "ready",
         "request",
@@ -47,8 +51,16 @@ class Exchange:
         "waits_for",
     )
 
-    def __init__(self, connection: "HttpConnection", request: HttpRequest, close: bool) -> None:
+    def __init__(
+        self,
+        connection: "HttpConnection",
+        request: HttpRequest,
+        close: bool,
+        held_bytes: int = 0,
+    ) -> None:
         self.connection, self.request, self.close = connection, request, close
+        self.held_bytes = held_bytes
+        self.is_working = False  # a worker thread has the request
         self.head_only = request.method == "HEAD"
         self.data: bytes | None = None
         self.later: DeferredResponse | None = None
@@ -59,6 +71,8 @@ class Exchange:
 
     def settle(self, outcome: HandlerResult) -> None:
         """Process what the handler returned."""
+        self.is_working = False
+        self._count_inflated()
         if type(outcome) is HttpResponse:
             self.answer(outcome)
         elif type(outcome) is DeferredResponse:
@@ -71,7 +85,22 @@ class Exchange:
             self.answer(outcome)
         else:
             assert type(outcome) is WorkerTask
+            self.is_working = True
             self.connection.service.run(outcome, self)
+
+    def _count_inflated(self) -> None:
+        """Count the body as it is now: a worker may have inflated it."""
+        if self.held_bytes and self.data is None:
+            size = len(self.request.body)
+            self.connection.service.bodies.grow(size - self.held_bytes)
+            self.held_bytes = size
+
+    def _give_back(self) -> None:
+        """Give back the memory of the body, which is not needed any more."""
+        if self.held_bytes:
+            self.connection.service.bodies.give_back(self.held_bytes)
+            self.held_bytes = 0
+            self.request.body = b""
 
     def _wait(self, _: Future | None = None) -> None:
         """Wait until the last of the futures is done. They are waited for one after another: when
@@ -98,6 +127,8 @@ class Exchange:
 
     def cancel(self) -> None:
         """Cancel the futures or the stream, because the client has disconnected."""
+        if not self.is_working:
+            self._give_back()
         if self.later is not None:
             for future in self.later.futures:
                 future.cancel()
@@ -106,6 +137,7 @@ class Exchange:
 
     def fail(self, error: Exception) -> None:
         """Respond with an error. Logs errors that are not ClipperError."""
+        self.is_working = False
         self.answer(self._failure(error))
 
     def _failure(self, error: Exception) -> HttpResponse:
@@ -131,11 +163,14 @@ class Exchange:
 
     def answer(self, response: HttpResponse | StreamedResponse) -> None:
         """Encode the response, count and trace it, and let the connection send it."""
-        if not self.connection.gone:
+        if self.connection.gone:
+            self._give_back()
+        else:
             self._encode(response)
             self.connection.flush()
 
     def _encode(self, response: HttpResponse | StreamedResponse) -> None:
+        self._give_back()
         connection, request = self.connection, self.request
         service = connection.service
         if service.draining:

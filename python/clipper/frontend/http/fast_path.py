@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from clipper.catalog.catalog import View
+from clipper.component import Health, Stop, Tasks, Worker
 from clipper.frontend.http.applications import old_one, one_predicted
 from clipper.frontend.http.connection import HttpConnection, HttpService
 from clipper.frontend.http.exchange import Exchange
@@ -46,6 +47,7 @@ from clipper.selection.policies.ensemble import Ensemble
 from clipper.selection.policies.single_model import SingleModel
 from clipper.serving.query.application import fits_id
 from clipper.serving.query.processor import QueryContext, ResolvedApplication, finish, plan_for
+from clipper.settings.http import bodies_bytes
 from clipper.types import PredictionRequest
 from clipper_core.engine.engine import Engine
 from clipper_core.http.http_route import HotRoute, HotTable
@@ -137,7 +139,7 @@ def is_eligible(resolved: ResolvedApplication) -> bool:
         and not resolved.feedback.online_learning.teaches(resolved.models)
         and resolved.rollout.stats is not None
         and not resolved.rollout.decoys
-        and not resolved.links
+        and not resolved.on_demand
         and not any(core.tensors or core.outputs for core in resolved.cores.values())
     )
 
@@ -181,19 +183,15 @@ class FastPath:
             pipeline_max=http.pipeline_max,
             unsent_bytes_max=http.unsent_bytes_max,
             finish=finish,
+            bodies_bytes_max=bodies_bytes(http),
         )
-        self._threads = [
-            threading.Thread(
-                target=self.core_server.run, args=(i,), name="clipper-http-core", daemon=True
-            )
-            for i in range(http.workers)
-        ]
+        self._workers = [self._worker(i) for i in range(http.workers)]
         self._table = HotTable({})
         self._untyped: list[ResolvedApplication] = []
         self._hot: list[ResolvedApplication] = []
         self._guard = threading.Lock()
-        self._adopting: set[asyncio.Task[object]] = set()
-        self._loop: asyncio.AbstractEventLoop
+        self._adopting = Tasks("the fast path")
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._service: HttpService
         self._listener: socket.socket
         self._end_following: Callable[[], None] = lambda: None
@@ -204,13 +202,24 @@ class FastPath:
         """Start listening. `service` handles the requests that are not eligible."""
         self._loop, self._service, self._listener = loop, service, listener
         service.core_server, service.is_plain = self.core_server, self._is_plain
+        service.bodies.core_server = self.core_server
         self.counts.held = lambda: self.core_server.connections
         self._end_following = self._node.catalog.on_change(self.rebuild)
         self.rebuild(self._node.catalog.view)
         loop.add_reader(self.core_server.fd, self._take)
         self.core_server.listen(os.dup(listener.fileno()))
-        for thread in self._threads:
-            thread.start()
+        for worker in self._workers:
+            worker.start()
+
+    def _worker(self, number: int) -> Worker:
+        def run(stop: Stop) -> None:
+            self.core_server.run(number)
+
+        return Worker("clipper-http-core", run, vital=True)
+
+    def health(self) -> list[Health]:
+        """Return the state of the threads of the core."""
+        return [worker.health() for worker in self._workers]
 
     # -- the table
 
@@ -319,9 +328,8 @@ class FastPath:
             for resolved in self._untyped
             for core in resolved.cores.values()
         ):
-            self.rebuild(
-                self._node.catalog.view
-            )  # an untyped model got its type from its first row
+            # an untyped model got its type from its first row
+            self.rebuild(self._node.catalog.view)
         elif not all(map(is_eligible, self._hot)):
             self.rebuild(self._node.catalog.view)  # a container with online learning has connected
 
@@ -339,13 +347,12 @@ class FastPath:
             HttpConnection, self._service, handed.data, handed.age_s, handed.returns
         )
         line = socket.socket(fileno=handed.fd)
-        task = self._loop.create_task(self._connect(make, line))
-        self._adopting.add(task)
-        task.add_done_callback(self._adopting.discard)
+        self._adopting.spawn(self._connect(make, line))
 
     async def _connect(self, make: Callable[[], HttpConnection], line: socket.socket) -> None:
         try:
-            _, connection = await self._loop.connect_accepted_socket(make, line)
+            loop = asyncio.get_running_loop()
+            _, connection = await loop.connect_accepted_socket(make, line)
             connection.pause_again()
         except OSError as error:  # the connection was lost during the handover
             _log.debug("a connection was lost: %s", error)
@@ -370,7 +377,8 @@ class FastPath:
         try:
             self.core_server.answer(ending.worker, ending.ticket, response, close)
         except MemoryError:
-            self._loop.call_later(_AGAIN_S, self._give, ending, response, close)
+            loop = asyncio.get_running_loop()
+            loop.call_later(_AGAIN_S, self._give, ending, response, close)
 
     # -- the end
 
@@ -387,14 +395,14 @@ class FastPath:
     def close(self) -> None:
         """Stop receiving events of the core. Called on the event loop when it ends."""
         self._end_following()
-        self._loop.remove_reader(self.core_server.fd)
+        if self._loop is not None:
+            self._loop.remove_reader(self.core_server.fd)
 
     def stop(self) -> None:
         """Join the threads and close the remaining connections. The event loop has ended."""
         self.core_server.stop()
-        for thread in self._threads:
-            if thread.is_alive():
-                thread.join()
+        for worker in self._workers:
+            worker.end()
         for item in self.core_server.take():
             if isinstance(item, Handed):
                 os.close(item.fd)

@@ -71,7 +71,10 @@ class InferenceRoutes:
         return answer_json(self._models.server())
 
     def live(self, request: HttpRequest) -> HandlerResult:
-        """Return that the process is alive."""
+        """Return that the process is alive; 503 if a part that it cannot do without has failed."""
+        dead = self._node.dead()
+        if dead:
+            return _unavailable({"live": False, "failed": dead})
         return answer_json({"live": True})
 
     def ready(self, request: HttpRequest) -> HandlerResult:
@@ -80,12 +83,16 @@ class InferenceRoutes:
         def check() -> HttpResponse:
             waiting = self._node.unready()
             body = {
-                "live": True,
+                "live": not self._node.dead(),
                 "ready": not waiting,
                 **({"waiting_for": waiting} if waiting else {}),
             }
             if store := self._node.store():
                 body["store"] = store
+            if held := self._node.held():
+                body["held"] = held
+            if degraded := self._node.degraded():
+                body["degraded"] = degraded
             return answer_json(body) if not waiting else _unavailable(body)
 
         return WorkerTask(check)
@@ -134,7 +141,14 @@ class InferenceRoutes:
         return WorkerTask(wait)
 
     def statistics(self, request: HttpRequest) -> HandlerResult:
-        """Return counts since the start, of one model or of all."""
+        """Return counts since the start, of one model or of all.
+
+        The path of all, /v2/models/stats, is also that of the metadata of a model named `stats`,
+        which comes first: its client cannot use another path.
+        """
+        if not request.params and self._models.exists("stats"):
+            request.params = ("stats",)
+            return self.model(request)
         return WorkerTask(lambda: answer_json(self._models.statistics(*request.params)))
 
     def model_ready(self, request: HttpRequest) -> HandlerResult:

@@ -9,14 +9,16 @@ import functools
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future as WorkFuture
-from concurrent.futures import ThreadPoolExecutor
 
 import uvloop
 
 from clipper.clock import wall_time_us
+from clipper.component import Health, Loop, Pool
 from clipper.errors import AddressInUse, ConfigError, Overloaded
+from clipper.frontend.http.body_memory import BodyMemory
 from clipper.frontend.http.connection import HttpConnection, HttpService
 from clipper.frontend.http.exchange import Exchange
 from clipper.frontend.http.fast_path import FastPath
@@ -27,7 +29,7 @@ from clipper.host_port import join_host_port
 from clipper.metrics import HttpCounts, TlsCounts
 from clipper.serving.models.address import held_by
 from clipper.serving.query.future_watcher import FutureWatcher
-from clipper.settings.http import HttpSettings
+from clipper.settings.http import HttpSettings, bodies_bytes
 from clipper.tls import Certificate
 
 _log = logging.getLogger(__name__)
@@ -36,7 +38,9 @@ _WAITING_MAX = 64  # maximum of calls that wait in a management pool
 _RETRY_S = 1
 _CHECK_S_MAX = 0.5
 _GRACE_S = 1.0  # time to send the last responses after every query has ended
+_STOP_S = 10.0  # for calls in the pools, and for the event loop
 Handle = Callable[[HttpRequest], HandlerResult]
+Admit = Callable[[HttpRequest], None]
 
 
 class HttpListeners:
@@ -44,7 +48,8 @@ class HttpListeners:
 
     each: (the key of [http] that holds the address, the address, its handler). counts: in the same
     order. certificates: of the listeners with TLS, by that key, with their counters. hot: the fast
-    path of the query address. own_user: keys of the listeners that only processes of this server's
+    path of the query address. admits: by that key, raises for a request that may not be made; see
+    HttpService. own_user: keys of the listeners that only processes of this server's
     user, and of root, may use.
     """
 
@@ -58,59 +63,72 @@ class HttpListeners:
         exporter: SpanExporter | None = None,
         hot: FastPath | None = None,
         own_user: Collection[str] = (),
+        admits: Mapping[str, Admit] | None = None,
     ) -> None:
+        self._admits = [(admits or {}).get(key) for key, _, _ in each]
+        self._bodies = BodyMemory(bodies_bytes(settings))
         self._own_user = [key in own_user for key, _, _ in each]
         self._settings, self._exporter, self._hot = settings, exporter, hot
         self._make_watcher, self._counts = make_watcher, counts
         self._sockets = _bind_all(each, settings.backlog)
         self.addresses = [_address_of(listener) for listener, _ in self._sockets]
-        self._loop = uvloop.new_event_loop()
+        self._loop = Loop(
+            "clipper-http", self._listen, self._close, make=uvloop.new_event_loop, vital=True
+        )
         self._pools = {
-            pool: ThreadPoolExecutor(_WORKERS, f"clipper-http-{pool.value}")
-            for pool in WorkerPoolName
+            pool: Pool(f"clipper-http-{pool.value}", _WORKERS) for pool in WorkerPoolName
         }
-        self._waiting = dict.fromkeys(
-            WorkerPoolName, 0
-        )  # calls per pool that are not answered; used by the loop only
+        # calls per pool that are not answered; used by the loop only
+        self._waiting = dict.fromkeys(WorkerPoolName, 0)
         self._services: list[HttpService] = []
         self._certificates = [(certificates or {}).get(key) for key, _, _ in each]
         self._tls_listeners: list[TlsListener] = []
         self._closing: list[asyncio.Task[None]] = []
         self._servers: list[asyncio.AbstractServer] = []
-        self._thread = threading.Thread(target=self._run, name="clipper-http", daemon=True)
-        self._serving = threading.Event()
+        self._watcher: FutureWatcher | None = None
 
     def start(self) -> None:
-        """Start the thread, and return when all addresses accept connections."""
-        self._thread.start()
-        self._serving.wait()
+        """Start the threads, and return when all addresses accept connections.
 
-    def _run(self) -> None:
-        loop = self._loop
-        asyncio.set_event_loop(loop)
-        watcher = self._make_watcher(loop)
-        try:
-            loop.run_until_complete(self._listen(watcher))
-            self._check()
-            self._serving.set()
-            loop.run_forever()
-        finally:
-            self._serving.set()
-            watcher.close()
-            for tls_listener in self._tls_listeners:
-                loop.run_until_complete(tls_listener.close())
-            if self._hot is not None:
-                self._hot.close()
-            for service in self._services:
-                for connection in tuple(service.connections):
-                    connection.abort()
-            loop.run_until_complete(asyncio.sleep(0))
-            loop.run_until_complete(loop.shutdown_asyncgens())
-            loop.close()
+        Raises NotStarted, OSError, or what else kept an address from being served.
+        """
+        for pool in self._pools.values():
+            pool.start()
+        self._loop.start()
 
-    async def _listen(self, watcher: FutureWatcher) -> None:
-        each = zip(self._sockets, self._counts, self._certificates, self._own_user, strict=True)
-        for (listener, handle), counts, certificate, own_user in each:
+    def health(self) -> list[Health]:
+        """Return the state of the event loop and of the threads."""
+        pools = [pool.health() for pool in self._pools.values()]
+        accepting = [one for each in tuple(self._tls_listeners) for one in each.health()]
+        hot = self._hot.health() if self._hot is not None else []
+        return [self._loop.health(), *pools, *accepting, *hot]
+
+    async def _close(self) -> None:
+        until_s = time.monotonic() + _GRACE_S
+        while self.is_busy and time.monotonic() < until_s:
+            await asyncio.sleep(0.005)
+        if self._watcher is not None:
+            self._watcher.close()
+        for tls_listener in self._tls_listeners:
+            await tls_listener.close()
+        if self._hot is not None:
+            self._hot.close()
+        for service in self._services:
+            for connection in tuple(service.connections):
+                connection.abort()
+        await asyncio.sleep(0)
+
+    async def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._watcher = watcher = self._make_watcher(loop)
+        each = zip(
+            self._sockets,
+            self._counts,
+            self._certificates,
+            self._own_user,
+            self._admits,
+            strict=True,
+        )
+        for (listener, handle), counts, certificate, own_user, admit in each:
             service = HttpService(
                 self._settings,
                 handle,
@@ -119,33 +137,36 @@ class HttpListeners:
                 counts,
                 self._exporter,
                 own_user,
+                admit=admit,
+                bodies=self._bodies,
             )
             self._services.append(service)
             if self._hot is not None and counts is self._hot.counts:
-                self._hot.open(self._loop, service, listener)
+                self._hot.open(loop, service, listener)
                 continue
             if certificate is not None:
-                tls_listener = TlsListener(self._loop, listener, service, *certificate)
+                tls_listener = TlsListener(loop, listener, service, *certificate)
                 self._tls_listeners.append(tls_listener)
                 continue
-            server = await self._loop.create_server(
+            server = await loop.create_server(
                 functools.partial(HttpConnection, service),
                 sock=listener,
                 backlog=self._settings.backlog,
             )
             self._servers.append(server)
+        self._check(loop)
 
-    def _check(self) -> None:
+    def _check(self, loop: asyncio.AbstractEventLoop) -> None:
+        each_s = min(_CHECK_S_MAX, self._settings.header_s / 4, self._settings.idle_s / 4)
+        loop.call_later(each_s, self._check, loop)  # first: an error below is not the last look
         now_s, date = (
-            self._loop.time(),
+            loop.time(),
             email.utils.formatdate(wall_time_us() / 1e6, usegmt=True).encode(),
         )
         for service in self._services:
             service.check(now_s, date)
         if self._hot is not None:
             self._hot.check()
-        each_s = min(_CHECK_S_MAX, self._settings.header_s / 4, self._settings.idle_s / 4)
-        self._loop.call_later(each_s, self._check)
 
     # -- worker threads
 
@@ -161,12 +182,12 @@ class HttpListeners:
         self._waiting[pool] += 1
 
         def settle(done: "WorkFuture[HandlerResult]") -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._settle, pool, exchange, done)
+            self._loop.call(self._settle, pool, exchange, done)
 
         try:
             self._pools[pool].submit(work.run).add_done_callback(settle)
         except RuntimeError as error:  # the threads have ended: the server is closing
+            self._waiting[pool] -= 1
             exchange.fail(error)
 
     def _settle(
@@ -183,9 +204,8 @@ class HttpListeners:
 
     def drain(self) -> None:
         """Accept no new connections; close idle ones now, the others after their responses."""
-        if self._thread.is_alive():
-            drained = threading.Event()
-            self._loop.call_soon_threadsafe(self._drain, drained)
+        drained = threading.Event()
+        if self._loop.is_running and self._loop.call(self._drain, drained):
             drained.wait(_GRACE_S)  # else a query could still arrive unseen
 
     @property
@@ -202,29 +222,23 @@ class HttpListeners:
             self._hot.drain()
         for service in self._services:
             service.drain()
-        self._closing = [self._loop.create_task(each.close()) for each in self._tls_listeners]
+        loop = asyncio.get_running_loop()
+        self._closing = [loop.create_task(each.close()) for each in self._tls_listeners]
         drained.set()
 
     def stop(self) -> None:
-        """Send the remaining responses, then stop the threads. Every query has ended before."""
+        """Send the remaining responses, then stop the threads. Every query has ended before.
+
+        Idempotent; also after a start that failed.
+        """
         self.drain()
         for pool in self._pools.values():
-            pool.shutdown(wait=True)
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._leave, self._loop.time() + _GRACE_S)
-            self._thread.join()
-        else:
-            self._loop.close()
+            pool.shutdown()
+        self._loop.end(_STOP_S)
         if self._hot is not None:
             self._hot.stop()
         for listener, _ in self._sockets:
             listener.close()
-
-    def _leave(self, until_s: float) -> None:
-        if self._loop.time() < until_s and self.is_busy:
-            self._loop.call_later(0.005, self._leave, until_s)
-        else:
-            self._loop.stop()
 
 
 def _bind_all(

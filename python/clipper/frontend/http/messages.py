@@ -46,11 +46,11 @@ _T = TypeVar("_T")
 
 
 class HttpRequest:
-    """One request, read in full. Threads: one at a time.
+    """One request. Threads: one at a time.
 
-    began_ns: time of the monotonic clock. headers: those of `KNOWN_HEADERS`, by lower-case name.
-    route: the pattern that matched. params: the values of the pattern's `{}`. actor: the owner of
-    the management token. trace: a Trace, or None.
+    began_ns: when it was read in full, by the monotonic clock. headers: those of `KNOWN_HEADERS`,
+    by lower-case name. route: the pattern that matched. params: the values of the pattern's `{}`.
+    actor: the owner of the management token. trace: a Trace, or None.
     """
 
     __slots__ = (
@@ -121,8 +121,19 @@ KNOWN_HEADERS: Final = frozenset(
         b"x-request-id",
     )
 )
-# Headers that may be repeated: their values are joined by commas (RFC 9110, section 5.3).
-REPEATED: Final = frozenset((b"mm-model-id", b"mm-vmodel-id", b"transfer-encoding"))
+# Headers that are lists and may be repeated: their values are joined by commas (RFC 9110,
+# section 5.3). A request that repeats another known header is rejected.
+REPEATED: Final = frozenset(
+    (
+        b"accept",
+        b"content-encoding",
+        b"if-none-match",
+        b"mm-model-id",
+        b"mm-vmodel-id",
+        b"tracestate",
+        b"transfer-encoding",
+    )
+)
 
 
 class HttpResponse:
@@ -263,10 +274,18 @@ def read_json(decoder: "msgspec.json.Decoder[_T]", text: "JsonText", at: str = "
         message = str(error).replace("`$", f"`{at}")
         raise InvalidInput(f"{message}{'' if '`$' in message else f' - at `{at}`'}.") from None
     except msgspec.DecodeError as error:
-        raise InvalidInput(f"the body is not JSON: {error}.") from None
+        raise InvalidInput(f"the body is not JSON: {error}.", hint=_hint_on_nan(text)) from None
     except (RecursionError, UnicodeDecodeError, OverflowError) as error:
         why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise InvalidInput(f"the body is not JSON: {why}.") from None
+
+
+def _hint_on_nan(text: "JsonText") -> str:
+    """Return what to write instead of NaN, if the text has one."""
+    names = (b"NaN", b"Infinity")
+    if not any(name in bytes(text) for name in names):
+        return ""
+    return "JSON has no NaN and no Infinity: write null for a missing value."
 
 
 # -- errors
@@ -334,6 +353,7 @@ _LINES = {
     for status in http.HTTPStatus
 }
 _BODILESS = frozenset((204, 304))
+_GZIP = 31  # window bits of zlib with the header of gzip
 
 
 def head_of(
@@ -388,16 +408,15 @@ def inflate(body: bytes | bytearray, encoding: bytes, size_max: int) -> bytes | 
     encoding = encoding.strip().lower()
     if encoding in (b"", b"identity"):
         return body
-    bits = {b"gzip": 31, b"x-gzip": 31, b"deflate": 15}.get(encoding)
+    bits = {b"gzip": _GZIP, b"x-gzip": _GZIP, b"deflate": 15}.get(encoding)
     if bits is None:
         raise HttpError(
             415,
             "the Content-Encoding of this request is not known here.",
             "Use gzip, deflate, or none.",
         )
-    inflater = zlib.decompressobj(bits)
     try:
-        plain = inflater.decompress(body, size_max + 1)
+        plain, is_whole = _decompressed(body, bits, size_max)
     except zlib.error:
         raise InvalidInput(
             f"the body does not match its Content-Encoding: {encoding.decode()}."
@@ -407,9 +426,25 @@ def inflate(body: bytes | bytearray, encoding: bytes, size_max: int) -> bytes | 
             f"the body has more than {size_max} bytes when decompressed.",
             hint="See http.body_bytes_max.",
         )
-    if not inflater.eof or inflater.unused_data:
+    if not is_whole:
         raise InvalidInput(f"the body is not one complete stream of {encoding.decode()}.")
     return plain
+
+
+def _decompressed(body: bytes | bytearray, bits: int, size_max: int) -> tuple[bytes, bool]:
+    """Return the decompressed bytes, at most one more than `size_max`, and whether the body is
+    whole. A body of gzip may have several members (RFC 1952). Raises zlib.error."""
+    plain, rest = [], memoryview(body)
+    size = 0
+    while size <= size_max:
+        inflater = zlib.decompressobj(bits)
+        plain.append(inflater.decompress(rest, size_max + 1 - size))
+        size += len(plain[-1])
+        left = len(inflater.unused_data)
+        if not (left and inflater.eof and bits == _GZIP):
+            return b"".join(plain), inflater.eof and not left
+        rest = rest[len(rest) - left :]
+    return b"".join(plain), False
 
 
 def settled(outcome: HandlerResult) -> HandlerResult:

@@ -15,7 +15,8 @@ class HttpRouter:
     """Maps methods and path patterns to handlers. `{}` in a pattern matches one segment of a path.
 
     `add("GET", "/api/{}", handler)` also answers HEAD, and OPTIONS for every path. A fixed segment
-    has precedence over `{}`. Threads: any, once all routes are added.
+    has precedence over `{}`, if it leads to a handler for the method. Threads: any, once all routes
+    are added.
     """
 
     def __init__(self) -> None:
@@ -23,10 +24,15 @@ class HttpRouter:
         self._known: dict[tuple[str, bytes], tuple[Handler, tuple[str, ...], str]] = {}
         self._patterns: list[tuple[str, str]] = []
         self.about: dict[tuple[str, str], RouteInfo] = {}
+        self._elsewhere: dict[str, str] = {}
 
     def describe(self, table: RouteTable) -> None:
         """Add descriptions of routes, for GET /openapi.json."""
         self.about |= table
+
+    def refer(self, segment: str, where: str) -> None:
+        """Say where paths that begin with `segment` are, if there is nothing here."""
+        self._elsewhere[segment] = where
 
     def add(self, method: str, pattern: str, handler: Handler) -> None:
         """Add a route."""
@@ -50,9 +56,8 @@ class HttpRouter:
         known = self._known.get(key)
         if known is None:
             known = self._search(request.method, request.path)
-            if (
-                len(self._known) >= _REMEMBERED_MAX
-            ):  # clients choose the paths, so the cache is bounded
+            if len(self._known) >= _REMEMBERED_MAX:
+                # clients choose the paths, so the cache is bounded
                 self._known.clear()
             if len(request.path) <= _REMEMBERED_BYTES_MAX:
                 self._known[key] = known
@@ -61,15 +66,16 @@ class HttpRouter:
 
     def _search(self, method: str, path: bytes) -> tuple[Handler, tuple[str, ...], str]:
         segments = _segments(path)
-        found = self._root.match(segments, ())
-        if found is None:
+        wanted = "GET" if method == "HEAD" else method
+        matching = list(self._root.match(segments, ()))
+        if not matching:
             raise HttpError(
                 404,
                 f"there is nothing at {_shown(path)}{self._guess(segments)}",
-                "GET / lists what there is.",
+                self._hint(segments),
             )
-        node, params = found
-        handler = node.handlers.get("GET" if method == "HEAD" else method)
+        node, params = next((one for one in matching if wanted in one[0].handlers), matching[0])
+        handler = node.handlers.get(wanted)
         if handler is None:
             allow = ", ".join(node.allowed())
             if method == "OPTIONS":
@@ -81,6 +87,10 @@ class HttpRouter:
                 ((b"allow", allow.encode()),),
             )
         return handler, params, node.pattern
+
+    def _hint(self, segments: list[str]) -> str:
+        where = self._elsewhere.get(segments[0]) if segments else None
+        return f"It is on {where}." if where else "GET / lists what there is."
 
     def _guess(self, segments: list[str]) -> str:
         fixed = {
@@ -105,19 +115,17 @@ class _Node:
 
     def match(
         self, segments: list[str], params: tuple[str, ...]
-    ) -> "tuple[_Node, tuple[str, ...]] | None":
+    ) -> "Iterator[tuple[_Node, tuple[str, ...]]]":
+        """Yield each node that the path leads to and the values of its `{}`, the best first."""
         if not segments:
-            return (self, params) if self.handlers else None
+            if self.handlers:
+                yield self, params
+            return
         first, rest = segments[0], segments[1:]
-        if (
-            first in self.below
-            and first != "{}"
-            and (found := self.below[first].match(rest, params))
-        ):
-            return found
+        if first in self.below and first != "{}":
+            yield from self.below[first].match(rest, params)
         if "{}" in self.below and first:
-            return self.below["{}"].match(rest, (*params, first))
-        return None
+            yield from self.below["{}"].match(rest, (*params, first))
 
     def allowed(self) -> list[str]:
         methods = {*self.handlers, "OPTIONS", *(("HEAD",) if "GET" in self.handlers else ())}

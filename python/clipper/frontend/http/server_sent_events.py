@@ -9,10 +9,11 @@ from typing import Final
 from clipper.frontend.http.messages import HttpRequest
 
 CONTENT_TYPE: Final = b"text/event-stream; charset=utf-8"
+# proxies must not buffer events
 HEADERS: Final = (
     (b"cache-control", b"no-store"),
     (b"x-accel-buffering", b"no"),
-)  # proxies must not buffer events
+)
 HEARTBEAT: Final = b":\n\n"  # a comment: keeps the connection open through proxies
 _ID_MAX = 20
 

@@ -13,6 +13,7 @@ import logging
 import socket
 import ssl
 
+from clipper.component import Backoff, Health, Tasks
 from clipper.frontend.http.connection import HttpConnection, HttpService
 from clipper.frontend.http.messages import HttpError, head_of, problem
 from clipper.metrics import TlsCounts
@@ -41,17 +42,20 @@ class TlsListener:
     ) -> None:
         self._loop, self._service = loop, service
         self._certificate, self._counts = certificate, counts
-        self.waiting: set[asyncio.Task[None]] = set()
+        self.waiting = Tasks("TLS handshakes")
         self._listener = listener
-        self._accepting = loop.create_task(self._accept())
+        self._tasks = Tasks("HTTPS")
+        self._tasks.keep("clipper-https", self._accept, Backoff(_RETRY_S, _RETRY_S))
 
     async def close(self) -> None:
         """Accept no more connections, and abort the handshakes in progress. Idempotent."""
-        tasks = (self._accepting, *self.waiting)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.cancel()
+        await self.waiting.cancel()
         self._listener.close()
+
+    def health(self) -> list[Health]:
+        """Return the state of the task that accepts."""
+        return self._tasks.health()
 
     async def _accept(self) -> None:
         while True:
@@ -62,9 +66,7 @@ class TlsListener:
                 if error.errno in _NO_ROOM:
                     await asyncio.sleep(_RETRY_S)
                 continue
-            task = self._loop.create_task(self._connect(client))
-            self.waiting.add(task)
-            task.add_done_callback(self.waiting.discard)
+            self.waiting.spawn(self._connect(client))
 
     async def _connect(self, client: socket.socket) -> None:
         """Shake hands with a client, and count how that ends."""

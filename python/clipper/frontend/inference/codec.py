@@ -49,12 +49,29 @@ EMPTY_ROWS_MAX: Final = 4096  # limit for the product of the other dimensions of
 INPUT, OUTPUT = "input", "output"
 
 
+# The structs of the JSON. An optional member that is null counts as absent: clients send all
+# members of their own structs.
+_Parameters = dict[str, JsonValue] | None
+
+
 class _Tensor(msgspec.Struct):
     name: str
     shape: list[int]
     datatype: str
-    parameters: dict[str, JsonValue] = {}
+    parameters: _Parameters = None
     data: msgspec.Raw = msgspec.Raw(b"")
+
+
+class _Output(msgspec.Struct):
+    name: str
+    parameters: _Parameters = None
+
+
+class _Head(msgspec.Struct):
+    inputs: list[_Tensor]
+    id: str | None = None
+    parameters: _Parameters = None
+    outputs: list[_Output] | None = None
 
 
 class RequestedOutput(msgspec.Struct):
@@ -64,11 +81,11 @@ class RequestedOutput(msgspec.Struct):
     parameters: dict[str, JsonValue] = {}
 
 
-class _Head(msgspec.Struct):
-    inputs: list[_Tensor]
-    id: str = ""
-    parameters: dict[str, JsonValue] = {}
-    outputs: list[RequestedOutput] = []
+def _given(parameters: _Parameters) -> dict[str, JsonValue]:
+    """Return the parameters that are not null."""
+    if not parameters:
+        return {}
+    return {name: value for name, value in parameters.items() if value is not None}
 
 
 class Tensor(msgspec.Struct):
@@ -122,8 +139,9 @@ def decode(body: bytes | bytearray, head_bytes: bytes = b"") -> InferRequest:
     at = head_size
     inputs = []
     for i, tensor in enumerate(head.inputs):
-        shape = checked_shape(tensor.name, tensor.datatype, tensor.shape, tensor.parameters)
-        size = tensor.parameters.get("binary_data_size")
+        parameters = _given(tensor.parameters)
+        shape = checked_shape(tensor.name, tensor.datatype, tensor.shape, parameters)
+        size = parameters.get("binary_data_size")
         null = ""
         if size is None:
             values, null = _from_json(tensor, shape, f"$.inputs[{i}].data")
@@ -147,9 +165,11 @@ def decode(body: bytes | bytearray, head_bytes: bytes = b"") -> InferRequest:
         raise InvalidInput(
             f"{len(body) - at} bytes follow the last tensor: no binary_data_size counts them."
         )
-    check_requested(head.outputs)
-    binary = bool(head.parameters.get("binary_data_output", False))
-    return InferRequest(head.id, head.parameters, inputs, binary, head.outputs)
+    outputs = [RequestedOutput(one.name, _given(one.parameters)) for one in head.outputs or ()]
+    check_requested(outputs)
+    given = _given(head.parameters)
+    binary = bool(given.get("binary_data_output", False))
+    return InferRequest(head.id or "", given, inputs, binary, outputs)
 
 
 def _head_size(body: bytes | bytearray, text: bytes) -> int:
@@ -204,9 +224,8 @@ def checked_shape(
             f"tensor {name[:64]!r} has datatype {datatype[:20]!r}.", hint=f"Known: {known}."
         )
     shape = tuple(itertools.islice(dims, _RANK_MAX + 1))
-    elements_max = (
-        _ELEMENTS_MAX if all(shape) else EMPTY_ROWS_MAX
-    )  # rows without elements cost the sender no bytes
+    # rows without elements cost the sender no bytes
+    elements_max = _ELEMENTS_MAX if all(shape) else EMPTY_ROWS_MAX
     if (
         len(shape) > _RANK_MAX
         or any(n < 0 for n in shape)
@@ -220,7 +239,7 @@ def _from_json(tensor: _Tensor, shape: tuple[int, ...], at: str) -> tuple[Values
     """Return the values of a tensor, and what is wrong with a null among them."""
     values: Values
     null = ""
-    if not bytes(tensor.data):
+    if bytes(tensor.data) in (b"", b"null"):
         raise InvalidInput(f"tensor {tensor.name!r} has neither data nor binary_data_size.")
     if tensor.datatype == "BYTES":
         values = _flattened(read_json(_ANYTHING, tensor.data, at))
@@ -265,7 +284,11 @@ def _numbers(tensor: _Tensor, at: str) -> Values:
                 return found
             with np.errstate(over="raise"):
                 return np.array(read_json(_FLAT[dtype.kind], text, at), dtype)
-        values = np.asarray(read_json(_ANYTHING, text, at))
+        found = read_json(_ANYTHING, text, at)
+        values = np.asarray(found)
+        if values.size and dtype.kind == "u" and values.dtype.kind == "f":
+            # numpy makes floats of whole numbers of which some fit i64 and others only u64
+            values = _whole_numbers(_flattened(found), values)
         if values.size and not (
             values.dtype.kind == dtype.kind or (values.dtype.kind in "iu" and dtype.kind in "iuf")
         ):
@@ -279,6 +302,12 @@ def _numbers(tensor: _Tensor, at: str) -> Values:
         if isinstance(error, InvalidInput):
             raise
         raise InvalidInput(f"`{at}` is no {tensor.datatype} tensor: {error}.") from None
+
+
+def _whole_numbers(items: list[object], values: Values) -> Values:
+    """Return items as u64 if all are whole numbers, else the values that numpy made of them."""
+    whole = all(isinstance(item, int) and not isinstance(item, bool) for item in items)
+    return np.array(items, np.uint64) if whole else values
 
 
 def _flattened(values: Values) -> list[object]:
@@ -345,7 +374,7 @@ def rows_of(request: InferRequest, type_: InputType) -> Values:
             )
         raise InvalidInput(f"the request has {count} inputs: one tensor is taken, {INPUT!r}.")
     (tensor,) = request.inputs
-    if tensor.null:
+    if tensor.null and type_.dtype[:1] != "f":
         raise InvalidInput(tensor.null)
     values = _strings_or_array(tensor, type_)
     if isinstance(values, list):

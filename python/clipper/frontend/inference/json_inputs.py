@@ -1,6 +1,8 @@
 """Inputs in JSON to rows of the type that a model takes."""
 
+import contextlib
 import functools
+import math
 from collections.abc import Callable
 from types import GenericAlias
 from typing import Any
@@ -79,7 +81,7 @@ def reader_for(type_: InputType) -> Read:
         found = straight(text) if straight is not None else None
         if found is not None:
             return found
-        value = _of_numbers(decoder, dtype, text, at)
+        value = _of_numbers(decoder, nested, dtype, text, at)
         try:
             with np.errstate(over="raise"):  # JSON has no infinity
                 return np.array(value, dtype)
@@ -162,18 +164,33 @@ def _plain(value: Row, spec: TensorSpec) -> Row:
 
 
 def _of_numbers(
-    decoder: "msgspec.json.Decoder[Any]", dtype: "np.dtype", text: JsonText, at: str
+    decoder: "msgspec.json.Decoder[Any]",
+    nested: type | GenericAlias,
+    dtype: "np.dtype",
+    text: JsonText,
+    at: str,
 ) -> object:
-    """Decode nested numbers. JSON does not distinguish 2.0 from the integer 2."""
+    """Decode nested numbers. JSON does not distinguish 2.0 from the integer 2, and has no NaN:
+    among floating-point numbers null is NaN."""
     try:
         return read_json(decoder, text, at)
     except InvalidInput:
+        if dtype.kind == "f" and b"null" in bytes(text):
+            with contextlib.suppress(InvalidInput, msgspec.ValidationError):
+                return msgspec.convert(_with_nan(read_json(_ANYTHING, text, at)), nested)
         if (
             dtype.kind in "iu"
             and (value := _with_integers(read_json(_ANYTHING, text, at))) is not None
         ):
             return read_json(decoder, msgspec.json.encode(value), at)
         raise
+
+
+def _with_nan(value: Row) -> Row:
+    """Return nested lists with NaN for None."""
+    if isinstance(value, list):
+        return [_with_nan(item) for item in value]
+    return math.nan if value is None else value
 
 
 def _with_integers(value: Row) -> Row:

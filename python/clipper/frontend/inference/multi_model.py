@@ -173,9 +173,10 @@ class MultiModelRequest:
 
     def response(self) -> object:
         """Return a ModelInferResponse: the merge of the models' own responses."""
+        # requires protobuf, which HTTP does not
         from clipper.frontend.inference import (
             protobuf_codec,
-        )  # requires protobuf, which HTTP does not
+        )
 
         joined = None
         for target, (outputs, parameters) in self._inferred():

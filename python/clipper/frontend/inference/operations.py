@@ -118,6 +118,11 @@ class InferenceOperations:
     def __init__(self, node: ServerInterface) -> None:
         self._node = node
 
+    def exists(self, name: str) -> bool:
+        """Return whether an application or a model has this name."""
+        view = self._node.catalog.view
+        return name in view.applications or name in view.versions
+
     def target(self, name: str, version: str = "") -> InferenceTarget:
         """Return the target of a request. Raises UnknownModel, UnknownVersion, InvalidInput."""
         view = self._node.catalog.view
@@ -225,11 +230,12 @@ class InferenceOperations:
         return str(self._node.stats()["models"].get(str(model.id), {}).get("output", "any"))
 
     def _first(self, resolved: ResolvedApplication) -> Model | None:
-        if resolved.unlisted_model is not None:
-            return resolved.unlisted_model.record
-        if resolved.models and (link := resolved.links.get(resolved.models[0])) is not None:
-            return link.record
-        return self._node.catalog.view.model(resolved.models[0]) if resolved.models else None
+        if not resolved.models:
+            return None
+        found = resolved.on_demand.get(resolved.models[0])
+        return (
+            found.record if found is not None else self._node.catalog.view.model(resolved.models[0])
+        )
 
     def config(self, target: InferenceTarget) -> dict[str, object]:
         """Return the target's configuration in the form of Triton's ModelConfig; dims are those
@@ -276,9 +282,7 @@ class InferenceOperations:
 
     def is_ready(self, target: InferenceTarget) -> bool:
         """Return whether the target has a connected container, or can be loaded by the mesh."""
-        if (
-            target.resolved.unlisted_model is not None or target.resolved.links
-        ):  # it is loaded by its first query
+        if target.resolved.on_demand:  # it is loaded by its first query
             return True
         running = self._node.running()
         return any(str(id) in running for id in target.resolved.models)
@@ -404,7 +408,15 @@ class InferenceOperations:
 
 
 def timeout_ms(request: codec.InferRequest) -> float | None:
-    """Return `parameters.timeout` (microseconds) in milliseconds; None if it is missing or 0."""
+    """Return `parameters.timeout` (microseconds) in milliseconds; None if it is missing or 0.
+
+    Raises InvalidInput for `slo_ms`, which is a word of other requests and must not be ignored.
+    """
+    if "slo_ms" in request.parameters:
+        raise InvalidInput(
+            "parameters.slo_ms is not known here.",
+            hint="Write parameters.timeout, in microseconds.",
+        )
     timeout_us = _whole(request, "timeout", 0)
     return timeout_us / 1000 if timeout_us else None
 
@@ -488,10 +500,8 @@ def _of_model(id: str, row: ModelStats) -> dict[str, object]:
     spent_ns = round(latency.count * latency.mean * 1000) if latency.count else 0
     metadata = {
         "success": {"count": evaluated + hits, "ns": spent_ns},
-        "queue": {
-            "count": evaluated + hits,
-            "ns": 0,
-        },  # perf_analyzer uses the version whose count changes
+        # perf_analyzer uses the version whose count changes
+        "queue": {"count": evaluated + hits, "ns": 0},
         "fail": {"count": sum(row["ended"].values()) - evaluated, "ns": 0},
         "cache_hit": {"count": hits, "ns": 0},
         "cache_miss": {"count": row["evaluated"], "ns": 0},

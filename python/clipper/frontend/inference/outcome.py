@@ -39,7 +39,9 @@ def _error(errors: list[Exception | None], reason: str) -> ClipperError:
     no paths."""
     found: list[object] = [error for error in errors if error is not None]
     error = next((e for e in found if isinstance(e, Overloaded)), found[0] if found else None)
-    message = f"{reason or 'no prediction arrived'}."
+    message = reason or "no prediction arrived"
+    if not message.endswith("."):  # the words of a model may be a sentence
+        message += "."
     if isinstance(error, Overloaded):
         return Overloaded(message, retry_after_s=error.retry_after_s)
     if isinstance(error, ClipperError):

@@ -4,6 +4,7 @@ import time
 
 from clipper.errors import DeadlineExceeded
 from clipper.frontend.inference.json_inputs import input_of
+from clipper.serving.models.model_source import ResolvedModel
 from clipper.serving.query.processor import ResolvedApplication
 from clipper.types import ANY
 
@@ -14,7 +15,8 @@ def types_are_known(resolved: ResolvedApplication) -> bool:
     """Return whether the tensors of a model are stated, or all that a loaded copy states; of an
     application, those of its first model.
     """
-    return not _why_not_loaded(resolved) or input_of(resolved) != ANY
+    first = _first_on_demand(resolved)
+    return first is None or first.is_ready or input_of(resolved) != ANY
 
 
 def wait_for_types(resolved: ResolvedApplication, name: str, limit_us: int) -> int:
@@ -26,13 +28,14 @@ def wait_for_types(resolved: ResolvedApplication, name: str, limit_us: int) -> i
     began = time.monotonic()
     if resolved.unlisted_model is not None:
         resolved.unlisted_model.admit(limit_us)
-    for link in resolved.links.values():
-        link.touch()
-    while not types_are_known(resolved):
+    else:
+        for model in resolved.on_demand.values():
+            model.touch()
+    first = _first_on_demand(resolved)
+    while first is not None and not types_are_known(resolved):
         if time.monotonic() - began > limit_us / 1e6:
             raise DeadlineExceeded(
-                f"the tensors of {name!r} are known once its model is loaded:"
-                f" {_why_not_loaded(resolved)}.",
+                f"the tensors of {name!r} are known once its model is loaded: {first.reason()}.",
                 hint="State them where the model is registered (input=, output=), or load it"
                 " first.",
             )
@@ -40,9 +43,6 @@ def wait_for_types(resolved: ResolvedApplication, name: str, limit_us: int) -> i
     return int((time.monotonic() - began) * 1e6)
 
 
-def _why_not_loaded(resolved: ResolvedApplication) -> str:
-    """Return why the first model of a mesh is not loaded; empty if it is, or is of no mesh."""
-    if resolved.unlisted_model is not None:
-        return resolved.unlisted_model.why()
-    link = resolved.links.get(resolved.models[0]) if resolved.models else None
-    return "" if link is None else link.reason()
+def _first_on_demand(resolved: ResolvedApplication) -> ResolvedModel | None:
+    """Return the first model if its queries have it loaded."""
+    return resolved.on_demand.get(resolved.models[0]) if resolved.models else None

@@ -326,10 +326,11 @@ def list_of(member: str, item: object, most: int | None = None) -> Schema:
 
 
 _BASE64 = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
+# values from here on are rounded to infinity
 _ROUNDED_TO_INFINITY = {
     "f16": 65520.0,
     "f32": 3.4028235677973366e38,
-}  # values from here on are rounded to infinity
+}
 
 
 def schema_of_input(type_: InputType | Tensors) -> Schema:

@@ -35,14 +35,14 @@ from clipper.frontend.openapi.routes import (
 from clipper.frontend.server_interface import ServerInterface
 from clipper.types import ANY
 
-_PAGE = {  # path -> (file, content type)
+# path -> (file, content type)
+_PAGE = {
     "/docs": ("page.html", b"text/html; charset=utf-8"),
     "/docs/page.css": ("page.css", b"text/css; charset=utf-8"),
     "/docs/page.js": ("page.js", b"text/javascript; charset=utf-8"),
 }
-PUBLIC = frozenset(
-    path.encode() for path in _PAGE
-)  # public: a browser cannot send a token for a page
+# public: a browser cannot send a token for a page
+PUBLIC = frozenset(path.encode() for path in _PAGE)
 _PAGE_HEADERS = (
     (
         b"content-security-policy",

@@ -142,7 +142,12 @@ def predict_schemas(
 
     columns: of named tensors: a list with a value for each input, by name.
     """
-    many: Schema = {"type": "array", "items": input, "maxItems": limits.queries_max}
+    many: Schema = {
+        "type": "array",
+        "items": input,
+        "minItems": 1,
+        "maxItems": limits.queries_max,
+    }
     if columns is not None:
         many = {"anyOf": [many, columns]}
     whole = members(
@@ -310,7 +315,10 @@ _READY: Schema = {
         "live": {"type": "boolean"},
         "ready": {"type": "boolean"},
         "waiting_for": {"type": "array", "items": {"type": "string"}},
-        "store": {"type": "string", "description": "that it is away, if it is"},
+        "store": {
+            "type": "string",
+            "description": "that it is away, or has another content, if so",
+        },
     },
 }
 _NAMED: Schema = {

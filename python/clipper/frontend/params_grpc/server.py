@@ -1,15 +1,14 @@
 """gRPC server of a parameter shard: a thread with an event loop, beside the shard's own.
 
-`python -m clipper.frontend.params_grpc.server` runs `clipper.params.local.fork_server` with this
-server. The module is here, above `params`, because `params` does not import gRPC. A supervisor
-starts it by its module name.
+`become` and `python -m clipper.frontend.params_grpc.server` run the process of a shard
+(`clipper.params.local.shard_process`) with this server. The module is here, above `params`, because
+`params` does not import gRPC. A supervisor names it.
 """
 
 import asyncio
 import contextlib
 import sys
-import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Final
 
 import grpc
@@ -18,11 +17,13 @@ import uvloop
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 
+from clipper.component import Backoff, Health, Loop, State, Tasks, require_descriptors
 from clipper.errors import AddressInUse, ClipperError, NotAllowed, Unknown
 from clipper.frontend.auth.credential_files import CredentialFiles
 from clipper.frontend.grpc.calls import Requests, abort, decoder
-from clipper.frontend.grpc.credentials import credentials_of
-from clipper.frontend.grpc.health import HEALTH, REFLECTION, about
+from clipper.frontend.grpc.credentials import bind
+from clipper.frontend.grpc.door import Door, connection_options
+from clipper.frontend.grpc.health import HEALTH, NOT_SERVING, REFLECTION, SERVING, about, statuses
 from clipper.frontend.params_grpc.service import (
     ALIASES,
     SERVICE,
@@ -33,18 +34,21 @@ from clipper.frontend.params_grpc.service import (
 from clipper.frontend.params_grpc.shard_client import LocalShardConnection
 from clipper.frontend.protocols import message, methods_of
 from clipper.metrics import TlsCounts
-from clipper.params.local import fork_server as standby
+from clipper.params.local import shard_process
 from clipper.params.shard.shard import Shard
 from clipper.params.tokens import TokenFile, check_role, digest_of
 from clipper.settings.params import ParamsSettings, grpc_address, params_tls
+from clipper_container.forking.fork_server import Parent
 
 CALLS_MAX: Final = 1024
+PING_S_MIN: Final = 1.0  # between keepalive pings of a client
 _GRACE_S: Final = 1.0
+_STOP_S: Final = 10.0
+_DESCRIPTORS: Final = 48  # gRPC aborts the process when it has none while it starts
 _CHECK_S: Final = 0.5
 _GATHER_S: Final = 1.0
 _SERVICES: Final = (SERVICE, HEALTH, REFLECTION)
 _OLDER: Final = "grpc.reflection.v1alpha.ServerReflection"
-_SERVING, _NOT_SERVING = 1, 2
 Method = Callable[[Message, ShardCall], Awaitable[Message]]
 
 
@@ -63,76 +67,64 @@ class ShardGrpc:
             f"shard {place.number}",
         )
         self._service = ParamsService(shard, self._connection)
-        self._loop = uvloop.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="clipper-shard-grpc", daemon=True)
-        self._started = threading.Event()
+        self._loop = Loop(
+            "clipper-shard-grpc", self._listen, self._close, make=uvloop.new_event_loop, vital=True
+        )
+        self._tasks = Tasks("clipper-shard-grpc")
         self._closing: asyncio.Event
-        self._gathering: asyncio.Task[None]
-        self._server: grpc.aio.Server
-        self._trouble: Exception | None = None
+        self._server: grpc.aio.Server | None = None
 
     def start(self) -> "ShardGrpc":
-        """Start the thread. The shard's loop is running. Raises AddressInUse, OSError."""
-        self._thread.start()
-        self._started.wait()
-        if self._trouble is not None:
-            self._thread.join()
-            raise self._trouble
-        self._access.start()
+        """Start the thread. The shard's loop is running. Raises AddressInUse, NotStarted,
+        OSError."""
+        require_descriptors(_DESCRIPTORS, "params.grpc")
+        self._loop.start()
+        try:
+            self._access.start()
+        except BaseException:
+            self.stop()
+            raise
         return self
 
     def stop(self) -> None:
-        """Stop the thread. Open calls end with UNAVAILABLE unless they end at once."""
-        self._access.stop()
-        if self._thread.is_alive():
-            with contextlib.suppress(RuntimeError):
-                asyncio.run_coroutine_threadsafe(self._leave(), self._loop)
-            self._thread.join()
+        """Stop the thread. Open calls end with UNAVAILABLE unless they end at once. Idempotent."""
+        try:
+            self._access.stop()
+        finally:
+            self._loop.end(_STOP_S)
+
+    def health(self) -> list[Health]:
+        """Return the state of the event loop and of its tasks."""
+        found = [self._loop.health(), *self._tasks.health()]
+        if why := self._connection.failure:
+            name = "clipper-shard-grpc-connection"
+            found.append(Health(name, State.FAILED, why, vital=True))
+        return found
 
     # -- its thread
 
-    def _run(self) -> None:
-        loop = self._loop
-        asyncio.set_event_loop(loop)
-        try:
-            loop.run_until_complete(self._listen())
-            self._started.set()
-            loop.run_forever()
-        except Exception as error:
-            self._trouble = error
-        finally:
-            self._started.set()
-            loop.run_until_complete(loop.shutdown_asyncgens())
-            loop.close()
-
-    async def _listen(self) -> None:
+    async def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
         self._closing = asyncio.Event()
         settings = self._shard.config.settings
         options = [
             ("grpc.max_receive_message_length", settings.grpc_message_bytes_max),
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 0),
+            *connection_options(settings.connections_max, PING_S_MIN),
         ]
         await self._connection.open()
-        self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=CALLS_MAX)
-        self._server.add_generic_rpc_handlers(tuple(self._handlers()))
+        self._server = server = grpc.aio.server(options=options, maximum_concurrent_rpcs=CALLS_MAX)
+        server.add_generic_rpc_handlers((Door(self._check_token), *self._handlers()))
         try:
-            port = self._bound()
+            port = bind(server, self._wanted, self._access.certificates)
         except RuntimeError as error:
-            await self._connection.close()
             hint = "Choose another params.grpc."
             raise AddressInUse(
                 f"cannot listen on {self._wanted}, of params.grpc: {error}.", hint=hint
             ) from None
         self.address = f"{self._wanted.rpartition(':')[0]}:{port}"
-        await self._server.start()
-        self._gathering = asyncio.ensure_future(self._gather())
-
-    def _bound(self) -> int:
-        secured = self._access.certificates.get("grpc")
-        if secured is None:
-            return int(self._server.add_insecure_port(self._wanted))
-        return int(self._server.add_secure_port(self._wanted, credentials_of(secured[0])))
+        await server.start()
+        self._tasks.keep("clipper-shard-grpc-gather", self._gather, Backoff(_GATHER_S, _GATHER_S))
 
     async def _gather(self) -> None:
         while not self._closing.is_set():
@@ -141,12 +133,15 @@ class ShardGrpc:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._closing.wait(), _GATHER_S)
 
-    async def _leave(self) -> None:
+    async def _close(self) -> None:
+        """End what was opened, each step also when the one before failed."""
         self._closing.set()
-        await self._gathering
-        await self._connection.close()
-        await self._server.stop(_GRACE_S)
-        self._loop.stop()
+        try:
+            await self._tasks.cancel()
+            await self._connection.close()
+        finally:
+            if self._server is not None:
+                await self._server.stop(_GRACE_S)
 
     # -- handlers
 
@@ -222,7 +217,15 @@ class ShardGrpc:
 
     def _admit(self, call: ShardCall, name: str) -> None:
         """Check the token of a call. name: of the method. Raises NotAllowed, Forbidden."""
-        scheme, _, token = str(call.metadata.get("authorization", "")).partition(" ")
+        check_role(self._role(str(call.metadata.get("authorization", ""))), name)
+
+    def _check_token(self, authorization: bytes) -> None:
+        """Raise NotAllowed for a value of `authorization` that has no token of the set."""
+        self._role(authorization.decode(errors="replace"))
+
+    def _role(self, authorization: str) -> str:
+        """Return the role of the token in a value of `authorization`. Raises NotAllowed."""
+        scheme, _, token = authorization.partition(" ")
         assert self._access.workers is not None
         role = self._access.workers.role(digest_of(token.strip()))
         if not role or scheme.lower() != "bearer":
@@ -231,30 +234,24 @@ class ShardGrpc:
                 " shards.json has it), or a key of params.grpc_keys_file."
             )
             raise NotAllowed("the token is missing or wrong.", hint=hint)
-        check_role(role, name)
+        return role
 
     # -- health, reflection
 
     async def _check(self, request: Message, _: ShardCall) -> Message:
-        return message("grpc.health.v1.HealthCheckResponse")(status=self._status(request.service))
+        return message("grpc.health.v1.HealthCheckResponse")(
+            status=await self._status(request.service)
+        )
 
-    async def _watch(self, request: Message, _: object) -> AsyncIterator[Message]:
-        reported = None
-        while not self._closing.is_set():
-            status = self._status(request.service)
-            if status != reported:
-                reported = status
-                yield message("grpc.health.v1.HealthCheckResponse")(status=status)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._closing.wait(), _CHECK_S)
-        if reported != _NOT_SERVING:
-            yield message("grpc.health.v1.HealthCheckResponse")(status=_NOT_SERVING)
+    def _watch(self, request: Message, _: object) -> AsyncIterator[Message]:
+        return statuses(lambda: self._status(request.service), self._closing, _CHECK_S)
 
-    def _status(self, service: str) -> int:
+    async def _status(self, service: str) -> int:
         """Return the health status. Raises Unknown for another service."""
         if service not in ("", *_SERVICES):
             raise Unknown.named(service[:200], _SERVICES)
-        return _SERVING if self._shard.core.ready and not self._closing.is_set() else _NOT_SERVING
+        ready = self._shard.core.ready and self._connection.is_open
+        return SERVING if ready and not self._closing.is_set() else NOT_SERVING
 
     async def _reflect(self, requests: AsyncIterator[Message], _: object) -> AsyncIterator[Message]:
         response = message("grpc.reflection.v1.ServerReflectionResponse")
@@ -281,11 +278,17 @@ def beside(shard: Shard) -> Iterator[None]:
         yield
         return
     front = ShardGrpc(shard).start()
+    shard.watch(front.health)
     try:
         yield
     finally:
         front.stop()
 
 
+def become(fds: Sequence[int], parent: Parent) -> int:
+    """Run a shard with gRPC in a child that was just forked: an entry of a fork server."""
+    return shard_process.become(fds, parent, beside)
+
+
 if __name__ == "__main__":
-    sys.exit(standby.main(beside))
+    sys.exit(shard_process.main(beside))

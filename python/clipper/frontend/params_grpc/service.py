@@ -34,17 +34,17 @@ from clipper_container.params.frames import TABLES_MAX
 from clipper_container.params.rows import shards_of_ids
 
 SERVICE: Final = "PServer"
+# names in the document's text
 ALIASES: Final = {
     "SynchronizeEmbedding": "synchronize_embedding",
     "GetReplica": "get_replica",
-}  # names in the document's text
+}
 FOLLOWER_NAME_MAX: Final = 100
 _START: Final = "0,0"
 _BY_PIECES: Final = "Request it in parts: metadata cursor, from 0,0 on."
 _DTYPES: Final = {"f32": "FP32", "f16": "FP16"}
-_KERAS: Final[
-    dict[str, tuple[str, dict[str, float]]]
-] = {  # names of initializers that Keras workers send
+# names of initializers that Keras workers send
+_KERAS: Final[dict[str, tuple[str, dict[str, float]]]] = {
     "": ("uniform", {}),
     "ones": ("constant", {"value": 1.0}),
     "random_uniform": ("uniform", {}),
@@ -129,9 +129,8 @@ class ParamsService:
 
     async def pull_variable(self, request: Message, call: ShardCall) -> Message:
         """Return the variables that changed since the request's version."""
-        if (
-            self._shard.core.state_lost
-        ):  # the worker then pushes its model, which reinitializes the shard
+        if self._shard.core.state_lost:
+            # the worker then pushes its model, which reinitializes the shard
             return message("PullVariableResponse")(model_init_status=False)
         reply = await self._connection.call("pull_variables", since=request.version)
         answer = message("PullVariableResponse")(model_init_status=bool(reply["initialized"]))

@@ -6,8 +6,11 @@ by the same code as any other.
 
 import asyncio
 import contextlib
+import logging
 import os
+from typing import Final
 
+from clipper.component import cause_of
 from clipper.errors import ClipperError, ShardAway
 from clipper.params.shard.parameters import Ids, Piece
 from clipper_container.params.frames import (
@@ -21,7 +24,8 @@ from clipper_container.params.frames import (
     unpacked,
 )
 
-_LIMIT = 1 << 20  # read buffer in bytes
+_LIMIT: Final = 1 << 20  # read buffer in bytes
+_log = logging.getLogger(__name__)
 
 
 class LocalShardConnection:
@@ -34,9 +38,10 @@ class LocalShardConnection:
         self._address, self._token, self._name = address, token, name
         self._waiting: dict[int, asyncio.Future[tuple[Head, bytes]]] = {}
         self._next = 0
-        self._gone = ""
+        self._gone = ""  # why it has ended
+        self._closed = False
         self._writer: asyncio.StreamWriter
-        self._reader: asyncio.Task[None]
+        self._reader: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Connect. Raises OSError, and ShardAway if another process listens at the address."""
@@ -54,6 +59,11 @@ class LocalShardConnection:
             raise ShardAway(
                 f"{self._name}: process {reply.get('pid')} listens at {self._address} now."
             )
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether calls can be made."""
+        return self._reader is not None and not self._gone
 
     async def call(self, name: str, **fields: object) -> Piece:
         """Call a method of the shard. Raises the shard's error, or ShardAway when the connection
@@ -102,6 +112,9 @@ class LocalShardConnection:
             why = str(error) or why
         except ClipperError as error:
             why = error.message
+        except Exception as error:
+            _log.exception("%s: its connection to itself has failed", self._name)
+            why = cause_of(error)
         finally:
             self._end(f"{self._name}: {why}.")
 
@@ -111,11 +124,19 @@ class LocalShardConnection:
             if not future.done():
                 future.set_exception(ShardAway(self._gone))
 
+    @property
+    def failure(self) -> str:
+        """Return why a connection that was open has ended; empty for one that is open or was
+        closed in order. Threads: any."""
+        return "" if self._closed else self._gone
+
     async def close(self) -> None:
-        """Close the connection. Open calls end with ShardAway."""
+        """Close the connection, if it was opened. Open calls end with ShardAway."""
+        self._closed = True
+        if self._reader is None:
+            return
         self._reader.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._reader
+        await asyncio.wait({self._reader})
         self._writer.close()
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()

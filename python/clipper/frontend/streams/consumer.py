@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Generic, Protocol, Self, TypeVar
 
+from clipper.component import Backoff, Health, Stop, Worker
 from clipper.errors import ClipperError
 from clipper.frontend.streams.consumer_group import (
     DONE,
@@ -21,6 +22,7 @@ from clipper.frontend.streams.consumer_group import (
 )
 
 _log = logging.getLogger(__name__)
+AGAIN_S_MAX = 5.0  # between two tries of a thread after an error
 _SETTLE_MAX: Final = 64  # outcomes per script call, during which Redis is blocked
 _READ_MAX: Final = 256
 _CHECK_S: Final = 0.1
@@ -58,6 +60,7 @@ class StreamConsumer(Generic[_T]):
     """Reads a stream and settles its entries, on two threads. Threads: any.
 
     deliveries_max: an entry that was delivered more often without an outcome is refused.
+    is_stopping: `stop` was called.
     """
 
     def __init__(
@@ -74,25 +77,16 @@ class StreamConsumer(Generic[_T]):
         self._queue: deque[tuple[StreamEntry, _T | EntryOutcome]] = deque()
         self._mine: dict[str, float] = {}  # entries in progress -> time of the next renewal
         self._changed = threading.Condition()
-        self._stopping = False
+        self.is_stopping = False
         self._give_up_s: float | None = None
         self._logged = ""
         self._counts = dict.fromkeys(
             ("read", "answered", "refused", "duplicates", "settled_elsewhere"), 0
         )
-        self._reader = threading.Thread(
-            target=self._run, args=(self._read_on,), name=f"clipper-{name}", daemon=True
-        )
-        self._worker = threading.Thread(
-            target=self._run, args=(self._settle_on,), name=f"clipper-{name}-out", daemon=True
-        )
+        self._reader = self._thread(f"clipper-{name}", self._read_on)
+        self._worker = self._thread(f"clipper-{name}-out", self._settle_on)
 
     # -- for the handler
-
-    @property
-    def is_stopping(self) -> bool:
-        """True once `stop` was called."""
-        return self._stopping
 
     @property
     def is_over(self) -> bool:
@@ -113,10 +107,25 @@ class StreamConsumer(Generic[_T]):
     # -- life
 
     def start(self) -> Self:
-        """Start the threads."""
+        """Start both threads, or none. Raises NotStarted."""
         self._reader.start()
-        self._worker.start()
+        try:
+            self._worker.start()
+        except BaseException:
+            self.stop(0.0)
+            raise
         return self
+
+    def health(self) -> list[Health]:
+        """Return the states of the threads."""
+        return [self._reader.health(), self._worker.health()]
+
+    def _thread(self, name: str, turn: Callable[[], bool]) -> Worker:
+        def run(stop: Stop) -> None:
+            while turn():
+                pass
+
+        return Worker(name, run, once=True, again=Backoff(_CHECK_S, AGAIN_S_MAX))
 
     def stop(self, drain_s: float = 5.0) -> None:
         """Read no more entries and stop.
@@ -127,12 +136,13 @@ class StreamConsumer(Generic[_T]):
         with self._changed:
             if self._give_up_s is None:
                 self._give_up_s = time.monotonic() + drain_s
-            self._stopping = True
+            self.is_stopping = True
             self._changed.notify_all()
-        self._worker.join(max(0.0, self._give_up_s - time.monotonic()) + _CHECK_S)
+        self._reader.request_stop()
+        self._worker.join(max(self._give_up_s, time.monotonic()) + _CHECK_S)
         self._group.stop_waiting()
-        self._worker.join()
-        self._reader.join()
+        self._worker.end()
+        self._reader.end()
         if not self._group.trouble:
             self._group.leave()
         self._group.close()
@@ -157,24 +167,13 @@ class StreamConsumer(Generic[_T]):
             "in_flight": len(self._mine),
             "room": self._handler.room,
             "trouble": group.trouble,
-            "running": self._worker.is_alive() and not self._stopping,
+            "running": self._worker.is_running and not self.is_stopping,
         }
 
     # -- the threads
 
-    def _run(self, turn: Callable[[], bool]) -> None:
-        """Call `turn()` until it returns False. Errors are logged, and the thread goes on."""
-        while True:
-            try:
-                if not turn():
-                    return
-            except Exception:
-                _log.exception("stream %s: an error; it continues", self.name)
-                with self._changed:
-                    self._changed.wait(_CHECK_S)
-
     def _read_on(self) -> bool:
-        if self._stopping:
+        if self.is_stopping:
             return False
         self._refresh()
         with self._changed:
@@ -184,10 +183,9 @@ class StreamConsumer(Generic[_T]):
                 return True
         for entry in self._group.read(min(room, _READ_MAX), self._mine):
             self._counts["read"] += 1
-            with self._changed:
-                self._mine[entry.id] = time.monotonic() + self._group.refresh_s
             item = self._started(entry)
             with self._changed:
+                self._mine[entry.id] = time.monotonic() + self._group.refresh_s
                 self._queue.append((entry, item))
                 self._changed.notify_all()
         return True
@@ -220,10 +218,22 @@ class StreamConsumer(Generic[_T]):
     def _settle_on(self) -> bool:
         with self._changed:
             while not self._queue:
-                if self._stopping and not self._reader.is_alive():
+                if self.is_stopping and not self._reader.is_running:
                     return False
                 self._changed.wait(_CHECK_S)
         entries: list[str] = []
+        try:
+            outcomes = self._outcomes(entries)
+            self._count(outcomes, self._group.settle(outcomes, self._give_up_s) if outcomes else [])
+        finally:  # after an error they are pending, and are delivered again
+            with self._changed:
+                for id in entries:
+                    self._mine.pop(id, None)
+                self._changed.notify_all()
+        return True
+
+    def _outcomes(self, entries: list[str]) -> list[EntryOutcome]:
+        """Take entries from the queue, add their ids to `entries`, and return their outcomes."""
         outcomes: list[EntryOutcome] = []
         while self._queue and len(entries) < _SETTLE_MAX:
             entry, item = self._queue[0]
@@ -240,12 +250,7 @@ class StreamConsumer(Generic[_T]):
             )
             if outcome is not None:
                 outcomes.append(outcome)
-        self._count(outcomes, self._group.settle(outcomes, self._give_up_s) if outcomes else [])
-        with self._changed:
-            for id in entries:
-                self._mine.pop(id, None)
-            self._changed.notify_all()
-        return True
+        return outcomes
 
     def _count(self, outcomes: list[EntryOutcome], results: list[int] | None) -> None:
         for outcome, result in zip(outcomes, results or (), strict=False):

@@ -27,7 +27,8 @@ import msgspec
 
 from clipper.errors import ConfigError, InvalidInput
 from clipper.frontend.streams.records import Flat
-from clipper.store.redis.store import RedisClient, redacted_url
+from clipper.store.redis.store import RedisClient
+from clipper_container.backoff import Backoff
 
 BLOCK_MS: Final = 100  # a blocking read checks this often for its end
 PATIENCE_S: Final = 5.0  # timeout of Redis
@@ -142,7 +143,7 @@ class ConsumerGroup:
         self.reconnect_count = self.reclaimed_count = self.trimmed_count = 0
         self._claim_s = claim_s
         self._closed = threading.Event()
-        self._pause_s = PAUSE_S_MIN
+        self._backoff = Backoff(PAUSE_S_MIN, PAUSE_S_MAX)
         self._redis, self._errors = connected(url)
         self._settle, self._tidy = (self._redis.register_script(text) for text in (_SETTLE, _TIDY))
         self._made = False
@@ -269,11 +270,11 @@ class ConsumerGroup:
             if self._closed.is_set():
                 return None
             self._note(error)
-            self._closed.wait(self._pause_s)
-            self._pause_s = min(PAUSE_S_MAX, 2 * self._pause_s)
+            self._closed.wait(self._backoff.next_s())
             return None
         if self.trouble:
-            self.trouble, self._pause_s = "", PAUSE_S_MIN
+            self.trouble = ""
+            self._backoff.reset()
             self.reconnect_count += 1
         return found
 
@@ -310,12 +311,10 @@ def connected(url: str) -> tuple[RedisClient, ModuleType]:
     except ImportError:
         hint = "pip install 'clipper-serving[redis]'."
         raise ConfigError(
-            f"url={redacted_url(url)!r} needs the package redis, which is not installed.", hint=hint
+            f"url={url!r} needs the package redis, which is not installed.", hint=hint
         ) from None
     if urlsplit(url).scheme not in ("redis", "rediss", "unix"):
-        raise ConfigError(
-            f"url={redacted_url(url)!r} names no Redis server.", hint="Write redis://HOST:PORT/DB."
-        )
+        raise ConfigError(f"url={url!r} names no Redis server.", hint="Write redis://HOST:PORT/DB.")
     try:
         client = redis.Redis.from_url(
             url,
@@ -325,9 +324,7 @@ def connected(url: str) -> tuple[RedisClient, ModuleType]:
             protocol=2,
         )
     except ValueError as error:
-        raise ConfigError(
-            f"url={redacted_url(url)!r}: {error}.", hint="Write redis://HOST:PORT/DB."
-        ) from None
+        raise ConfigError(f"url={url!r}: {error}.", hint="Write redis://HOST:PORT/DB.") from None
     return client, redis.exceptions
 
 

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Protocol, Self, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 
@@ -40,7 +40,7 @@ from clipper.frontend.streams.consumer_group import (
     check_names,
 )
 from clipper.frontend.streams.records import Flat
-from clipper.metrics.samples import Stats
+from clipper.processes import Supervisor
 from clipper.settings.streams import ModelStreamSettings
 from clipper.store.redis.store import RedisClient
 from clipper.types import VERSION_MAX, InputType, Model, VersionedModel, check_name
@@ -63,13 +63,14 @@ _FIELDS: Final = (
     "replicas",
 )
 _CHUNKS_MAX: Final = 65_536
+# errors that a retry may overcome
 _LATER = (
     StoreError,
     ShuttingDown,
     OutOfMemory,
     Overloaded,
     ConnectionError,
-)  # errors that a retry may overcome
+)
 
 
 class ModelDeployer(Protocol):
@@ -109,6 +110,10 @@ class ModelDescriptor(msgspec.Struct, frozen=True):
         return [f"{self.key}:{i}" for i in range(self.chunks)] if self.chunks else [self.key]
 
 
+# A stream of models, as returned by `server.models_from()`.
+ModelUpdates = StreamConsumer[ModelDescriptor]
+
+
 def descriptor_of(fields: Mapping[bytes, bytes]) -> ModelDescriptor:
     """Read a descriptor. Raises InvalidInput, which names the field."""
     texts: dict[str, str] = {}
@@ -125,12 +130,9 @@ def descriptor_of(fields: Mapping[bytes, bytes]) -> ModelDescriptor:
             f"field {missing[0]!r} is missing.",
             hint="A model has a name, a kind and the sha256 of its bytes.",
         )
-    try:
-        check_name(texts["name"], "model")
-        for name in ("input", "output"):
-            InputType.parse(texts.get(name, "any"))
-    except ValueError as error:
-        raise InvalidInput(str(error)) from None
+    check_name(texts["name"], "model")
+    for name in ("input", "output"):
+        InputType.parse(texts.get(name, "any"))
     if texts["kind"] not in KINDS:
         raise InvalidInput(f"kind is {texts['kind']!r}: one of {', '.join(KINDS)} is needed.")
     if ("data" in texts) == ("key" in texts):
@@ -163,40 +165,24 @@ def _whole(texts: Mapping[str, str], name: str, most: int) -> int:
     return int(text)
 
 
-class ModelUpdates:
-    """A running stream of models, as returned by `server.models_from()`. Threads: any."""
-
-    def __init__(
-        self, server: ModelDeployer, settings: ModelStreamSettings, consumer: str, load_s: float
-    ) -> None:
-        stream = settings.stream
-        names = StreamNames(
-            stream, settings.group, stream + ".deployed", stream + ".refused", 10_000, 10_000
-        )
-        check_names(names)
-        self.name, self.settings = f"models-{stream}", settings
-        group = ConsumerGroup(settings.url, names, consumer, settings.claim_s)
-        updater = ModelUpdater(server, settings, group, load_s, self.name)
-        self._consumer = StreamConsumer(self.name, group, updater)
-
-    def start(self) -> Self:
-        """Start the threads."""
-        self._consumer.start()
-        return self
-
-    def stats(self) -> Stats:
-        """Return counts since the start: see StreamConsumer.stats."""
-        return self._consumer.stats()
-
-    def stop(self, drain_s: float = 5.0) -> None:
-        """Stop; a model in progress has `drain_s` seconds. Idempotent."""
-        self._consumer.stop(drain_s)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+def model_updates(
+    server: ModelDeployer,
+    settings: ModelStreamSettings,
+    consumer: str,
+    load_s: float,
+    processes: Supervisor,
+) -> ModelUpdates:
+    """Return a stream of models that has not been started. Raises InvalidInput."""
+    stream = settings.stream
+    names = StreamNames(
+        stream, settings.group, stream + ".deployed", stream + ".refused", 10_000, 10_000
+    )
+    check_names(names)
+    name = f"models-{stream}"
+    group = ConsumerGroup(settings.url, names, consumer, settings.claim_s)
+    return StreamConsumer(
+        name, group, ModelUpdater(server, settings, group, load_s, name, processes)
+    )
 
 
 class ModelUpdater:
@@ -209,8 +195,10 @@ class ModelUpdater:
         group: ConsumerGroup,
         load_s: float,
         stream: str,
+        processes: Supervisor,
     ) -> None:
         self._server, self._settings, self._group = server, settings, group
+        self._processes = processes
         self._load_s, self._stream = load_s, stream
         # versions that this stream deployed -> the file with the bytes
         self._deployed: dict[VersionedModel, str] = {}
@@ -271,7 +259,7 @@ class ModelUpdater:
         known = self._known(item, artifact.sha256(item.name))
         if known is not None:
             return known
-        found = check(artifact, item.name, self._load_s, lambda: consumer.is_over)
+        found = check(self._processes, artifact, item.name, self._load_s, lambda: consumer.is_over)
         id_ = self._server.deploy(
             item.name,
             artifact,

@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from clipper.component import Health
 from clipper.errors import ClipperError, InvalidInput, UnknownPrediction
 from clipper.frontend.streams.consumer import StreamConsumer
 from clipper.frontend.streams.consumer_group import (
@@ -147,9 +148,8 @@ class RecordScorer:
                     return self._answer(entry, item.record, answer)
             if consumer.is_stopping and (consumer.is_over or item.future is None):
                 return None
-            consumer.pause(
-                max(0.0, item.sent_s + _AGAIN_S - time.monotonic())
-            )  # no pause if the last attempt is long ago
+            # no pause if the last attempt is long ago
+            consumer.pause(max(0.0, item.sent_s + _AGAIN_S - time.monotonic()))
             self._query_again(entry, item)
 
     def _result(self, future: Future, consumer: StreamConsumer[PendingRecord]) -> Answer | None:
@@ -205,7 +205,8 @@ class FeedbackLearner:
             except (
                 ClipperError,
                 ConnectionError,
-            ) as error:  # journal full, store or Redis unreachable: retry
+            ) as error:
+                # journal full, store or Redis unreachable: retry
                 is_final = isinstance(error, InvalidInput) and self._app.tensors is tensors
                 if is_final or isinstance(error, UnknownPrediction):
                     raise
@@ -235,9 +236,8 @@ class FeedbackLearner:
             return
         prediction = feedback.prediction or self._answered.get(feedback.id)
         if prediction:
-            with contextlib.suppress(
-                UnknownPrediction
-            ):  # a prediction of another server, or too old
+            with contextlib.suppress(UnknownPrediction):
+                # a prediction of another server, or too old
                 self._app.feedback(prediction, **truth)
                 return
         record = self._record(feedback.id) if feedback.id else None
@@ -329,11 +329,20 @@ class ScoringStream:
             )
 
     def start(self) -> "ScoringStream":
-        """Start the threads."""
+        """Start all threads, or none. Raises NotStarted."""
         self._scoring.start()
-        if self._learning is not None:
-            self._learning.start()
+        try:
+            if self._learning is not None:
+                self._learning.start()
+        except BaseException:
+            self._scoring.stop(0.0)
+            raise
         return self
+
+    def health(self) -> list[Health]:
+        """Return the states of its threads."""
+        learning = [] if self._learning is None else self._learning.health()
+        return [*self._scoring.health(), *learning]
 
     def stats(self) -> Stats:
         """Return counts of the records since the start.
@@ -352,9 +361,11 @@ class ScoringStream:
         Records in progress have `drain_s` seconds; the rest are left to the other servers of the
         group, or to the next start. Idempotent.
         """
-        if self._learning is not None:
-            self._learning.stop(drain_s)
-        self._scoring.stop(drain_s)
+        try:
+            if self._learning is not None:
+                self._learning.stop(drain_s)
+        finally:
+            self._scoring.stop(drain_s)
 
     def __enter__(self) -> "ScoringStream":
         return self

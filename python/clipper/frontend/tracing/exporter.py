@@ -6,10 +6,10 @@ collector delays nothing except, for a moment, the closing of the server.
 """
 
 import logging
-import threading
 from collections import Counter, deque
 from collections.abc import Sequence
 
+from clipper.component import Backoff, Health, Stop, WakeFlag, Worker
 from clipper.frontend.http_post import Poster
 from clipper.frontend.tracing.context import sampler_named
 from clipper.frontend.tracing.otlp import encode
@@ -18,6 +18,7 @@ from clipper.metrics import Samples
 from clipper.settings.tracing import ExportSettings, TracingSettings
 
 _log = logging.getLogger(__name__)
+AGAIN_S_MAX = 10.0  # between two tries of the thread after an error
 
 
 class SpanExporter:
@@ -37,7 +38,10 @@ class SpanExporter:
             "content-type": "application/x-protobuf",
             "user-agent": f"clipper/{version}",
         } | exporting.headers
-        self._more, self._stopping = threading.Event(), threading.Event()
+        self._worker = Worker(
+            "clipper-otlp", self._run, again=Backoff(settings.delay_s, AGAIN_S_MAX)
+        )
+        self._more = WakeFlag(self._worker.stop)
         self._poster = Poster(
             "tracing.endpoint",
             exporting.url,
@@ -45,14 +49,13 @@ class SpanExporter:
             exporting.ca,
             exporting.timeout_s,
             settings.tries_max,
-            self._stopping,
+            self._worker.stop,
             "spans",
             4318,
         )
         self._spans = Spans(find)
         self._queue: deque[FinishedRequest] = deque()
         self._counts: Counter[str] = Counter({"exported": 0, "dropped": 0})
-        self._thread = threading.Thread(target=self._run, name="clipper-otlp", daemon=True)
 
     def put(self, finished: FinishedRequest) -> None:
         """Queue a finished request."""
@@ -70,21 +73,21 @@ class SpanExporter:
         into.add("clipper_traced_requests_waiting", len(self._queue))
 
     def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        """Start the thread. Raises NotStarted."""
+        self._worker.start()
+
+    def health(self) -> list[Health]:
+        """Return the state of the thread."""
+        return [self._worker.health()]
 
     def stop(self) -> None:
         """Send the rest if the collector takes it within two seconds, and stop the thread.
         Idempotent."""
-        self._stopping.set()
-        self._more.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._worker.end()
 
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            self._more.wait(self._settings.delay_s)
-            self._more.clear()
+    def _run(self, stop: Stop) -> None:
+        while not stop.requested:
+            self._more.take(self._settings.delay_s)
             try:
                 while self._queue:
                     self._send(self._taken())

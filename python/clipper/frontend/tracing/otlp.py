@@ -9,6 +9,8 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from clipper.mesh.splice import varint
+
 INTERNAL, SERVER = 1, 2
 _ERROR: Final = 2
 _NUMBER, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
@@ -79,7 +81,7 @@ def _value(value: Attribute) -> bytes:
     if isinstance(value, bool):
         return _tag(2, _NUMBER) + bytes((value,))
     if isinstance(value, int):
-        return _tag(3, _NUMBER) + _varint(value & 0xFFFF_FFFF_FFFF_FFFF)
+        return _tag(3, _NUMBER) + varint(value & 0xFFFF_FFFF_FFFF_FFFF)
     if isinstance(value, float):
         return _tag(4, _FIXED64) + struct.pack("<d", value)
     if isinstance(value, str):
@@ -90,21 +92,12 @@ def _value(value: Attribute) -> bytes:
 # -- the wire format of protobuf
 
 
-def _varint(number: int) -> bytes:
-    found = bytearray()
-    while number > 0x7F:
-        found.append(number & 0x7F | 0x80)
-        number >>= 7
-    found.append(number)
-    return bytes(found)
-
-
 def _tag(field: int, kind: int) -> bytes:
-    return _varint(field << 3 | kind)
+    return varint(field << 3 | kind)
 
 
 def _sized(data: bytes) -> bytes:
-    return _varint(len(data)) + data
+    return varint(len(data)) + data
 
 
 def _message(field: int, data: bytes) -> bytes:
@@ -120,7 +113,7 @@ def _text(field: int, text: str) -> bytes:
 
 
 def _whole(field: int, number: int) -> bytes:
-    return _tag(field, _NUMBER) + _varint(number) if number else b""
+    return _tag(field, _NUMBER) + varint(number) if number else b""
 
 
 def _fixed64(field: int, number: int) -> bytes:

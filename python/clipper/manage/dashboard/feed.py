@@ -20,10 +20,12 @@ from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
 from clipper.clock import wall_time_us
+from clipper.component import Backoff, Health, Stop, Worker
 from clipper.errors import ClipperError
 from clipper.frontend.http.messages import HttpError, to_json
 from clipper.frontend.http.server_sent_events import HEARTBEAT, encode_event
 from clipper.frontend.http.streamed_body import StreamedBody
+from clipper.frontend.server_interface import store_warning
 from clipper.manage.dashboard.seconds import between, now_of
 from clipper.manage.dashboard.shards import Row
 from clipper.metrics.samples import Stats
@@ -74,21 +76,22 @@ class Feed:
         self._slowest: list[Row] = []
         self._viewers: set[Viewer] = set()
         self._lock = threading.Lock()
-        self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="clipper-dashboard", daemon=True)
+        self._worker = Worker("clipper-dashboard", self._run, again=Backoff(period_s, PAUSE_S_MAX))
         self._before: tuple[float, Stats] | None = None
         self._coarse_before: tuple[float, Stats] | None = None
         self._turn = 0
 
     def start(self) -> None:
-        """Start the thread that reads."""
-        self._thread.start()
+        """Start the thread that reads. Raises NotStarted."""
+        self._worker.start()
 
     def stop(self) -> None:
         """Stop reading. Idempotent."""
-        self._ending.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._worker.end()
+
+    def health(self) -> list[Health]:
+        """Return the state of the thread."""
+        return [self._worker.health()]
 
     @property
     def viewer_count(self) -> int:
@@ -97,16 +100,15 @@ class Feed:
 
     # -- reading
 
-    def _run(self) -> None:
+    def _run(self, stop: Stop) -> None:
         due_s, pause_s, is_sent = time.monotonic(), self._period_s, False
-        while not self._ending.wait(max(0.0, due_s - time.monotonic())):
+        while not stop.wait(max(0.0, due_s - time.monotonic())):
             began_s = time.monotonic()
             try:
                 self.tick()
                 is_sent = False
-            except (
-                ClipperError
-            ) as error:  # it is closing, or the store is away: the next reading tries again
+            except ClipperError as error:
+                # it is closing, or the store is away: the next reading tries again
                 if not is_sent:
                     _log.info("the dashboard has no reading: %s", error)
                 is_sent = True
@@ -133,6 +135,7 @@ class Feed:
             "rollouts": sources.rollouts(),
             "troubles": sources.troubles(stats),
             "slowest": self._slowest,
+            "store": store_warning(stats.get("store")),
         }
         more["viewers"] = len(self._viewers)
         now = to_json({**now_of(stats), "t": round(wall_s, 1), **more})

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from clipper.manage.dashboard.shards import Row, of_shards, shards_now
-from clipper.metrics.process import resident_bytes
 from clipper.metrics.samples import Stats
+from clipper_container.machine import resident_bytes
 from clipper_core.runtime.histogram import Snapshot
 
 NAMES_MAX: Final = 50  # applications, and models, with numbers of their own in a row

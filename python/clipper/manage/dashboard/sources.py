@@ -10,14 +10,13 @@ from typing import Any, Final
 import msgspec
 
 from clipper.clock import wall_time_us
-from clipper.errors import ClipperError
+from clipper.errors import ClipperError, without_secrets
 from clipper.frontend.server_interface import ServerInterface
 from clipper.manage.deployment import Incident
 from clipper.manage.operations import Operations, application_row, record_of
-from clipper.manage.overview import Server, troubles
+from clipper.manage.overview import InspectedServer, troubles
 from clipper.metrics.samples import Stats
 from clipper.serving.query.application import ApplicationHandle
-from clipper.store.redis.store import redacted_url
 from clipper.types import Model
 
 EVENTS_MAX: Final = 100
@@ -29,7 +28,7 @@ _READ_EACH_S: Final = 10.0
 class ServerSources:
     """Data sources of the feed. Threads: one. addresses: returns the server's addresses by kind."""
 
-    server: Server
+    server: InspectedServer
     node: ServerInterface
     operations: Operations
     incidents: Callable[[], Iterable[Incident]]
@@ -49,9 +48,8 @@ class ServerSources:
         """Return the weights that each application's policy has learned, by model."""
         found = {}
         for name in self.node.catalog.view.applications:
-            with contextlib.suppress(
-                ClipperError
-            ):  # gone meanwhile, or a policy of somebody's own that fails
+            with contextlib.suppress(ClipperError):
+                # gone meanwhile, or a policy of somebody's own that fails
                 found[name] = dict(
                     ApplicationHandle(
                         name, self.node.resolve, self.node.config.limits.slo_ms_max
@@ -79,7 +77,7 @@ class ServerSources:
             "version": self.node.version,
             "pid": os.getpid(),
             "started_us": self.started_us,
-            "state": redacted_url(self.node.config.server.state) or "memory",
+            "state": without_secrets(self.node.config.server.state) or "memory",
             "addresses": dict(self.addresses()),
             "mesh": "" if self.node.mesh is None else self.node.mesh.instance,
             "params": "" if self.node.params is None else str(self.node.params.folder),
@@ -153,9 +151,10 @@ def _short(value: object) -> str:
         and value
         and all(isinstance(one, dict) and set(one) == {"name", "version"} for one in value)
     ):
+        # links
         value = [
             one["name"] if one["version"] is None else f"{one['name']}:{one['version']}"
             for one in value
-        ]  # links
+        ]
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
     return text if len(text) <= _VALUE_CHARS_MAX else text[:_VALUE_CHARS_MAX] + "…"

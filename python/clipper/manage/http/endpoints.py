@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from clipper.component import Health
+from clipper.errors import without_secrets
 from clipper.frontend.server_interface import ServerInterface
 from clipper.manage.deployment import Deployment
 from clipper.manage.operations import Operations, Server
@@ -15,7 +17,6 @@ from clipper.serving.query.dispatch import Dispatch
 from clipper.serving.query.future_watcher import FutureWatcher
 from clipper.serving.query.resolver import ApplicationResolver
 from clipper.settings.http import admin_tls, query_tls, scheme_of
-from clipper.store.etcd.address import redacted_url
 from clipper.types import VERSION
 
 if TYPE_CHECKING:
@@ -33,6 +34,9 @@ class EndpointHost(Server, Protocol):
     @property
     def admin_address(self) -> str:
         """Return the address for management."""
+
+    def health(self) -> list[Health]:
+        """Return the threads, event loops and pools with their states."""
 
     @property
     def manage(self) -> Operations:
@@ -78,10 +82,17 @@ class Endpoints:
 
     def drain(self) -> None:
         """Stop the dashboard and accept no further connections."""
-        if self.dashboard is not None:
-            self.dashboard.stop()
-        if self.frontends is not None:
-            self.frontends.drain()
+        try:
+            if self.dashboard is not None:
+                self.dashboard.stop()
+        finally:
+            if self.frontends is not None:
+                self.frontends.drain()
+
+    def health(self) -> list[Health]:
+        """Return the state of the threads of the frontends and of the dashboard."""
+        found = [] if self.frontends is None else self.frontends.health()
+        return [*found, *([] if self.dashboard is None else self.dashboard.health())]
 
     @property
     def is_busy(self) -> bool:
@@ -90,6 +101,8 @@ class Endpoints:
 
     def stop(self) -> None:
         """Close all connections. Idempotent."""
+        if self.dashboard is not None:
+            self.dashboard.stop()
         if self.frontends is not None:
             self.frontends.stop()
 
@@ -129,6 +142,7 @@ class Endpoints:
             server.scale,
             mesh,
             self._parameters.served,
+            server.health,
         )
         frontends = Frontends(node, lambda loop: FutureWatcher(loop, engines), engines)
         Management(node, server.manage).add_to(frontends.admin_routes)
@@ -177,7 +191,7 @@ class Endpoints:
             os.getpid(),
             http.token,
             queries,
-            redacted_url(state_named(self._config.server.state)),
+            without_secrets(state_named(self._config.server.state)),
             os.path.abspath(tls.cert) if tls else "",
             self.grpc_address,
             self._ends_by_signal,

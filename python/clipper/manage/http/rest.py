@@ -55,6 +55,7 @@ VERBS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("POST", "/admin/applications/{}/challenge", "challenge", ("application",)),
     ("POST", "/admin/applications/{}/shadow", "shadow", ("application",)),
     ("POST", "/admin/applications/{}/remove", "remove_application", ("name",)),
+    ("POST", "/admin/store/accept", "accept_store", ()),
     ("GET", "/admin/rollouts", "rollouts", ()),
     ("GET", "/admin/applications/{}/rollout", "rollouts", ("application",)),
     ("POST", "/admin/applications/{}/rollout", "rollout", ("application",)),
@@ -107,9 +108,8 @@ class Management:
             on_worker(lambda request: answer_json(self._operations.export_state())),
         )
         routes.add("POST", "/admin/import", on_worker(self.import_state))
-        rest = ApplicationRoutes(
-            self._node
-        )  # for who manages, there need be no other listener to try an application
+        # for who manages, there need be no other listener to try an application
+        rest = ApplicationRoutes(self._node)
         routes.add("POST", "/admin/applications/{}/predict", rest.predict)
         routes.add("POST", "/admin/applications/{}/feedback", rest.feedback)
 

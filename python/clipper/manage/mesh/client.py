@@ -4,18 +4,17 @@ errors of `server.mesh`."""
 import contextlib
 import urllib.parse
 from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from clipper.errors import ClipperError, InvalidInput, NoServer, UnknownModel
+from clipper.manage.stream import Stream
 from clipper.mesh.decisions.vmodels import UnknownVModel
 from clipper.mesh.records import Instance, MeshModel, Policy, VModel
 from clipper.mesh.reports import Explanation, Info, MeshEvent, ModelStatus, VModelStatus
 from clipper.metrics.samples import Stats
-
-if TYPE_CHECKING:
-    from clipper.manage.stream import Stream
+from clipper.options import refusing_unknown_keywords
 
 _RECORDS: Mapping[str, type[MeshModel | VModel | Instance]] = {
     "model": MeshModel,
@@ -34,10 +33,11 @@ class RequestClient(Protocol):
     ) -> dict[str, Any]:
         """Send a request to the server and return the JSON object of its reply."""
 
-    def events(self, path: str) -> "Stream":
+    def stream(self, path: str = ...) -> Stream:
         """Yield the server-sent events of a path."""
 
 
+@refusing_unknown_keywords
 class MeshClient:
     """The methods of MeshNode, called over HTTP. Threads: any.
 
@@ -190,7 +190,7 @@ class MeshClient:
         Ends when `stop()` is true at an event. Raises NoServer when the server is gone.
         """
         with _known():
-            stream = self._client.events("/v1/mesh/watch" + _query(prefix=prefix))
+            stream = self._client.stream("/v1/mesh/watch" + _query(prefix=prefix))
         try:
             for _, message in stream:
                 if stop():

@@ -10,7 +10,7 @@ ones get an error to try again.
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
@@ -28,12 +28,10 @@ from clipper.manage.http.rest import actor_of, read_query
 from clipper.manage.mesh.described import Counts, Instances, ModelPage, VModelPage, of_mesh
 from clipper.manage.mesh.watch import Watchers
 from clipper.mesh.decisions.vmodels import UnknownVModel
+from clipper.mesh.node.node import MeshNode
 from clipper.mesh.records import Policy
 from clipper.mesh.reports import LIST_MAX, ModelStatus, VModelRequest, VModelStatus
 from clipper.store.history import audit_context
-
-if TYPE_CHECKING:
-    from clipper.mesh.node.node import MeshNode
 
 WAITING_MAX: Final = 2
 _Time = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
@@ -69,7 +67,7 @@ _VMODEL: "msgspec.json.Decoder[VModelRequest]" = msgspec.json.Decoder(VModelRequ
 class MeshManagement:
     """Threads: any."""
 
-    def __init__(self, mesh: "MeshNode") -> None:
+    def __init__(self, mesh: MeshNode) -> None:
         self._mesh, self._watchers = mesh, Watchers(mesh)
         self._places = threading.BoundedSemaphore(WAITING_MAX)
 

@@ -11,16 +11,15 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from clipper.component import Stop, Worker
 from clipper.errors import ClipperError
 from clipper.frontend.http.messages import HttpError, StreamedResponse, to_json
 from clipper.frontend.http.server_sent_events import CONTENT_TYPE, HEADERS, HEARTBEAT, encode_event
 from clipper.frontend.http.streamed_body import StreamedBody
+from clipper.mesh.node.node import MeshNode
 from clipper.mesh.reports import MeshEvent
-
-if TYPE_CHECKING:
-    from clipper.mesh.node.node import MeshNode
 
 WATCHERS_MAX: Final = 32
 CHUNK_BYTES: Final = 64 << 10
@@ -35,7 +34,7 @@ _log = logging.getLogger(__name__)
 class Watchers:
     """Threads: any."""
 
-    def __init__(self, mesh: "MeshNode") -> None:
+    def __init__(self, mesh: MeshNode) -> None:
         self._mesh = mesh
         self._open: set[Watcher] = set()
         self._lock = threading.Lock()
@@ -76,13 +75,17 @@ class Watcher:
         self._room = threading.Event()
         self._room.set()
         self._is_quiet = True
-        self._thread = threading.Thread(target=self._run, name="clipper-mesh-watch", daemon=True)
+        self._worker = Worker("clipper-mesh-watch", self._run, once=True)
 
     def start(self) -> None:
-        """Start the watcher's thread."""
+        """Start the watcher's thread. Raises NotStarted; then the watcher has left."""
         self._body.on_room = self._body.on_gone = self._room.set
-        self._thread.start()
-        self._beat()
+        try:
+            self._worker.start()
+        except BaseException:
+            self._leave(self)
+            raise
+        asyncio.get_running_loop().call_later(HEARTBEAT_S, self._beat)
 
     def _beat(self) -> None:
         if self._is_over():
@@ -95,7 +98,7 @@ class Watcher:
     def _is_over(self) -> bool:
         return self._body.gone or self._body.ended
 
-    def _run(self) -> None:
+    def _run(self, stop: Stop) -> None:
         held, is_synced = bytearray(), False
         try:
             for event in self._watch(self._is_over):

@@ -39,11 +39,12 @@ class Step(msgspec.Struct, frozen=True):
     verdicts: tuple[Verdict, ...] = ()
 
 
-def decide(
-    rollout: Rollout, figures: Figures, now_us: int, counting_us: int, gone: str = ""
-) -> Step:
-    """Return the next step of a rollout. counting_us: since when the figures are counted.  gone:
-    why the rollout cannot go on, if so."""
+def decide(rollout: Rollout, figures: Figures, held_s: float, gone: str = "") -> Step:
+    """Return the next step of a rollout.
+
+    held_s: how long this server has counted the figures of the stage, by the monotonic clock; the
+    stamps of the record are for people. gone: why the rollout cannot go on, if so.
+    """
     if not rollout.is_open:
         return Step("stay", f"it is {rollout.state}")
     if gone:
@@ -59,7 +60,7 @@ def decide(
         return Step("revert", "; ".join(broken), verdicts)
     if rollout.state == "paused":
         return Step("stay", "it is paused", verdicts)
-    left_s = rollout.hold_s - (now_us - max(rollout.stage_us, counting_us)) / 1e6
+    left_s = rollout.hold_s - held_s
     if left_s > 0:
         return Step("stay", f"it is held for {left_s:.0f} s more", verdicts)
     waiting = [

@@ -8,6 +8,7 @@ regression first reverts for all.
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -15,7 +16,7 @@ import msgspec
 
 from clipper.catalog.catalog import Catalog
 from clipper.catalog.view import Rollout, View
-from clipper.clock import wall_time_us
+from clipper.component import Backoff, Health, Stop, WakeFlag, Worker
 from clipper.errors import ClipperError, NoReplica, StoreError, Unknown
 from clipper.manage.rollouts.decisions import Step, decide, moved
 from clipper.serving.query.resolver import ApplicationResolver, applies
@@ -24,6 +25,7 @@ from clipper.store.history import audit_context
 from clipper.types import VersionedModel
 
 CHECK_S: Final = 0.2
+AGAIN_S_MAX: Final = 5.0  # between two tries of a round that failed
 _log = logging.getLogger(__name__)
 _NOTHING: Final = Figures(Counts(), Counts())
 
@@ -40,48 +42,42 @@ class Rolling:
         is_connected: Callable[[VersionedModel], bool],
     ) -> None:
         self._catalog, self._resolver, self._is_connected = catalog, resolver, is_connected
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()  # of the next two
         self._open = False
-        self._closing = False
-        self._connected: set[tuple[str, int]] = (
-            set()
-        )  # rollouts, by application and when they began
-        self._thread = threading.Thread(target=self._run, name="clipper-rolling", daemon=True)
+        # rollouts, by application and when they began
+        self._connected: set[tuple[str, int]] = set()
+        self._worker = Worker("clipper-rolling", self._run, again=Backoff(CHECK_S, AGAIN_S_MAX))
+        self._changed = WakeFlag(self._worker.stop)
         self._end: Callable[[], None] = lambda: None
         resolver.let_roll(lambda rollout: _name(rollout) in self._connected)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread. Raises NotStarted."""
         self._end = self._catalog.on_change(self._on_change)
         self._on_change(self._catalog.view)
-        self._thread.start()
+        self._worker.start()
 
     def stop(self) -> None:
-        """Idempotent."""
+        """End the thread, after the rollout that it looks at. Idempotent."""
         self._end()
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-        if self._thread.ident is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+        self._worker.end()
+
+    def health(self) -> list[Health]:
+        """Return the state of the thread."""
+        return [self._worker.health()]
 
     def _on_change(self, view: View) -> None:
-        with self._changed:
+        with self._lock:
             names = {_name(rollout) for rollout in view.rollouts.values() if rollout.is_open}
             self._open, self._connected = bool(names), self._connected & names
-            if self._open:
-                self._changed.notify_all()
+        if self._open:
+            self._changed.set()
 
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait(CHECK_S if self._open else None)
-                if self._closing:
-                    return
-                if not self._open:
-                    continue
+    def _run(self, stop: Stop) -> None:
+        while not stop.requested:
+            self._changed.take(CHECK_S if self._open else None)
             for rollout in list(self._catalog.view.rollouts.values()):
-                if rollout.is_open:
+                if rollout.is_open and not stop.requested:
                     self._check_rollout(rollout)
 
     def _check_rollout(self, rollout: Rollout) -> None:
@@ -100,7 +96,8 @@ class Rolling:
 
     def _try_to_connect(self, rollout: Rollout) -> None:
         if all(map(self._is_connected, (rollout.model, rollout.control))):
-            self._connected.add(_name(rollout))
+            with self._lock:
+                self._connected.add(_name(rollout))
             self._catalog.refresh_listeners()
 
     def _move(self, rollout: Rollout, step: Step) -> None:
@@ -130,9 +127,9 @@ class Rolling:
         gone = "" if applies(self._catalog.view, rollout) else why_gone(self._catalog.view, rollout)
         if stage is None or not stage.is_of(rollout):
             if gone or not rollout.is_open:
-                return decide(rollout, _NOTHING, 0, 0, gone)
+                return decide(rollout, _NOTHING, 0.0, gone)
             return Step("stay", f"waits until {rollout.control} and {rollout.model} are connected")
-        return decide(rollout, stage.figures(), wall_time_us(), stage.started_us, gone)
+        return decide(rollout, stage.figures(), time.monotonic() - stage.started_s, gone)
 
     def status(self, rollout: Rollout) -> dict[str, object]:
         """Return the record, how far it is, and what it waits for."""

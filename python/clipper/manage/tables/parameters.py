@@ -3,6 +3,7 @@
 import logging
 from typing import TYPE_CHECKING
 
+from clipper.component import Health
 from clipper.config import Config
 from clipper.errors import DoesNotFit, InvalidInput, NotAllowed
 from clipper.selection import create_policy, takes_context
@@ -28,8 +29,8 @@ class ParameterSet:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._served: ServedSet | None = None
-        self._watching: RowWatcher | None = None
+        self.served: ServedSet | None = None
+        self.watching: RowWatcher | None = None
 
     def start(self) -> None:
         """Start the shards, or connect to running ones.
@@ -40,43 +41,40 @@ class ParameterSet:
             from clipper.params.client.row_watcher import RowWatcher
             from clipper.params.local.served_set import ServedSet, settings_of
 
-            self._served = ServedSet(settings_of(self._config)).start()
-            self._watching = RowWatcher(self._served.folder)
+            self.served = ServedSet(settings_of(self._config)).start()
+            self.watching = RowWatcher(self.served.folder)
+
+    def health(self) -> list[Health]:
+        """Return the state of the threads that watch rows, read statistics and run shards."""
+        found = [] if self.watching is None else self.watching.health()
+        return found if self.served is None else [*found, *self.served.health()]
 
     def stop(self) -> None:
         """Stop watching rows, and the shards if this server started them."""
-        if self._watching is not None:
-            self._watching.stop()
-        if self._served is not None:
-            self._served.stop()
-
-    @property
-    def served(self) -> "ServedSet | None":
-        """The set of shards; None without one."""
-        return self._served
-
-    @property
-    def watching(self) -> "RowWatcher | None":
-        """The watcher that invalidates predictions whose rows have moved; None without tables."""
-        return self._watching
+        try:
+            if self.watching is not None:
+                self.watching.stop()
+        finally:
+            if self.served is not None:
+                self.served.stop()
 
     @property
     def client(self) -> "Client":
         """A client of the shards. Raises NotAllowed without tables."""
-        if self._served is None:
+        if self.served is None:
             raise NotAllowed(
                 "this server has no tables of parameters.",
                 hint="Start it by clipper.start(params='FOLDER').",
             )
-        return self._served.client
+        return self.served.client
 
     def stats(self) -> dict[str, object] | None:
         """Return the shards' statistics; None without tables."""
-        return None if self._served is None else self._served.stats()
+        return None if self.served is None else self.served.stats()
 
     def users(self, application: str, table: str) -> "UserRows | None":
         """Return the user vectors of an application; None, with a warning, without tables."""
-        if self._served is None:
+        if self.served is None:
             _log.warning(
                 "application %r: no table %r, since this server has no tables of parameters; its"
                 " queries go without a context",
@@ -84,7 +82,7 @@ class ParameterSet:
                 table,
             )
             return None
-        return self._served.users(application, table)
+        return self.served.users(application, table)
 
     def check_context_table(self, application: str, table: object, policy: str) -> None:
         """Check that an application can take its contexts from a table.
@@ -103,13 +101,13 @@ class ParameterSet:
                 " no context."
             )
             raise DoesNotFit(why, hint="Choose one that does: policy='linucb'.")
-        if self._served is None:
+        if self.served is None:
             raise DoesNotFit(
                 f"application {application!r}: context_table={table!r}, and this server has no"
                 " tables.",
                 hint="Start it by clipper.start(params='FOLDER').",
             )
-        self._served.check_users(application, table)
+        self.served.check_users(application, table)
 
 
 def check_read(model: Model, *, has_tables: bool) -> None:

@@ -10,7 +10,7 @@ and are removed by the next change.
 from collections.abc import Container
 from dataclasses import dataclass
 
-import msgspec
+from msgspec.structs import replace
 
 from clipper.mesh.decisions import failures
 from clipper.mesh.records import Copy, Fault, MeshModel
@@ -61,7 +61,7 @@ def claimed(
     over = failures.verdict(model, now_ms, settings)
     if over is not None:
         return ClaimRefused(f"it could not be loaded: {over.why}")
-    return changed(
+    return replace(
         model, copies={**held, me: Copy(now_ms, 0, size_bytes)}, used_ms=max(model.used_ms, now_ms)
     )
 
@@ -86,9 +86,9 @@ def completed(
     if model.output == "any" and output:
         reported["output"] = output
     remaining = {
-        i: f for i, f in model.failures.items() if f.crashed or (i != me and f.fault == "host")
+        i: f for i, f in model.failures.items() if f.crashed or (i != me and f.fault != "artifact")
     }
-    return changed(
+    return replace(
         model,
         copies={**model.copies, me: Copy(copy.claimed_ms, max(now_ms, 1), size_bytes)},
         failures=remaining,
@@ -117,7 +117,7 @@ def restored(
                 f"{len(others)} of {copies} copies are loaded: {', '.join(sorted(others))}"
             )
         held = alive_copies(model, alive)
-        model = changed(model, copies={**held, me: Copy(now_ms, 0, size_bytes)})
+        model = replace(model, copies={**held, me: Copy(now_ms, 0, size_bytes)})
     return completed(model, me, now_ms, size_bytes=size_bytes)
 
 
@@ -128,7 +128,7 @@ def failed(
 
     crashed: see Failure.
     """
-    return changed(
+    return replace(
         model,
         copies={i: copy for i, copy in model.copies.items() if i != me},
         failures=failures.noted(model.failures, me, now_ms, why, fault, crashed),
@@ -139,7 +139,7 @@ def released(model: MeshModel, me: str, used_ms: int = 0) -> MeshModel:
     """Remove the claim of `me`."""
     if me not in model.copies:
         return model
-    return changed(
+    return replace(
         model,
         copies={i: copy for i, copy in model.copies.items() if i != me},
         used_ms=max(model.used_ms, used_ms),
@@ -160,7 +160,7 @@ def without(model: MeshModel, instance: str) -> MeshModel:
     """Remove all that a dead instance has left in the record."""
     if instance not in model.copies and instance not in model.failures:
         return model
-    return changed(
+    return replace(
         model,
         copies={i: copy for i, copy in model.copies.items() if i != instance},
         failures={i: failure for i, failure in model.failures.items() if i != instance},
@@ -181,9 +181,4 @@ def without_failures(model: MeshModel, now_ms: int, settings: MeshSettings) -> M
         for i, failure in model.failures.items()
         if not failures.is_over(failures.forgotten_at(failure, settings), now_ms, settings)
     }
-    return model if len(remaining) == len(model.failures) else changed(model, failures=remaining)
-
-
-def changed(model: MeshModel, **fields: object) -> MeshModel:
-    """Return the record with other values of some fields."""
-    return msgspec.structs.replace(model, **fields)
+    return model if len(remaining) == len(model.failures) else replace(model, failures=remaining)

@@ -1,10 +1,12 @@
 """Consequences of failed loads: where not to try again, until when, and what was at fault.
 
-A failure blocks its instance for that model: for ten minutes when the artifact was at fault, since
-it will not have changed; for less when the host was at fault, and longer each time. The count
-outlives the block; a successful load resets it. A model has failed when enough instances have
-tried; two that blame the artifact are enough. A model that ended a process in which it was alone
-has failed everywhere at once, for a time that doubles.
+A failure blocks its instance for that model for `failure_s`, ten minutes, whether the artifact was
+at fault or the load raised: what fails is retried regularly, and not often. Where the host lacked
+something (memory, descriptors, a server behind it) the block is shorter, and longer each time. The
+count outlives the block; a successful load resets it. A model has failed when enough instances have
+tried, or all that could; two that blame the artifact are enough. A model that ended a process in
+which it was alone has failed everywhere at once, for a time that doubles. Source: model-mesh's
+slides, "Model Loading Resiliency".
 """
 
 from collections import deque
@@ -25,7 +27,7 @@ WINDOW_MS: Final = 600_000
 def blocked_until(failure: Failure, settings: MeshSettings) -> int:
     """Return the wall time in ms until which the instance does not try the model again."""
     longest = settings.failure_s * 1000
-    if failure.fault == "artifact" and not failure.crashed:
+    if failure.fault != "host" and not failure.crashed:
         return failure.time_ms + int(longest)
     return failure.time_ms + _pause_ms(failure.count, settings)
 
@@ -125,7 +127,7 @@ class _Record:
 
 
 class Quarantine:
-    """Instances where several models failed by the fault of the host.
+    """Instances where several models failed, and not by their files.
 
     Placement takes them last. A successful load clears an instance. Threads: one at a time.
     """
@@ -135,7 +137,7 @@ class Quarantine:
 
     def failed(self, instance: str, model: str, fault: Fault, now_ms: int) -> bool:
         """Note a failed load; return whether the instance is quarantined from now on."""
-        if fault != "host":
+        if fault == "artifact":
             return False
         record = self._instances.setdefault(instance, _Record())
         if record.until_ms > now_ms:

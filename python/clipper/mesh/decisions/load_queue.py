@@ -32,14 +32,14 @@ class LoadQueue:
 
     Loads that a request waits for go first, longest waiting first; then the most recently used.
     When the queue is full, a load with a waiting request replaces the least recently used one
-    without. Threads: one at a time.
+    without. waiting: how many loads a request waits for. Threads: one at a time.
     """
 
     def __init__(self, loads_max: int = 10_000) -> None:
         self.loads_max = loads_max
         self._loads: dict[str, QueuedLoad] = {}
         self._heap: list[tuple[bool, int, int, str, QueuedLoad]] = []
-        self._waiting = 0
+        self.waiting = 0
         self._count = 0
 
     def __len__(self) -> int:
@@ -47,11 +47,6 @@ class LoadQueue:
 
     def __contains__(self, model: object) -> bool:
         return model in self._loads
-
-    @property
-    def waiting(self) -> int:
-        """The number of loads that a request waits for."""
-        return self._waiting
 
     def push(self, load: QueuedLoad) -> QueuedLoad | None:
         """Add a load, or raise the priority of the one that is queued for the model.
@@ -73,7 +68,7 @@ class LoadQueue:
             return None
         gone: QueuedLoad | None = None
         if len(self._loads) >= self.loads_max:
-            if not load.waiting or self._waiting == len(self._loads):
+            if not load.waiting or self.waiting == len(self._loads):
                 return load
             gone = min(
                 (held for held in self._loads.values() if not held.waiting),
@@ -109,11 +104,11 @@ class LoadQueue:
 
     def _forget(self, load: QueuedLoad) -> None:
         del self._loads[load.model]
-        self._waiting -= load.waiting
+        self.waiting -= load.waiting
 
     def _put(self, load: QueuedLoad) -> None:
         held = self._loads.get(load.model)
-        self._waiting += load.waiting - (held.waiting if held else False)
+        self.waiting += load.waiting - (held.waiting if held else False)
         self._loads[load.model] = load
         self._count += 1
         heapq.heappush(

@@ -312,7 +312,7 @@ def _reaped(
         i
         for i, failure in model.failures.items()
         if failures.is_over(failures.forgotten_at(failure, settings), now_ms, settings)
-        or (i not in alive and failure.fault == "host")
+        or (i not in alive and failure.fault != "artifact")
     )
     if gone:
         yield ExpireFailure(id, gone)

@@ -17,16 +17,19 @@ BUSY_SHARE: Final = 0.7  # of its time that a copy may be busy
 FULL_SHARE: Final = 0.90  # memory in use above which a second copy requires SECOND_AGE_MS
 SECOND_AGE_MS: Final = 6 * HOUR_MS  # least age of the least recently used model of the cluster
 AT_ONCE: Final = 2  # copies that may always be added at once; or a third of the instances
-TIGHT_SHARE: Final = 0.05  # with more of the memory free, no idle copy is unloaded
-IDLE_SHARE: Final = 0.10  # of the cache's age: a second copy unused for longer is unloaded
+# With less of the memory free, a second copy goes as soon as it is idle for the cache's age.
+TIGHT_SHARE: Final = 0.05
+# Of the cache's age: where memory is short, a second copy unused for longer is unloaded.
+IDLE_SHARE: Final = 0.10
+# A second copy unused for longer is unloaded, also where memory is free.
 IDLE_MS_MAX: Final = 10 * HOUR_MS
-SETTLED_MS: Final = (
-    30 * 60_000
-)  # after the last load, before one of more than two copies is unloaded
+# after the last load, before one of more than two copies is unloaded
+SETTLED_MS: Final = 30 * 60_000
+# least and greatest time without heavy use before one of more than two is unloaded
 CALM_MS: Final = (
     10 * 60_000,
     5 * HOUR_MS,
-)  # least and greatest time without heavy use before one of more than two is unloaded
+)
 CALM_SHARE: Final = 2 / 3  # of the limit that the remaining copies would stay below
 HEAVY_ROUNDS: Final = 3  # of rates, after heavy use or a load, before the second copy goes
 
@@ -37,22 +40,6 @@ class CopyTarget:
 
     copies: int
     why: str
-
-
-def wanted(
-    model: MeshModel,
-    usage: Usage,
-    instances: Sequence[Instance],
-    now_ms: int,
-    settings: MeshSettings,
-    *,
-    assumed_ms: float = 3000.0,
-    constraint: Constraint = NO_CONSTRAINT,
-) -> int:
-    """Return how many copies there should be, including those that load. See `decide`."""
-    return decide(
-        model, usage, instances, now_ms, settings, assumed_ms=assumed_ms, constraint=constraint
-    ).copies
 
 
 def decide(
@@ -208,17 +195,16 @@ def _fewer(
     now_ms: int,
     settings: MeshSettings,
 ) -> CopyTarget | None:
-    if cluster.free_share > TIGHT_SHARE:
-        return None
     age = cluster.age_ms(now_ms)
     if loaded == 2:
-        idle = min(IDLE_SHARE * age, IDLE_MS_MAX)
+        is_tight = cluster.free_share <= TIGHT_SHARE
+        idle = min(IDLE_SHARE * age, IDLE_MS_MAX) if is_tight else IDLE_MS_MAX
         since_ms = max(usage.heavy_ms, *(copy.loaded_ms for copy in model.copies.values()))
         if now_ms - since_ms <= HEAVY_ROUNDS * settings.rate_s * 1000:
             return None  # where models come and go, `idle` is less than the time between reports
         unused = now_ms - max(usage.used_ms, model.used_ms)
         return (
-            CopyTarget(1, f"unused for {unused // 1000} s, and memory is short")
+            CopyTarget(1, f"unused for {unused // 1000} s{', and memory is short' * is_tight}")
             if unused > idle
             else None
         )
@@ -226,9 +212,7 @@ def _fewer(
     settled = now_ms - max(copy.loaded_ms for copy in model.copies.values()) > SETTLED_MS
     fits = usage.rate <= CALM_SHARE * limit_of(model, usage, settings) * (loaded - 1)
     if settled and fits and usage.waiting <= 1 and now_ms - usage.heavy_ms > calm:
-        return CopyTarget(
-            loaded - 1, f"{usage.rate:.0f} queries a minute need fewer copies, and memory is short"
-        )
+        return CopyTarget(loaded - 1, f"{usage.rate:.0f} queries a minute need fewer copies")
     return None
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Final
 
-import msgspec
+from msgspec.structs import replace
 
 from clipper.errors import (
     AlreadyExists,
@@ -137,7 +137,7 @@ def set_target(
             hint="Take another id.",
         )
     made = found is None
-    goal = found or msgspec.structs.replace(info, auto_delete=auto_delete) if info else found
+    goal = found or replace(info, auto_delete=auto_delete) if info else found
     assert goal is not None
     after = _after(id, before, target, owner, force, share, now_ms, give_up_ms)
     if after == before and not made:
@@ -166,7 +166,7 @@ def _after(
     if (before.target, before.share) == (target, share) and not force and not before.failed:
         return before
     if target == before.active:
-        return changed(
+        return replace(
             before,
             target=target,
             share=0.0,
@@ -179,7 +179,7 @@ def _after(
     if force:
         previous = before.active if before.active != target else before.previous
         return VModel(id, target, target, owner, previous=previous, since_ms=now_ms)
-    return changed(
+    return replace(
         before,
         target=target,
         share=share,
@@ -238,7 +238,7 @@ def switched(before: VModel, read: Read, now_ms: int) -> VChange:
 
 def failed(before: VModel, why: str) -> VChange:
     """Record that the target cannot be loaded; the active model stays."""
-    return VChange(changed(before, failed=True, why=why[:500]))
+    return VChange(replace(before, failed=True, why=why[:500]))
 
 
 def step(
@@ -321,11 +321,6 @@ def same_model(held: MeshModel, other: MeshModel) -> bool:
     return (held.type, held.path, held.key) == (other.type, other.path, other.key)
 
 
-def changed(vmodel: VModel, **fields: object) -> VModel:
-    """Return the record with other values of some fields."""
-    return msgspec.structs.replace(vmodel, **fields)
-
-
 def is_unnamed(model: MeshModel) -> bool:
     """Return whether a model is to be deleted since no v-model names it any more."""
     return model.auto_delete and not model.refs
@@ -357,7 +352,7 @@ def _change(
             continue
         refs = max(0, model.refs + (1 if id in becomes else -1))
         used_ms = model.used_ms if refs else max(model.used_ms, now_ms)
-        models.append(msgspec.structs.replace(model, refs=refs, used_ms=used_ms))
+        models.append(replace(model, refs=refs, used_ms=used_ms))
     if made is not None and all(model.id != made.id for model in models):
         models.append(made)
     return VChange(after, tuple(models))

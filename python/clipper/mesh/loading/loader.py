@@ -18,15 +18,15 @@ from zlib import crc32
 
 import msgspec
 
+from clipper.component import Tasks
 from clipper.errors import ClipperError, StoreError, UnknownModel
-from clipper.mesh.background_tasks import BackgroundTasks
 from clipper.mesh.decisions import claims, failures
 from clipper.mesh.decisions.load_queue import LoadPace, LoadQueue, LoadTimes, QueuedLoad
 from clipper.mesh.decisions.model_cache import Eviction, ModelCache, NoRoom
 from clipper.mesh.loading.isolation import Isolation
 from clipper.mesh.loading.model_host import HostDied, LoadResult, ModelHost
 from clipper.mesh.loading.record_writer import RecordWriter, RunBlocking
-from clipper.mesh.records import Fault, MeshModel
+from clipper.mesh.records import FAULTS, MeshModel
 from clipper.mesh.registry import CopiesStep, Registry, now_ms
 from clipper.mesh.transport.channel import NOT_LOADED_HERE, ConnectionLost, RequestFailed
 from clipper.metrics import MeshCounts
@@ -114,7 +114,7 @@ class ModelLoader:
         hosts: Sequence[ModelHost],
         capacity_bytes: int,
         run_blocking: RunBlocking,
-        tasks: BackgroundTasks,
+        tasks: Tasks,
         note: Note = lambda *_: None,
         isolation: Isolation | None = None,
         on_evicted: Callable[[MeshModel, int], None] = lambda *_: None,
@@ -134,22 +134,13 @@ class ModelLoader:
         self.loading = 0  # left the queue, and have not ended their loads
         self._placed = 0
         self._turns: deque[tuple[_Job, asyncio.Future[None]]] = deque()  # they wait for a place
-        self._stopping = self._closed = False
+        # stopping: it refuses new loads. closed: `stop` has been called.
+        self.stopping = self.closed = False
         self.counts = MeshCounts()
-
-    @property
-    def stopping(self) -> bool:
-        """True while this node refuses new loads."""
-        return self._stopping
-
-    @property
-    def closed(self) -> bool:
-        """True once `stop` has been called."""
-        return self._closed
 
     def set_stopping(self, stopping: bool) -> None:
         """Refuse new loads, or accept them again."""
-        self._stopping = stopping
+        self.stopping = stopping
 
     def refresh_capacity(self) -> None:
         """Set the memory for models to the configured size, or else to what the hosts report."""
@@ -218,7 +209,7 @@ class ModelLoader:
         return "it is being loaded" if job.since_s is not None else "its load is being written"
 
     def _enqueue(self, id: str, used_ms: int, waiting: bool, copies: int, why: str = "") -> _Job:
-        if self._stopping:
+        if self.stopping:
             raise RequestFailed(f"{self.me} is stopping", "none")
         job = self._new_job(id, copies, why)
         job.ready_ms = now_ms() + self._ready_ms()
@@ -233,16 +224,15 @@ class ModelLoader:
 
     def _new_job(self, id: str, copies: int, why: str = "") -> _Job:
         job = self._jobs[id] = _Job(copies, asyncio.get_running_loop().create_future(), why)
-        job.done.add_done_callback(
-            lambda done: done.cancelled() or done.exception()
-        )  # avoid a warning if no one waits
+        # avoid a warning if no one waits
+        job.done.add_done_callback(lambda done: done.cancelled() or done.exception())
         return job
 
     def _pump(self) -> None:
         places, slot_ms = self.loading_max, self.pace.slot_ms
         ahead = min(CLAIMS_AHEAD, int(places * AHEAD_MS / slot_ms)) if slot_ms else 0
         while (
-            not self._closed
+            not self.closed
             and self.loading < places + ahead
             and (load := self.queue.pop()) is not None
         ):
@@ -532,10 +522,11 @@ class ModelLoader:
         """Evict models because one has turned out larger than estimated."""
         if self.cache.used_bytes <= self.cache.capacity_bytes:
             return
+        # memory is exceeded already: recent models may be evicted
         churn_ms, self.cache.churn_ms = (
             self.cache.churn_ms,
             0.0,
-        )  # memory is exceeded already: recent models may be evicted
+        )
         room = self.cache.room_for(0, now_ms(), now_ms())
         self.cache.churn_ms = churn_ms
         if isinstance(room, NoRoom):
@@ -600,12 +591,12 @@ class ModelLoader:
     async def _not_loaded(self, record: MeshModel, error: BaseException) -> None:
         """Write a failure, or release the claim, in the registry."""
         me = self.me
-        if isinstance(error, RequestFailed) and error.fault in ("artifact", "host"):
-            self.counts.failed(error.fault)
+        fault = FAULTS.get(error.fault) if isinstance(error, RequestFailed) else None
+        if fault is not None:
+            self.counts.failed(fault)
 
         def step(model: MeshModel) -> MeshModel:
-            if isinstance(error, RequestFailed) and error.fault in ("artifact", "host"):
-                fault: Fault = "artifact" if error.fault == "artifact" else "host"
+            if isinstance(error, RequestFailed) and fault is not None:
                 return claims.failed(
                     model,
                     me,
@@ -773,14 +764,14 @@ class ModelLoader:
 
     def load_again(self, id: str, used_ms: int) -> None:
         """Start to load a model again whose host died; its claim exists."""
-        if id in self.held or id in self._jobs or self._stopping:
+        if id in self.held or id in self._jobs or self.stopping:
             return
         self.cache.remove(id)
         self._enqueue(id, used_ms, waiting=False, copies=0, why=", again after its host had died")
 
     async def stop(self) -> None:
         """Refuse loads, fail those that wait, and cancel all background tasks."""
-        self._stopping = self._closed = True
+        self.stopping = self.closed = True
         self._records.close()
         for job in self._jobs.values():
             if not job.done.done():

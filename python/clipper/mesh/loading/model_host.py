@@ -1,10 +1,10 @@
-"""The processes that hold this node's models: started, supervised, queried and restarted
-(docs/hosts.md).
+"""The processes that hold this node's models: queried, and replaced when they fail (docs/hosts.md).
 
-A host connects to the socket that it is given, and presents the token of its start. When that
-connection ends, all its models are gone, and `lost` is called. A host that does not answer, or
-reports that it is FAILING, is killed and restarted. The models that were at work when it ended are
-read from a file that it maps: `blamed`. Threads: all on the event loop of the node.
+The supervisor of processes starts them, and starts them again. A host connects to the socket that
+it is given, and presents the token of its start. When that connection ends, all its models are
+gone, and `lost` is called. A host that does not answer, or reports that it is FAILING, is killed,
+so that it restarts. The models that were at work when it ended are read from a file that it maps:
+`blamed`. Threads: all on the event loop of the node, unless stated.
 """
 
 import asyncio
@@ -12,16 +12,15 @@ import contextlib
 import logging
 import os
 import secrets
-import signal
-import subprocess
 import sys
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
 
+from clipper.child_environment import OF_HOSTS, child_environment
+from clipper.errors import ClipperError, NotStarted
 from clipper.mesh.records import MeshModel
 from clipper.mesh.transport.channel import (
     ChannelServer,
@@ -30,19 +29,35 @@ from clipper.mesh.transport.channel import (
     PeerChannel,
     RequestFailed,
 )
+from clipper.processes import (
+    NEVER_HELD,
+    Notice,
+    NoticeKind,
+    RestartPolicy,
+    Spawned,
+    StartCommand,
+    Supervisor,
+)
+from clipper.processes.supervisor import KILL_S
 from clipper.settings.mesh import MeshSettings
+from clipper_container.start_folder import StartFolder
 
 TOKEN_ENV: Final = "CLIPPER_TOKEN"
 START_S: Final = 60.0  # to import packages, connect, and be ready
-PAUSE_S_MIN, PAUSE_S_MAX = 0.05, 5.0
-LINES_MAX: Final = 200
 GRACE_S: Final = 3.0
+POLICY: Final = RestartPolicy(
+    backoff_s_max=5.0,
+    healthy_s=60.0,
+    exits_max=NEVER_HELD,
+    grace_s=GRACE_S,
+    ready_s=START_S,
+    served_share=0.1,
+)
 CHECK_S: Final = 0.5  # between two status requests
 WORK_SLOTS, WORK_SLOT_BYTES = 512, 256  # of the file of models at work
 PULL_S_MAX: Final = 86_400.0  # the host ends it before, at artifacts.pull_s
 EVICT_S: Final = 60.0  # the host's own limit for the batches of models that it unloads
 _REQUEST_S: Final = 10.0  # beyond the host's own time limit of a request
-_READ_BYTES: Final = 64 << 10
 _log = logging.getLogger(__name__)
 
 
@@ -146,38 +161,52 @@ class SupervisedHost(ModelHost, Protocol):
 
 OnHost = Callable[[SupervisedHost], None]
 OnLeft = Callable[[str, str, str], None]
-NewHost = Callable[
-    [str, Path, MeshSettings, Mapping[str, str], OnHost, OnHost, OnLeft], SupervisedHost
-]
+NewHost = Callable[[str, str, Path, MeshSettings, OnHost, OnHost, OnLeft], SupervisedHost]
 
 
-def new_host_process(
-    name: str,
-    folder: Path,
-    settings: MeshSettings,
-    environment: Mapping[str, str],
-    ready: OnHost,
-    lost: OnHost,
-    left: OnLeft,
-) -> SupervisedHost:
-    """Return a host process with its share of the node's memory. See HostProcess."""
-    each_mib = settings.capacity_mib // settings.hosts
+class HostProcesses:
+    """Makes the model hosts of a node, which are processes of this machine.
 
-    def command(control: str) -> Sequence[str]:
-        return host_command(
-            control, name, each_mib, settings.loading_max, settings.load_s, settings.runtimes
+    processes: starts them. environment: of the hosts, besides what they get of this process's.
+    """
+
+    def __init__(self, processes: Supervisor, environment: Mapping[str, str] = {}) -> None:
+        self._processes = processes
+        self._environment = environment
+
+    def new_host(
+        self,
+        node: str,
+        name: str,
+        folder: Path,
+        settings: MeshSettings,
+        ready: OnHost,
+        lost: OnHost,
+        left: OnLeft,
+    ) -> SupervisedHost:
+        """Return a host with its share of the node's memory. node: the node's id.
+
+        See HostProcess.
+        """
+        each_mib = settings.capacity_mib // settings.hosts
+
+        def command(control: str) -> Sequence[str]:
+            return host_command(
+                control, name, each_mib, settings.loading_max, settings.load_s, settings.runtimes
+            )
+
+        return HostProcess(
+            name,
+            folder,
+            command,
+            self._processes,
+            ready,
+            lost,
+            left,
+            silence_s=settings.host_silence_s,
+            environment=self._environment,
+            node=node,
         )
-
-    return HostProcess(
-        name,
-        folder,
-        command,
-        ready,
-        lost,
-        left,
-        silence_s=settings.host_silence_s,
-        environment=environment,
-    )
 
 
 def host_command(
@@ -214,13 +243,40 @@ def host_command(
     return words + (["--loading-max", str(loading_max)] if loading_max else [])
 
 
-class HostProcess:
-    """A supervised model host process.
+class WorkFile:
+    """The file in which a host notes the models that are at work (docs/hosts.md)."""
 
-    command: returns the command line for a control address. ready, lost: called at each start and
-    end. left: called with (model, address, reason) when a connection to a server has ended by
-    itself. silence_s: a host that has not answered for so long is restarted. environment: of the
-    process, besides that of this one. blamed: the models that were at work when it last ended.
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def clear(self) -> None:
+        """Make the file, or note that nothing is at work. Raises OSError."""
+        self.path.write_bytes(bytes(WORK_SLOTS * WORK_SLOT_BYTES))
+
+    def models(self) -> frozenset[str]:
+        """Return the models that are at work; none if the file is gone."""
+        with contextlib.suppress(OSError):
+            data = self.path.read_bytes()
+            slots = (data[at : at + WORK_SLOT_BYTES] for at in range(0, len(data), WORK_SLOT_BYTES))
+            return frozenset(
+                slot[1 : 1 + slot[0]].decode("utf-8", "replace") for slot in slots if slot[0]
+            )
+        return frozenset()
+
+    def remove(self) -> None:
+        """Remove the file."""
+        self.path.unlink(missing_ok=True)
+
+
+class HostProcess:
+    """A model host that is a process of its own.
+
+    command: returns the command line for a control address. processes: starts it, and starts it
+    again. ready, lost: called at each start and end. left: called with (model, address, reason)
+    when a connection to a server has ended by itself. silence_s: a host that has not answered for
+    so long is restarted. environment: of the process, besides what it gets of this one's. node: id
+    of its node, so that several nodes may have one supervisor. blamed: the models that were at work
+    when it last ended. pid: 0 while there is no process.
     """
 
     def __init__(
@@ -228,15 +284,22 @@ class HostProcess:
         name: str,
         folder: Path,
         command: Callable[[str], Sequence[str]],
+        processes: Supervisor,
         ready: OnHost = lambda _: None,
         lost: OnHost = lambda _: None,
         left: OnLeft = lambda *_: None,
         silence_s: float = 10.0,
         environment: Mapping[str, str] = {},
+        node: str = "",
     ) -> None:
+        self.name = name
+        self._command = command
         self._environment = environment
-        self.name, self._command, self._silence_s = name, command, silence_s
-        self._work_file = folder / f"{name}.work"
+        self._silence_s = silence_s
+        self._processes = processes
+        self._child = f"{node}/{name}"
+        self._folder = StartFolder()
+        self._work_file = WorkFile(folder / f"{name}.work")
         self.blamed: frozenset[str] = frozenset()
         self._over: asyncio.Future[None] | None = None  # ends with the process
         self._ready, self._lost, self._left = ready, lost, left
@@ -249,116 +312,148 @@ class HostProcess:
         self.is_ready = asyncio.Event()
         self.types: tuple[str, ...] = ()
         self.status = HostStatus()
-        self.lines: deque[str] = deque(maxlen=LINES_MAX)
+        self.pid = 0
         self.starts = 0
-        self._process: subprocess.Popen[bytes] | None = None
-        self._supervising: asyncio.Task[None] | None = None
+        self._was_ready = False
+        self._loop: asyncio.AbstractEventLoop
+        self._following: asyncio.Task[None] | None = None
+        self._at_rest = asyncio.Event()  # no process, and none will start
+        self._at_rest.set()
         self._stopping = False
-
-    @property
-    def pid(self) -> int:
-        """The process id; 0 while there is no process."""
-        return self._process.pid if self._process is not None else 0
 
     # -- life
 
     async def start(self) -> None:
-        """Start the process and its supervision; `is_ready` is set when it answers."""
+        """Have the process started; `is_ready` is set when it answers.
+
+        Raises: NotStarted, ShuttingDown if no process is started any more.
+        """
         await self._server.open()
-        self._supervising = asyncio.get_running_loop().create_task(self._supervise())
+        self._loop = asyncio.get_running_loop()
+        process = Spawned(self, self._folder)
+        self._processes.add(self._child, process, POLICY, self, log_lines=True)
+        self._at_rest.clear()
 
     async def stop(self) -> None:
         """End the process: SIGTERM lets it answer what it has, SIGKILL follows after a while."""
         self._stopping = True
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(signal.SIGTERM)
+        if self._following is not None:
+            self._following.cancel()
         try:
-            if self._supervising is not None:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(GRACE_S):
-                        await asyncio.shield(self._supervising)
+            self._processes.stop([self._child], limit_s=0)
+            await self._until_at_rest(GRACE_S)
         finally:  # also if the task that stops it is cancelled
-            self.kill()
-            if self._supervising is not None:
-                await self._supervising
+            if (status := self._processes.get(self._child)) is not None:
+                self._kill(status.pid)
+            await self._until_at_rest(KILL_S)
             self._server.close()
-            self._work_file.unlink(missing_ok=True)
+            self._work_file.remove()
+            with contextlib.suppress(NotStarted):
+                self._processes.post(self._forget)
 
-    def kill(self) -> None:
-        """Kill the process."""
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+    async def _until_at_rest(self, limit_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._at_rest.wait()
 
-    async def _supervise(self) -> None:
-        pause_s = PAUSE_S_MIN
-        while not self._stopping:
-            began = asyncio.get_running_loop().time()
-            try:
-                await self._life()
-            except OSError as error:
-                _log.error("the model host %s cannot be started: %s", self.name, error)
-            except Exception:
-                _log.exception("the model host %s is started again", self.name)
-            if self._stopping:
-                return
-            lived_s = asyncio.get_running_loop().time() - began
-            pause_s = PAUSE_S_MIN if lived_s > START_S else min(2 * pause_s, PAUSE_S_MAX)
-            tail = "\n".join([*self.lines][-10:])
-            _log.warning(
-                "the model host %s has ended; the next starts in %.1f s. Its last lines:\n%s",
-                self.name,
-                pause_s,
-                tail,
-            )
-            await asyncio.sleep(pause_s)
+    def _forget(self) -> None:
+        self._folder.close()
+        self._processes.forget(self._child)
 
-    async def _life(self) -> None:
-        """Run one process from its start to its end."""
-        loop = asyncio.get_running_loop()
-        ended, was_ready = asyncio.Event(), False
-        self._connected.clear()
-        over = self._over = loop.create_future()
-        out = self._spawn()
-        pidfd = os.pidfd_open(self._process.pid)  # type: ignore[union-attr]
-        loop.add_reader(pidfd, ended.set)
-        loop.add_reader(out, self._read_lines, out)
+    def _kill(self, pid: int) -> None:
+        with contextlib.suppress(NotStarted):
+            self._processes.restart(self._child, pid)
+
+    def command(self, number: int) -> StartCommand:
+        """Return the command of a start. Raises OSError. Threads: the supervisor's."""
+        self._work_file.clear()
+        environment = {
+            **child_environment(patterns=OF_HOSTS),
+            **self._environment,
+            "PYTHONUNBUFFERED": "1",
+            TOKEN_ENV: self._token,
+        }
+        words = [*self._command(self._server.address), "--work-file", str(self._work_file.path)]
+        return StartCommand(words, environment, joins=True)
+
+    def on_notice(self, name: str, notice: Notice) -> None:
+        """Pass what happened to the process on to the node. Threads: the supervisor's."""
+        # read here, as the next start clears it
+        blamed = self._work_file.models()
         try:
-            if await _first(self._connected, ended, timeout_s=START_S) and await self._become_ready(
-                ended
-            ):
-                was_ready = True
-                self.is_ready.set()
-                self._ready(self)
-                await self._until_over(self._channel.closed, ended)  # type: ignore[union-attr]
-                if self._stopping:
-                    await _first(ended)
-        finally:
-            self.is_ready.clear()
-            if self._channel is not None:
-                self._channel.close()
-                self._channel = None
-            self.kill()
-            await _first(ended)
-            loop.remove_reader(pidfd)
-            os.close(pidfd)
-            self._read_lines(out)
-            loop.remove_reader(out)
-            os.close(out)
-            self._process.wait()  # type: ignore[union-attr]
-            self._process = None
-            self.blamed = self._at_work()
-            over.set_result(None)
-            if was_ready and not self._stopping:
-                self._lost(self)
+            self._loop.call_soon_threadsafe(self._take, notice, blamed)
+        except RuntimeError:  # the loop is closed, and its node gone
+            self._processes.stop([name])
 
-    async def _until_over(self, closed: asyncio.Event, ended: asyncio.Event) -> None:
-        """Wait until the process ends or must be replaced."""
-        while not self._stopping and not (closed.is_set() or ended.is_set()):
-            await _first(closed, ended, timeout_s=CHECK_S)
-            if self._stopping or closed.is_set() or ended.is_set():
-                return
+    def _take(self, notice: Notice, blamed: frozenset[str]) -> None:
+        match notice.kind:
+            case NoticeKind.STARTED:
+                self._has_started(notice.pid)
+            case NoticeKind.EXITED:
+                tail = "\n".join(notice.log_tail[-10:])
+                _log.warning(
+                    "the model host %s (pid %d): %s. Its last lines:\n%s",
+                    self.name,
+                    notice.pid,
+                    notice.detail,
+                    tail,
+                )
+                self._has_ended(blamed)
+            case NoticeKind.RESTARTING:
+                _log.warning("the model host %s: %s", self.name, notice.detail)
+            case NoticeKind.STOPPED | NoticeKind.FAILED:
+                self._has_ended(blamed)
+                self._at_rest.set()
+
+    def _has_started(self, pid: int) -> None:
+        self.pid = pid
+        self._was_ready = False
+        self.starts += 1
+        self._over = self._loop.create_future()
+        if not self._stopping:
+            self._following = self._loop.create_task(self._follow(pid))
+
+    def _has_ended(self, blamed: frozenset[str]) -> None:
+        if not self.pid or self._over is None:
+            return
+        self.pid = 0
+        self.is_ready.clear()
+        if self._following is not None:
+            self._following.cancel()
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        self._connected.clear()
+        self.blamed = blamed
+        self._over.set_result(None)
+        if self._was_ready and not self._stopping:
+            self._lost(self)
+
+    async def _follow(self, pid: int) -> None:
+        """Wait until a process is ready, and until it must be replaced; then have it killed. The
+        end of the process cancels this.
+        """
+        try:
+            await self._connected.wait()
+            if await self._become_ready():
+                self._was_ready = True
+                self.is_ready.set()
+                self._processes.serves(self._child, pid)
+                self._ready(self)
+                await self._until_replaced()
+        except Exception:
+            _log.exception("the model host %s is started again", self.name)
+        self.is_ready.clear()
+        self._kill(pid)
+
+    async def _until_replaced(self) -> None:
+        """Wait until the process must be replaced, or its connection has ended."""
+        channel = self._channel
+        while channel is not None and not channel.closed.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CHECK_S):
+                    await channel.closed.wait()
+                    return
             if why := await self._why_replaced():
                 _log.error(
                     "the model host %s (pid %d) %s: it is replaced", self.name, self.pid, why
@@ -383,72 +478,22 @@ class HostProcess:
             return "reports that it is failing" if status.state == "FAILING" else ""
         return f"has not answered for {self._silence_s:g} s"
 
-    def _at_work(self) -> frozenset[str]:
-        """Return the models that were at work when the process ended, from its file."""
-        with contextlib.suppress(OSError):
-            data = self._work_file.read_bytes()
-            slots = (data[at : at + WORK_SLOT_BYTES] for at in range(0, len(data), WORK_SLOT_BYTES))
-            return frozenset(
-                slot[1 : 1 + slot[0]].decode("utf-8", "replace") for slot in slots if slot[0]
-            )
-        return frozenset()
-
-    def _spawn(self) -> int:
-        """Start a process; return the pipe of its output."""
-        self._work_file.write_bytes(bytes(WORK_SLOTS * WORK_SLOT_BYTES))
-        out, its_end = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(out, False)
-        try:
-            self._process = subprocess.Popen(
-                [*self._command(self._server.address), "--work-file", str(self._work_file)],
-                env={
-                    **os.environ,
-                    **self._environment,
-                    "PYTHONUNBUFFERED": "1",
-                    TOKEN_ENV: self._token,
-                },
-                stdin=subprocess.DEVNULL,
-                stdout=its_end,
-                stderr=its_end,
-            )
-        except BaseException:
-            os.close(out)
-            raise
-        finally:
-            os.close(its_end)
-        self.starts += 1
-        return out
-
-    def _read_lines(self, out: int) -> None:
-        with contextlib.suppress(BlockingIOError):
-            data = os.read(out, _READ_BYTES)
-            if not data:
-                asyncio.get_running_loop().remove_reader(out)
-            for line in data.decode("utf-8", "replace").splitlines():
-                self.lines.append(line[:4096])
-                _log.info("%s: %s", self.name, line[:4096])
-
     def _on_connected(self, channel: PeerChannel) -> None:
         self._channel = channel
         self.types = tuple(str(type) for type in channel.hello.get("types", ()))
         self._connected.set()
 
-    async def _become_ready(self, ended: asyncio.Event) -> bool:
-        until = asyncio.get_running_loop().time() + START_S
-        while not ended.is_set() and asyncio.get_running_loop().time() < until:
+    async def _become_ready(self) -> bool:
+        """Wait until the process is ready; return False if it must be replaced."""
+        while True:
             try:
-                self.status = msgspec.convert(
-                    await self._request("status", _REQUEST_S), HostStatus, strict=False
-                )
+                status = await self.read_status()
             except (RequestFailed, msgspec.ValidationError) as failure:
                 _log.warning("the model host %s does not report its status: %s", self.name, failure)
                 return False
-            if self.status.state == "READY":
-                return True
-            if self.status.state == "FAILING":
-                return False
+            if status.state in ("READY", "FAILING"):
+                return status.state == "READY"
             await asyncio.sleep(0.02)
-        return False
 
     def _on_event(self, message: Message) -> None:
         if message.get("event") == "left":
@@ -529,7 +574,8 @@ class HostProcess:
 async def started(host: SupervisedHost) -> SupervisedHost:
     """Start a host and return it when it is ready.
 
-    RequestFailed when that takes longer than START_S; the host is stopped then.
+    RequestFailed when no process is started any more, or that takes longer than START_S; the host
+    is stopped then.
     """
     try:
         await host.start()
@@ -537,20 +583,11 @@ async def started(host: SupervisedHost) -> SupervisedHost:
             await host.is_ready.wait()
     except BaseException as error:
         await host.stop()
+        if isinstance(error, ClipperError):
+            raise RequestFailed(f"the model host {host.name} is not started: {error}") from None
         if isinstance(error, TimeoutError):
             raise RequestFailed(
                 f"the model host {host.name} was not ready after {START_S:g} s"
             ) from None
         raise
     return host
-
-
-async def _first(*events: asyncio.Event, timeout_s: float | None = None) -> bool:
-    """Wait until an event is set; return whether the first one is."""
-    waits = [asyncio.ensure_future(event.wait()) for event in events]
-    try:
-        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()
-    return events[0].is_set()

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from clipper.mesh.background_tasks import BackgroundTasks
+from clipper.component import Tasks
 from clipper.mesh.decisions.claims import ClaimRefused
 from clipper.mesh.records import MeshModel
 from clipper.mesh.registry import CopiesStep, RecordChange, Registry, Step
@@ -27,9 +27,7 @@ class RecordWriter:
     the node.
     """
 
-    def __init__(
-        self, registry: Registry, run_blocking: RunBlocking, tasks: BackgroundTasks
-    ) -> None:
+    def __init__(self, registry: Registry, run_blocking: RunBlocking, tasks: Tasks) -> None:
         self._registry, self._run_blocking, self._tasks = registry, run_blocking, tasks
         self._waiting: deque[_Waiting] = deque()
         self._writing = self._closed = False

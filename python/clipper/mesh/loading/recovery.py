@@ -3,7 +3,7 @@
 import asyncio
 import logging
 
-from clipper.mesh.background_tasks import BackgroundTasks
+from clipper.component import Tasks
 from clipper.mesh.loading.isolation import Isolation
 from clipper.mesh.loading.loader import ModelLoader
 from clipper.mesh.loading.model_host import SupervisedHost
@@ -16,9 +16,7 @@ _log = logging.getLogger(__name__)
 class Recovery:
     """Loads the models of dead hosts again. me: this instance's id."""
 
-    def __init__(
-        self, me: str, loader: ModelLoader, isolation: Isolation, tasks: BackgroundTasks
-    ) -> None:
+    def __init__(self, me: str, loader: ModelLoader, isolation: Isolation, tasks: Tasks) -> None:
         self._me, self._loader, self._isolation = me, loader, isolation
         self._tasks = tasks
 

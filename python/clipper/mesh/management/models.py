@@ -72,10 +72,7 @@ class ModelManagement:
         if type != "python" and "://" not in path:
             path = os.path.abspath(path)
         for row_type in (info.input, info.output):
-            try:
-                InputType.parse(row_type or "any")
-            except ValueError as error:
-                raise InvalidInput(str(error)) from None
+            InputType.parse(row_type or "any")
         return MeshModel(
             id,
             type,
@@ -91,10 +88,7 @@ class ModelManagement:
 
     def check_id(self, id: str, noun: str) -> None:
         """Raise InvalidInput for an impossible id, AlreadyExists for one of the catalog's."""
-        try:
-            check_name(id, noun)
-        except ValueError as error:
-            raise InvalidInput(str(error)) from None
+        check_name(id, noun)
         if self._host.is_taken(id):
             raise AlreadyExists(
                 f"{id!r} is a model or an application of the catalog.", hint="Choose another id."

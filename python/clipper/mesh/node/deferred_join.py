@@ -16,6 +16,7 @@ class DeferredJoin:
     """Joins the mesh later, within `enter_s` seconds of `start`; then the node gives up for good.
 
     join: joins the mesh; awaited on the event loop.  is_joined: returns whether it has.
+    given_up: why the node has given up; empty unless it has.
     """
 
     def __init__(
@@ -31,20 +32,15 @@ class DeferredJoin:
         self._loop, self._join, self._is_joined = loop, join, is_joined
         self._started_s: float | None = None  # monotonic
         self._is_joining = False
-        self._given_up = ""
-
-    @property
-    def given_up(self) -> str:
-        """The reason why the node has given up; empty unless it has."""
-        return self._given_up
+        self.given_up = ""
 
     @property
     def awaits(self) -> str:
         """Return what the node waits for before it joins; empty once it has joined."""
         if self._started_s is None or self._is_joined():
             return ""
-        if self._given_up:
-            return f"another start of this node: {self._given_up}"
+        if self.given_up:
+            return f"another start of this node: {self.given_up}"
         return "the processes that hold models" if self._is_joining else self._store
 
     @property
@@ -74,7 +70,7 @@ class DeferredJoin:
         return True
 
     async def _try(self) -> bool:
-        if self._given_up:
+        if self.given_up:
             return False
         self._is_joining = True
         try:
@@ -85,7 +81,7 @@ class DeferredJoin:
         except ShuttingDown:
             raise
         except Exception as error:
-            self._given_up = f"it cannot join the mesh: {error}"
+            self.given_up = f"it cannot join the mesh: {error}"
             _log.exception("the mesh: %s gives up", self._name)
             return False
         finally:
@@ -98,8 +94,8 @@ class DeferredJoin:
         if self._is_joining:
             self._loop.call_later(RECHECK_S, self._give_up)
             return
-        self._given_up = f"{self._store} did not come within {self._enter_s:g} s (mesh.enter_s)"
-        _log.error("the mesh: %s gives up: %s", self._name, self._given_up)
+        self.given_up = f"{self._store} did not come within {self._enter_s:g} s (mesh.enter_s)"
+        _log.error("the mesh: %s gives up: %s", self._name, self.given_up)
 
     def check(self) -> None:
         """Raise StoreError while the node waits to join."""
@@ -107,7 +103,7 @@ class DeferredJoin:
         if not awaits:
             return
         hint = "It joins by itself; try again, or use another node."
-        if self._given_up:
+        if self.given_up:
             hint = "See its log."
         raise StoreError(
             f"the node {self._name} is not in its mesh: it awaits {awaits}.", hint=hint

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 
 from clipper.mesh.decision_log import DecisionLog
@@ -48,8 +47,7 @@ class JoinedNode:
     """Builds the parts of a node, each with the parts it needs.
 
     me, number: the id and the replica number of this node.  token: the secret that nodes of one
-    mesh share.  folder: for sockets.  environment: the machine.  Threads: the event loop;
-    `stats` any.
+    mesh share.  folder: for sockets.  Threads: the event loop; `stats` any.
     """
 
     def __init__(
@@ -65,11 +63,10 @@ class JoinedNode:
         loop: NodeLoop,
         log: DecisionLog,
         folder: Path,
-        environment: Mapping[str, str],
         platform: NodePlatform,
     ) -> None:
         self._settings, self._loop, self._folder = settings, loop, folder
-        self._environment, self._platform = environment, platform
+        self._me, self._platform = me, platform
         self.registry = registry
         self.hosts = [self._new_host(f"host-{n}") for n in range(settings.hosts)]
         self.isolation = Isolation(self._start_isolated_host, self._on_acquitted)
@@ -145,7 +142,14 @@ class JoinedNode:
             lambda: self.switcher.wake(),
         )
         self.switcher = VModelSwitcher(
-            settings, registry, self.election, self.view, self.actions, loop, log
+            settings,
+            registry,
+            self.election,
+            self.view,
+            self.actions,
+            loop,
+            log,
+            platform.rng,
         )
         self.leader = LeaderTasks(settings, registry, self.election, self.view, self.actions)
         self.replicas = ReplicaTracker(host, router, self.copies, loop)
@@ -205,13 +209,17 @@ class JoinedNode:
 
         return PeriodicTasks(
             self._loop,
-            [
-                (min(REPORT_S, settings.rate_s), reporter.report),
-                (min(0.25, settings.publish_s, settings.lease_s / 8), refresh),
-                (settings.rate_s, tasks.scale),
-                (settings.janitor_s, tasks.clean),
-                (settings.reaper_s, self.leader.reap),
-            ],
+            {
+                "clipper-mesh-report": (min(REPORT_S, settings.rate_s), reporter.report),
+                "clipper-mesh-refresh": (
+                    min(0.25, settings.publish_s, settings.lease_s / 8),
+                    refresh,
+                ),
+                "clipper-mesh-scale": (settings.rate_s, tasks.scale),
+                "clipper-mesh-clean": (settings.janitor_s, tasks.clean),
+                "clipper-mesh-reap": (settings.reaper_s, self.leader.reap),
+            },
+            self._platform.rng,
         )
 
     # -- life
@@ -261,10 +269,10 @@ class JoinedNode:
 
     def _new_host(self, name: str) -> SupervisedHost:
         return self._platform.new_host(
+            self._me,
             name,
             self._folder,
             self._settings,
-            self._environment,
             self._on_host_ready,
             self._on_host_lost,
             lambda model, address, why: self.loader.left(model, address),

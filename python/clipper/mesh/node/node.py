@@ -10,10 +10,11 @@ import contextlib
 import os
 import secrets
 import socket
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Final
 
+from clipper.component import Health
 from clipper.errors import ShuttingDown
 from clipper.mesh.decision_log import DecisionLog
 from clipper.mesh.node.deferred_join import DeferredJoin
@@ -35,6 +36,7 @@ from clipper.mesh.reports import (
 from clipper.mesh.routing.lookups import Lookups
 from clipper.mesh.routing.router import ModelRouter, Route, core_record
 from clipper.metrics.stats import MeshStats
+from clipper.options import refusing_unknown_keywords
 from clipper.serving.models.containers import Seat
 from clipper.serving.query.processor import ResolvedApplication
 from clipper.settings.mesh import MeshSettings
@@ -50,15 +52,15 @@ def _never() -> bool:
     return False
 
 
+@refusing_unknown_keywords
 class MeshNode:
     """A node of the mesh: its operations; changes are visible on all nodes.
 
     Errors: UnknownModel, AlreadyExists, StillLinked, Forbidden, InvalidInput, Overloaded,
     DeadlineExceeded, StoreError.
 
-    environment: variables of its model hosts, besides its own. platform: what it runs on; None:
-    threads, sockets and processes of this machine. Threads: any, except the node's own thread
-    `clipper-mesh`, which may not wait for itself.
+    platform: what it runs on. Threads: any, except the node's own thread `clipper-mesh`, which may
+    not wait for itself.
     """
 
     def __init__(
@@ -67,20 +69,20 @@ class MeshNode:
         store: Store,
         host: NodeHost,
         folder: Path,
-        environment: Mapping[str, str] = {},
-        platform: NodePlatform | None = None,
+        platform: NodePlatform,
     ) -> None:
-        self._environment = environment
-        self._platform = platform = platform or NodePlatform()
+        self._platform = platform
         self._settings, self._store, self._host, self._folder = settings, store, host, folder
-        self._id = settings.name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        self.instance = (
+            settings.name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        )
         self._number = 0  # no other node has had it; 0: not known yet
         self._started_ms = now_ms()
         self._loop = platform.new_loop()
         self._log = DecisionLog()
         self._lookups = Lookups(self._find_in_store, platform.lookup_pool)
         self.router = ModelRouter(
-            host.resolve,
+            host,
             self._find_record,
             self._on_miss,
             host.batching,
@@ -91,9 +93,10 @@ class MeshNode:
             now_s=store.threads.now_s,
             check_load=self._check_load,
             stage=self._stage,
+            check_type=self._check_type,
         )
         self._deferred = DeferredJoin(
-            self._id, store.name, settings.enter_s, self._loop, self._join, self._has_joined
+            self.instance, store.name, settings.enter_s, self._loop, self._join, self._has_joined
         )
         self._life = asyncio.Lock()  # held while the node joins or leaves
         self._leaves = asyncio.Event()
@@ -132,11 +135,16 @@ class MeshNode:
         """Leave the mesh. Idempotent."""
         if self._loop.stopping:
             return
-        self._loop.stop(self._leave)
-        if self._joined is not None:
-            self._joined.registry.close()
-        self._lookups.close()
-        self._loop.close()
+        with contextlib.ExitStack() as stack:  # each also when another fails
+            stack.callback(self._loop.close)
+            stack.callback(self._lookups.close)
+            if self._joined is not None:
+                stack.callback(self._joined.registry.close)
+            stack.callback(self._loop.stop, self._leave)
+
+    def health(self) -> list[Health]:
+        """Return the state of the node's threads."""
+        return [*self._loop.health(), *self._lookups.health()]
 
     async def _join(self) -> None:
         """Join the mesh. On an error, or when the node is closed meanwhile, undo all of it."""
@@ -147,7 +155,7 @@ class MeshNode:
             undo.push_async_callback(blocking, registry.close)
             self._number = self._number or await blocking(registry.number)
             joined = JoinedNode(
-                self._id,
+                self.instance,
                 self._number,
                 self._started_ms,
                 self._settings,
@@ -158,7 +166,6 @@ class MeshNode:
                 self._loop,
                 self._log,
                 self._folder,
-                self._environment,
                 self._platform,
             )
             undo.push_async_callback(joined.stop_hosts)
@@ -209,11 +216,6 @@ class MeshNode:
         return joined
 
     @property
-    def instance(self) -> str:
-        """The id of this node."""
-        return self._id
-
-    @property
     def awaits(self) -> str:
         """Return what the node waits for before it joins; empty once it has joined."""
         return self._deferred.awaits
@@ -225,16 +227,16 @@ class MeshNode:
 
     # -- queries
 
-    def resolve(self, name: str) -> ResolvedApplication | None:
+    def application(self, name: str) -> ResolvedApplication | None:
         """Return the resolved application for a query; None when the mesh has no such model.
 
         Counts as a use of the model. Takes at most 10 us for a model that was used before.
         """
-        return self.router.resolve(name)
+        return self.router.application(name)
 
-    def link(self, name: str) -> Route | None:
+    def resolve(self, name: str) -> Route | None:
         """Return the route of a model, for an application that uses it; None for other names."""
-        found = self.router.link(name) if self._has_joined() else None
+        found = self.router.resolve(name) if self._has_joined() else None
         return found if found is not None and found.id == name else None
 
     def seat(self, name: str, version: int, input: str, output: str = "any") -> Seat | None:
@@ -284,6 +286,10 @@ class MeshNode:
         if self._joined is not None:
             self._loop.call(self._joined.copies.miss, route)
 
+    def _check_type(self, route: Route) -> None:
+        if self._joined is not None:
+            self._joined.replicas.check_row_type(route)
+
     def _on_replaced(self, route: Route) -> None:
         """Fail the queries in the replaced queue, and give applications the new one."""
         self._host.close(route.resolved, FOREVER_S)
@@ -306,6 +312,13 @@ class MeshNode:
         if self._joined is not None and not self._loop.stopping:
             self._loop.run(self._joined.drain.run(lambda _: None))
 
+    @property
+    def other_history(self) -> str:
+        """Return why the content of the store is not used; empty if it is, or before the node
+        joined.
+        """
+        return "" if self._joined is None else self._joined.registry.other_history
+
     def take_store(self, *, restore: bool) -> int:
         """Accept a store that has lost its history; return how many records were written.
 
@@ -313,8 +326,10 @@ class MeshNode:
         models and v-models are unregistered on all nodes. Does nothing to a store with its
         history.
         """
+        if self._joined is None:  # it has taken in nothing yet
+            return 0
         registry = self._open().registry
-        return registry.take_store(restore) if registry.other_history else 0
+        return registry.take_store(restore) if registry.has_other_history() else 0
 
     def register(
         self,
@@ -440,5 +455,5 @@ class MeshNode:
         Before the node has joined there are only `instance` and `awaits`.
         """
         if self._joined is None:
-            return {"instance": self._id, "awaits": self.awaits}
+            return {"instance": self.instance, "awaits": self.awaits}
         return self._joined.stats()

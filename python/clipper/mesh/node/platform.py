@@ -5,7 +5,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from random import Random
 
-from clipper.mesh.loading.model_host import NewHost, new_host_process
+from clipper.mesh.loading.model_host import NewHost
 from clipper.mesh.node_loop import NodeLoop, ThreadedNodeLoop
 from clipper.mesh.transport.network import SOCKETS, Network
 
@@ -15,12 +15,12 @@ class NodePlatform:
     """The event loop, threads, network, model hosts and random numbers of one node.
 
     Times of the loop come from the loop; those of the store's clients from `Store.threads`; the
-    wall clock is `clipper.clock.wall_time_us`. lookup_pool: runs look-ups of
-    unknown names; None: a thread.
+    wall clock is `clipper.clock.wall_time_us`. new_host: makes a model host. lookup_pool: runs
+    look-ups of unknown names; None: a thread.
     """
 
+    new_host: NewHost
     new_loop: Callable[[], NodeLoop] = ThreadedNodeLoop
     network: Network = SOCKETS
-    new_host: NewHost = new_host_process
     lookup_pool: Executor | None = None
     rng: Random = field(default_factory=Random)

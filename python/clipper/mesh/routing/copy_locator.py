@@ -14,19 +14,20 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
+from clipper.component import Tasks
 from clipper.errors import ClipperError
-from clipper.mesh.background_tasks import BackgroundTasks
 from clipper.mesh.decision_log import DecisionLog
 from clipper.mesh.decisions import failures, placement
 from clipper.mesh.decisions.claims import alive_copies, loaded_copies
 from clipper.mesh.loading.loader import ModelLoader, NotLoadedHere
 from clipper.mesh.loading.record_writer import RunBlocking
-from clipper.mesh.records import Instance, MeshModel
+from clipper.mesh.records import FAULTS, Instance, MeshModel
 from clipper.mesh.registry import Registry, now_ms
 from clipper.mesh.routing.router import Route
 from clipper.mesh.transport.channel import NOT_LOADED_HERE, ConnectionLost, RequestFailed
 from clipper.mesh.transport.peers import Peers
 from clipper.settings.mesh import MeshSettings
+from clipper_container.backoff import Backoff
 
 ATTACH_S: Final = 2.0  # from a host's connection until the engine has attached it
 PAUSE_S_MIN, PAUSE_S_MAX = 0.01, 1.0
@@ -63,7 +64,7 @@ class CopyLocator:
         registry: Registry,
         settings: MeshSettings,
         run_blocking: RunBlocking,
-        tasks: BackgroundTasks,
+        tasks: Tasks,
         log: DecisionLog,
         here: Callable[[], Instance],
         address: Callable[[], tuple[str, str]],
@@ -130,16 +131,16 @@ class CopyLocator:
     # -- search for one model
 
     async def _search(self, route: Route) -> None:
-        attached, pause_s = self._searches[route.id].attached, PAUSE_S_MIN
+        attached = self._searches[route.id].attached
+        backoff = Backoff(PAUSE_S_MIN, PAUSE_S_MAX, rng=self._rng)
         exclude: dict[str, bool] = {}  # instances that failed; True: could not be reached
         first = True
         try:
             while not route.served and (first or self._is_wanted(route)):
                 record = await self._read(route.id, first)
                 first = False
-                route = (
-                    route.successor or route
-                )  # one more, should it be replaced again, in the next round
+                # one more, should it be replaced again, in the next round
+                route = route.successor or route
                 if record is None or self._has_failed(route, record):
                     return
                 try:
@@ -150,9 +151,8 @@ class CopyLocator:
                         continue
                 except ClipperError as error:  # for example, the store is away
                     route.why = error.message
-                exclude = exclude if pause_s < PAUSE_S_MAX / 4 else {}
-                await _within(attached.wait(), pause_s)
-                pause_s = min(2 * pause_s, PAUSE_S_MAX)
+                exclude = {} if backoff.is_longest else exclude
+                await _within(attached.wait(), backoff.next_s())
         finally:
             del self._searches[route.id]
             route = route.successor or route
@@ -264,8 +264,9 @@ class CopyLocator:
                 return False
             exclude[instance] = isinstance(failure, ConnectionLost) and instance != self._loader.me
             route.why = failure.why
-            if load and failure.fault == "host" and not isinstance(failure, ConnectionLost):
-                self._quarantine.failed(instance, route.id, "host", now_ms())
+            fault = FAULTS.get(failure.fault)
+            if load and fault is not None and not isinstance(failure, ConnectionLost):
+                self._quarantine.failed(instance, route.id, fault, now_ms())
             return False
         self._quarantine.loaded(instance)
         return True
@@ -288,9 +289,8 @@ class CopyLocator:
         tried = set(exclude)
         async with asyncio.timeout(until_s):
             for attempt in itertools.count():
-                record = await self._read(
-                    id, not attempt and not exclude
-                )  # what has just left there, the mirror may not know
+                # what has just left there, the mirror may not know
+                record = await self._read(id, not attempt and not exclude)
                 if record is None:
                     raise NotLoadedHere(f"no model {id!r} is registered")
                 alive = self._registry.alive()

@@ -8,8 +8,10 @@ the store has answered: until then the name counts as unknown there. Other threa
 import asyncio
 import threading
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, Future, wait
 from typing import Final
+
+from clipper.component import Health, Pool
 
 LOOKUPS_MAX: Final = 64  # names looked up or queued; further ones count as unknown
 WAIT_S: Final = 0.25  # a thread's wait for the store
@@ -26,15 +28,22 @@ class Lookups:
 
     def __init__(self, find: Callable[[str], None], pool: Executor | None = None) -> None:
         self._find = find
-        self._pool = pool or ThreadPoolExecutor(1, "clipper-mesh-lookup")
+        own = Pool("clipper-mesh-lookup", 1)
+        self._own = own if pool is None else None
+        self._pool: Executor = own if pool is None else pool
         self._guard = threading.Lock()
         self._pending: dict[str, Future[None]] = {}
         self._closed = False
         self._hangs = False  # the last look-up did not end in time
 
     def start(self) -> None:
-        """Start the thread before the first look-up."""
-        self._pool.submit(lambda: None)
+        """Start the thread before the first look-up. Raises NotStarted."""
+        if self._own is not None:
+            self._own.start()
+
+    def health(self) -> list[Health]:
+        """Return the state of the thread."""
+        return [] if self._own is None else [self._own.health()]
 
     def lookup(self, name: str) -> None:
         """Start a look-up of a name, and wait for it.

@@ -1,6 +1,5 @@
 """Replicas of meshed models as they connect to this node's server and disconnect."""
 
-from collections.abc import Collection
 from typing import Final
 
 from clipper.mesh.node_host import NodeHost
@@ -10,6 +9,8 @@ from clipper.mesh.routing.router import MESH_VERSION, ModelRouter, Route
 from clipper.types import VersionedModel
 
 ENQUEUE_S: Final = 0.05  # until a row that was in flight to a lost replica is in the queue again
+
+RECOUNTS: Final = 6  # after a queue was replaced, in the three seconds after it
 
 
 class ReplicaTracker:
@@ -51,18 +52,30 @@ class ReplicaTracker:
     def check_row_type(self, route: Route) -> None:
         """Keep a row type that was guessed from a first query if it led to outputs, else drop it.
 
-        So a first query of a wrong shape does not decide which later queries are refused.
+        So a first query of a wrong shape does not decide which later queries are refused. Called
+        before each query while the type is a guess, and now and then. Threads: any.
         """
         counts = route.core.engine.model_counts(route.core.index)
         if counts["evaluated"]:
             route.type_known = True
-        elif route.served and counts["submitted"] and not counts["in_flight"]:
+        elif counts["failed"] or (route.served and counts["submitted"] and not counts["in_flight"]):
             why = f"no output has come of rows of {route.core.describe_input()}"
-            lenders = route.lenders
             if self._router.replace(route, route.record.input, why):
-                self._loop.tasks.spawn(self._disconnect(route.id, lenders))
+                self._loop.call(self._end_replicas, VersionedModel(route.id, MESH_VERSION))
 
-    async def _disconnect(self, id: str, numbers: Collection[int]) -> None:
-        """Disconnect the replicas of a replaced queue; they connect again at the next query."""
-        for number in numbers:
-            self._host.disconnect(VersionedModel(id, MESH_VERSION), number)
+    def _end_replicas(self, id: VersionedModel, again: int = RECOUNTS) -> None:
+        """Disconnect the replicas of a replaced queue; they connect again at the next query.
+
+        One that has just connected may not be listed yet, so this is done some times more.
+        """
+        route = self._router.get(id.name)
+        if route is None or self._loop.stopping:
+            return
+        if not route.core.engine.model_counts(route.core.index)["replicas"]:
+            for replica in self._host.replicas(id):
+                self._host.disconnect(id, replica.hello.replica)
+        self._count(id)
+        if again:
+            self._loop.call_later(
+                ENQUEUE_S * 2 ** (RECOUNTS - again), self._end_replicas, id, again - 1
+            )

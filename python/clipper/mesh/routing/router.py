@@ -13,15 +13,17 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from random import Random
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
 from clipper.clock import wall_time_us
-from clipper.errors import ClipperError, InvalidInput, Overloaded
+from clipper.errors import ClipperError, Overloaded
 from clipper.serving.models.containers import Seat
+from clipper.serving.models.model_source import ModelQueue, ResolvedModel
 from clipper.serving.models.running_models import settle_input, settle_output
-from clipper.serving.query.arrays import repeatable
+from clipper.serving.query.application import model_slo_in_us
+from clipper.serving.query.arrays import ARRAY_SLO_MS, repeatable
 from clipper.serving.query.future_watcher import Future
 from clipper.serving.query.processor import ResolvedApplication, if_cached
 from clipper.types import Batching, InputType, Model, UserValue
@@ -31,10 +33,6 @@ ANY: Final = InputType.parse("any")
 ABSENT_MAX: Final = 4096  # unknown names that are remembered
 ABSENT_S: Final = 0.25
 UNREGISTERED: Final = "it was unregistered"
-Make = Callable[
-    [Model, Callable[[], str], Callable[[int], None]],
-    tuple[ResolvedApplication, ResolvedApplication],
-]
 CheckLoad = Callable[[str, float | None], None]
 
 
@@ -85,7 +83,7 @@ class Route:
     def __init__(
         self,
         record: Model,
-        make: "Make",
+        host: "RouteHost",
         touched: "UsedRoutes",
         is_failing: Callable[[str], bool],
         check_load: "CheckLoad",
@@ -100,16 +98,19 @@ class Route:
         self.served = self.miss_reported = self.listed = False
         self.successor: Route | None = None
         self.type_known = record.input.dtype != "any"
-        self.ended = ended = [UNREGISTERED]
-        ref = weakref.ref(
-            self
-        )  # weak, so that the core model is freed with the last reference to the route
-        self.resolved, self.cold = make(
-            record,
-            lambda: ended[0] if (route := ref()) is None else route.reason(),
-            lambda slo_us: None if (route := ref()) is None else route.admit(slo_us),
-        )
-        self.core = self.resolved.cores[record.id]
+        self.ended = [UNREGISTERED]
+        self.core = host.new_core(record)
+        self.resolved, self.cold = host.applications(RoutedModel(self))
+
+    @property
+    def is_on_demand(self) -> bool:
+        """Return True: its queries have it loaded."""
+        return True
+
+    @property
+    def is_ready(self) -> bool:
+        """Return whether a copy serves it."""
+        return self.served
 
     def reason(self) -> str:
         """Return why a query was not answered; empty if a copy served the model."""
@@ -163,6 +164,50 @@ class Route:
             self.waited += 1
 
 
+class RoutedModel:
+    """The model of a route, as the route's own resolved applications hold it: weakly, so that the
+    queue is freed with the last reference to the route."""
+
+    is_on_demand = True
+
+    def __init__(self, route: Route) -> None:
+        self.record, self.core = route.record, route.core
+        self._route, self._ended = weakref.ref(route), route.ended
+
+    @property
+    def is_ready(self) -> bool:
+        """Return whether a copy serves it."""
+        route = self._route()
+        return route is not None and route.served
+
+    def touch(self) -> None:
+        """Count a query, and have the model loaded if it is not."""
+        route = self._route()
+        if route is not None:
+            route.touch()
+
+    def admit(self, slo_us: int) -> None:
+        """Have the model loaded for a query, as Route.admit does."""
+        route = self._route()
+        if route is not None:
+            route.admit(slo_us)
+
+    def reason(self) -> str:
+        """Return why it is not loaded; empty if it is."""
+        route = self._route()
+        return self._ended[0] if route is None else route.reason()
+
+
+class RouteHost(Protocol):
+    """The part of a NodeHost that routes need."""
+
+    def new_core(self, record: Model) -> ModelQueue:
+        """Return a new queue for a model."""
+
+    def applications(self, model: ResolvedModel) -> tuple[ResolvedApplication, ResolvedApplication]:
+        """Return a model's resolved applications: while it is loaded, and while it is not."""
+
+
 class UsedRoutes:
     """The routes used since they were last taken.
 
@@ -203,7 +248,7 @@ class MeshModelHandle:
         """
         self._route.count()
         try:
-            self._route.admit(int((slo_ms or 0) * 1000) or self._route.resolved.slo_us)
+            self._route.admit(model_slo_in_us(slo_ms, self._route.resolved.slo_us))
         except Overloaded as refusal:
             if not self.cached(x, salt)[0]:
                 raise
@@ -212,12 +257,12 @@ class MeshModelHandle:
             slo_ms = self._route.current_application().slo_us / 1000
         return self._route.core.predict(x, slo_ms, salt)
 
-    def predict_many(self, rows: UserValue, slo_ms: float = 60_000, salt: int = 0) -> Future:
+    def predict_many(self, rows: UserValue, slo_ms: float | None = None, salt: int = 0) -> Future:
         """Return the future of the outputs for an array or a list of inputs. InvalidInput,
         Overloaded."""
         self._route.count()
         try:
-            self._route.admit(int(slo_ms * 1000))
+            self._route.admit(model_slo_in_us(slo_ms, round(ARRAY_SLO_MS * 1000)))
         except Overloaded as refusal:
             rows = repeatable(rows)
             if not self._route.core.cached_rows(rows, salt):
@@ -237,18 +282,18 @@ class MeshModelHandle:
 class ModelRouter:
     """Routes by name.
 
-    make: (record, reason) -> the resolved applications of a loaded and an unloaded model; see
-    NodeHost. find_record: returns the record of an id known in memory. lookup: looks a name up in
-    the store, calls `add` or `set_alias`, and may return before. missed: see UsedRoutes. replaced:
-    called with a route that another one has replaced. is_failing: returns whether loads of a model
-    failed lately. now_s: a clock that nobody sets. check_load: called before a query of a model
+    find_record: returns the record of an id known in memory. lookup: looks a name up in the store,
+    calls `add` or `set_alias`, and may return before. missed: see UsedRoutes. replaced: called with
+    a route that another one has replaced. is_failing: returns whether loads of a model failed
+    lately. now_s: a clock that nobody sets. check_load: called before a query of a model
     that is not loaded is queued; see LoadAdmission.check. stage: returns how far the load of a
-    model has come.
+    model has come. check_type: called with a route before a query whose rows are checked by a type
+    that a first query set, and that no output has confirmed; may replace the route.
     """
 
     def __init__(
         self,
-        make: "Make",
+        host: RouteHost,
         find_record: Callable[[str], Model | None],
         missed: Callable[[Route], None],
         batching: Batching,
@@ -259,9 +304,12 @@ class ModelRouter:
         now_s: Callable[[], float] = time.monotonic,
         check_load: CheckLoad = lambda *_: None,
         stage: Callable[[str], str] = lambda _: "no load of it runs here",
+        check_type: Callable[[Route], None] = lambda _: None,
     ) -> None:
-        self._now_s = now_s
-        self._make, self._find_record, self._batching = make, find_record, batching
+        self._now_s, self._check_type = now_s, check_type
+        self._host = host
+        self._find_record = find_record
+        self._batching = batching
         self._replaced, self._lookup, self._is_failing = replaced, lookup, is_failing
         self._check_load, self._stage = check_load, stage
         self._uniform = (rng or Random()).random
@@ -281,7 +329,7 @@ class ModelRouter:
         """Return the route of a model queried before. Makes none and counts nothing."""
         return self._routes.get(id)
 
-    def resolve(self, name: str) -> ResolvedApplication | None:
+    def application(self, name: str) -> ResolvedApplication | None:
         """Return the resolved application for a query of a model or v-model; None: unknown name.
 
         Its `unlisted_model.admit` has the model loaded.
@@ -296,7 +344,7 @@ class ModelRouter:
         """Return the route of a model or v-model, made if needed. None: unknown name."""
         route = self._routes.get(name)
         if route is not None:
-            return route
+            return route if route.type_known else self._checked(route)
         alias = self._aliases.get(name)
         if alias is not None:
             return self._of_alias(alias)
@@ -304,7 +352,15 @@ class ModelRouter:
 
     def _of_alias(self, alias: Alias) -> Route | None:
         id = alias.other if alias.share and self._uniform() < alias.share else alias.model
-        return self._routes.get(id) or self._first(id)
+        route = self._routes.get(id)
+        if route is None:
+            return self._first(id)
+        return route if route.type_known else self._checked(route)
+
+    def _checked(self, route: Route) -> Route:
+        """Return the route, or the one that has replaced it, after its row type was checked."""
+        self._check_type(route)
+        return self._routes.get(route.id, route)
 
     def _first(self, name: str) -> Route | None:
         """Return the route of a name that has none, after looking it up."""
@@ -321,7 +377,7 @@ class ModelRouter:
             return self._routes.get(name) if alias is None else self._of_alias(alias)
         return self.add(record)
 
-    def link(self, name: str) -> Route | None:
+    def resolve(self, name: str) -> Route | None:
         """Return the route of a model for an application, without counting a query.
 
         None for v-models, since applications name models.
@@ -338,7 +394,7 @@ class ModelRouter:
 
     def _new_route(self, record: Model) -> Route:
         return Route(
-            record, self._make, self.touched, self._is_failing, self._check_load, self._stage
+            record, self._host, self.touched, self._is_failing, self._check_load, self._stage
         )
 
     def forget(self, id: str) -> Route | None:
@@ -438,8 +494,5 @@ def is_convertible(queued: InputType, taken: InputType) -> bool:
 
 def core_record(id: str, input: str, output: str) -> Model:
     """Return the engine's record of a mesh model. InvalidInput."""
-    try:
-        InputType.parse(output)
-        return Model(id, MESH_VERSION, InputType.parse(input), output, replicas=0)
-    except ValueError as error:
-        raise InvalidInput(str(error)) from None
+    InputType.parse(output)
+    return Model(id, MESH_VERSION, InputType.parse(input), output, replicas=0)

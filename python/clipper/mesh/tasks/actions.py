@@ -4,6 +4,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Container
 
+from msgspec.structs import replace
+
 from clipper.errors import ClipperError
 from clipper.mesh.decision_log import DecisionLog
 from clipper.mesh.decisions import claims, maintenance
@@ -75,7 +77,7 @@ class ActionExecutor:
             case maintenance.PublishUse(model, used_ms):
                 await self._change(
                     model,
-                    lambda record: claims.changed(record, used_ms=max(record.used_ms, used_ms)),
+                    lambda record: replace(record, used_ms=max(record.used_ms, used_ms)),
                 )
             case maintenance.UnregisterUnnamed(model):
                 if await self._loop.run_blocking(self._registry.unregister_unnamed, model):

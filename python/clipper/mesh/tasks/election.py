@@ -13,7 +13,8 @@ ELECTION: Final = "mesh"
 class Election:
     """The candidacy of this node, bound to its current lease.
 
-    on_elected is called on the event loop when this node becomes the leader.
+    on_elected: called on the event loop when this node becomes the leader.  candidate: the entry in
+    the store that leader-only transactions compare with; None: no entry.
     """
 
     def __init__(
@@ -21,17 +22,12 @@ class Election:
     ) -> None:
         self._me, self._registry, self._loop = me, registry, loop
         self._on_elected = on_elected
-        self._candidate: Candidate | None = None
-
-    @property
-    def candidate(self) -> Candidate | None:
-        """The entry in the store that leader-only transactions compare with; None: no entry."""
-        return self._candidate
+        self.candidate: Candidate | None = None
 
     @property
     def is_leader(self) -> bool:
         """True while this node is the elected leader."""
-        return self._candidate is not None and self._candidate.is_leader
+        return self.candidate is not None and self.candidate.is_leader
 
     async def stand(self) -> None:
         """Become a candidate with the current lease."""
@@ -41,11 +37,11 @@ class Election:
         candidate = await self._loop.run_blocking(
             Candidate, self._registry.store, ELECTION, self._me.encode(), lease
         )
-        self._candidate = candidate
+        self.candidate = candidate
         candidate.on_change(lambda leads: self._loop.call(self._on_elected) if leads else None)
 
     async def resign(self) -> None:
         """Withdraw the candidacy."""
-        candidate, self._candidate = self._candidate, None
+        candidate, self.candidate = self.candidate, None
         if candidate is not None:
             await self._loop.run_blocking(candidate.resign)

@@ -4,8 +4,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from random import Random
 from typing import Final
 
+from clipper.component import Backoff
 from clipper.errors import StoreError, UnknownModel
 from clipper.mesh.decision_log import DecisionLog
 from clipper.mesh.decisions import maintenance, vmodels
@@ -19,11 +21,15 @@ from clipper.settings.mesh import MeshSettings
 from clipper.store import KeyChange
 
 STEP_S: Final = 0.05  # between two looks at v-models that are changing
+AGAIN_S_MAX: Final = 5.0  # after errors
 _log = logging.getLogger(__name__)
 
 
 class VModelSwitcher:
-    """Loads the targets of v-models and switches them. Threads: the event loop."""
+    """Loads the targets of v-models and switches them. Threads: the event loop.
+
+    random: draws the pauses after errors.
+    """
 
     def __init__(
         self,
@@ -34,7 +40,9 @@ class VModelSwitcher:
         actions: ActionExecutor,
         loop: NodeLoop,
         log: DecisionLog,
+        random: Random,
     ) -> None:
+        self._random = random
         self._settings, self._registry, self._election = settings, registry, election
         self._view, self._actions, self._loop, self._log = view, actions, loop, log
         self._task: asyncio.Task[None] | None = None
@@ -43,7 +51,8 @@ class VModelSwitcher:
         """Run until all v-models are settled, if this node is the leader."""
         is_running = self._task is not None and not self._task.done()
         if self._election.is_leader and not is_running and not self._loop.stopping:
-            self._task = self._loop.tasks.spawn(self._run())
+            again = Backoff(STEP_S, AGAIN_S_MAX, rng=self._random)
+            self._task = self._loop.tasks.keep("clipper-mesh-vmodels", self._run, again)
 
     def remove_unnamed_later(self, changes: Sequence[KeyChange[VModel]]) -> None:
         """Unregister models that were to be deleted with the v-models that named them."""

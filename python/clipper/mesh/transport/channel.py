@@ -37,7 +37,7 @@ OnEvent = Callable[[Message], None]
 class RequestFailed(Exception):
     """The other side refuses a request or has failed.
 
-    fault: `artifact` or `host`; `none` and NOT_LOADED_HERE: it was not tried.
+    fault: `artifact`, `load` or `host`; `none` and NOT_LOADED_HERE: it was not tried.
     """
 
     def __init__(self, why: str, fault: str = "host") -> None:
@@ -88,9 +88,8 @@ class PeerChannel:
             raise RequestFailed(f"{REQUESTS_MAX} requests wait for an answer already", "none")
         number = next(self._numbers)
         answer = self._pending[number] = asyncio.get_running_loop().create_future()
-        answer.add_done_callback(
-            lambda one: one.cancelled() or one.exception()
-        )  # the caller may have been cancelled
+        # the caller may have been cancelled
+        answer.add_done_callback(lambda one: one.cancelled() or one.exception())
         try:
             self.send({"n": number, "verb": verb, **fields})
             async with asyncio.timeout(timeout_s):
@@ -140,6 +139,8 @@ class PeerChannel:
         except (EOFError, OSError, ValueError) as error:
             if not isinstance(error, EOFError):
                 _log.info("a channel of the mesh ends: %s", error)
+        except Exception:
+            _log.exception("a channel of the mesh ends")
         finally:
             self.close()
 

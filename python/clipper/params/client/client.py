@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clipper.errors import InvalidInput, ShardAway, StalePush, UnknownTable, UnknownVariable
+from clipper.options import refusing_unknown_keywords
 from clipper.params.partition import shard_of_name
 from clipper.params.tables import TableSpec
 from clipper_container.params.connection import (
@@ -120,6 +121,7 @@ class Pending(Generic[Result]):
         return self._take()
 
 
+@refusing_unknown_keywords
 class Client:
     """Connections to all shards of a set.
 
@@ -392,13 +394,15 @@ class Client:
 
         ids: by table, i64[n] or u64[n]. dtype: as of `pull`. Raises what `pull` raises.
         """
-        return self._pulling_tables(ids, dtype)()
+        return self.prefetch_tables(ids, dtype).result()
 
     def prefetch_tables(
         self, ids: Mapping[str, npt.ArrayLike], dtype: str = "f32"
     ) -> Pending[dict[str, Array]]:
         """Request rows of several tables now; `result()` of what is returned waits for them."""
-        return Pending(self._pulling_tables(ids, dtype))
+        check_dtype(dtype)
+        each = {name: as_ids(given) for name, given in ids.items()}
+        return Pending(self._shards.started(lambda: self._start_pulling_tables(each, dtype)))
 
     def push(
         self,
@@ -421,9 +425,7 @@ class Client:
         `replication = "waited"` it survives the death of a shard once this method has returned.
         Raises InvalidInput and TooLarge (nothing was changed), StalePush, ShardAway.
         """
-        each = as_ids(ids)
-        rows = np.ascontiguousarray(gradients, np.float32)
-        check_gradients(table, each.size, self.spec(table).dim, rows)
+        each, rows = self._checked_rows(table, ids, gradients)
 
         def push(number: int) -> Pushed:
             all_shards = len(self.connections) > 1 and self.spec(table).corrects_bias
@@ -448,19 +450,25 @@ class Client:
     # -- dense variables, and the model as a whole
 
     def push_model(
-        self, variables: Variables, tables: Sequence[TableSpec] = (), **settings: object
+        self,
+        variables: Variables,
+        tables: Sequence[TableSpec] = (),
+        *,
+        optimizer: str = "",
+        optimizer_settings: Mapping[str, float] | None = None,
     ) -> None:
         """Initialize the dense variables. The values of the first worker are kept, later calls are
         ignored.
 
-        settings: `optimizer` and `optimizer_settings`.
+        optimizer, optimizer_settings: of the variables, as of a table; empty: "sgd".
         """
+        how = {"optimizer": optimizer, "optimizer_settings": dict(optimizer_settings or {})}
         for spec in tables:
             self.create(spec)
 
         def work() -> None:
             for shard, mine in enumerate(self._by_shard(variables)):
-                self.call(shard, "push_model", variables=mine, **settings)
+                self.call(shard, "push_model", variables=mine, **how)
 
         self._shards.following(work)
 
@@ -766,13 +774,6 @@ class Client:
 
     def _pulling(self, table: str, ids: Ids, dtype: str) -> Callable[[], Array]:
         return self._shards.pulling(table, self.spec(table).dim, ids, dtype)
-
-    def _pulling_tables(
-        self, ids: Mapping[str, npt.ArrayLike], dtype: str
-    ) -> Callable[[], dict[str, Array]]:
-        check_dtype(dtype)
-        each = {name: as_ids(given) for name, given in ids.items()}
-        return self._shards.started(lambda: self._start_pulling_tables(each, dtype))
 
     def _start_pulling_tables(
         self, ids: Mapping[str, Ids], dtype: str

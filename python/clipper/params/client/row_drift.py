@@ -152,11 +152,12 @@ class RowDrift:
         """Store new values of rows that a shard named in its answer to `request`."""
         rows = self._tables.get(table, {})
         pairs = [(rows.get(id), value) for id, value in zip(ids.tolist(), values, strict=True)]
+        # the others are not followed any more
         each = [
             (row, row.value, value)
             for row, value in pairs
             if row is not None and row.value is not None
-        ]  # the others are not followed any more
+        ]
         for (row, _, value), step in zip(
             each, steps([(old, new) for _, old, new in each]), strict=True
         ):

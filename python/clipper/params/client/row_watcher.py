@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from clipper.component import Backoff, Health, Stop, Worker
 from clipper.errors import ClipperError, InvalidInput, ShardsMoved, UnknownTable
 from clipper.params.client.client import Client
 from clipper.params.client.row_drift import Ids, Key, RowDrift, generations
@@ -27,7 +28,7 @@ from clipper_container.params.connection import (
     call,
     set_in,
 )
-from clipper_container.params.frames import MessageKind, refusal, unpacked
+from clipper_container.params.frames import unpacked
 
 _log = logging.getLogger(__name__)
 WAIT_S = 1.0  # longest time that a request stays open
@@ -120,7 +121,7 @@ class RowWatcher:
         self.knows = False
         self._watched: tuple[WatchedPredictions, ...] = ()
         self._guard = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._worker = Worker("clipper-watching", self._run, once=True, again=Backoff(0.1, 5.0))
         self._stopping = self._woken = False
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._client: Client
@@ -138,11 +139,8 @@ class RowWatcher:
         new = WatchedPredictions(self, reads, tolerance, made_max, forget)
         with self._guard:
             self._watched = (*self._watched, new)
-            if self._thread is None and not self._stopping:
-                self._thread = threading.Thread(
-                    target=self._run, name="clipper-watching", daemon=True
-                )
-                self._thread.start()
+            if not (self._worker.is_started or self._stopping):
+                self._worker.start()
         return new
 
     def remove(self, watched: object) -> None:
@@ -166,14 +164,18 @@ class RowWatcher:
                 return
             self._stopping = True
             os.eventfd_write(self._wake, 1)
-        if self._thread is not None:
-            self._thread.join()
+        has_ended = self._worker.end()
         self._forget_all("the server ends")
-        os.close(self._wake)
+        if has_ended:
+            os.close(self._wake)
+
+    def health(self) -> list[Health]:
+        """Return the state of the thread, if there is one."""
+        return [self._worker.health()] if self._worker.is_started else []
 
     # -- the thread
 
-    def _run(self) -> None:
+    def _run(self, stop: Stop) -> None:
         while not self._stopping:
             try:
                 self._watch_set()
@@ -190,7 +192,10 @@ class RowWatcher:
         finally:
             for post in self._posts:
                 post.connection.close()
+            self._posts, self._place = [], SetAddress([], "")
             self._client.close()
+            # no prediction may outlive a change that nobody watches for
+            self._forget_all("the watch of the shards has ended")
 
     def _watch_set(self) -> None:
         """Have a watch of each shard, anew when the set was resharded. Raises InvalidInput."""
@@ -265,9 +270,7 @@ class RowWatcher:
         request = post.request
         assert request is not None
         try:
-            head = post.connection.wait(request)
-            if head.kind != MessageKind.ANSWER:
-                raise refusal(head, request.body, post.connection.name)
+            post.connection.wait_for_answer(request)
             answer = unpacked(request.body)
         except (OSError, ClipperError) as error:
             self._is_away(post, str(error))

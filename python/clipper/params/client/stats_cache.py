@@ -4,6 +4,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
+from clipper.component import Backoff, Health, Stop, WakeFlag, Worker
 from clipper.errors import ClipperError
 from clipper.metrics.stats import ShardReading
 
@@ -20,37 +21,30 @@ class StatsCache:
     def __init__(self, read: Callable[[], Sequence[ShardReading]]) -> None:
         self._read = read
         self._last: Sequence[ShardReading] = ()
-        self._requested = threading.Semaphore(0)
         self._guard = threading.Lock()
-        self._ending = False
-        self._thread: threading.Thread | None = None
+        self._worker = Worker("clipper-params-observer", self._run, again=Backoff(0.1, 5.0))
+        self._requested = WakeFlag(self._worker.stop)
 
     def latest(self) -> Sequence[ShardReading]:
         """Return the statistics that the previous request caused to be read; at first none."""
         with self._guard:
-            if self._thread is None and not self._ending:
-                self._thread = threading.Thread(
-                    target=self._run, name="clipper-params-observer", daemon=True
-                )
-                self._thread.start()
-            self._requested.release()
+            if not (self._worker.is_started or self._worker.stop.requested):
+                self._worker.start()
+            self._requested.set()
             return self._last
 
     def stop(self) -> None:
         """End the thread, at the latest when the shards' time to answer is over. Idempotent."""
         with self._guard:
-            self._ending, thread = True, self._thread
-            self._requested.release()
-        if thread is not None:
-            thread.join()
+            self._worker.request_stop()
+        self._worker.end()
 
-    def _run(self) -> None:
-        while True:
-            self._requested.acquire()
-            while self._requested.acquire(blocking=False):
-                pass  # requests during a read share the next one
-            if self._ending:
-                return
+    def health(self) -> list[Health]:
+        """Return the state of the thread, if there is one."""
+        return [self._worker.health()] if self._worker.is_started else []
+
+    def _run(self, stop: Stop) -> None:
+        while self._requested.take() and not stop.requested:
             try:
                 self._last = self._read()
             except ClipperError as error:

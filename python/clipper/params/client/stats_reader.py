@@ -9,7 +9,7 @@ from typing import cast
 from clipper.errors import ClipperError
 from clipper.metrics.stats import ShardReading, ShardStats
 from clipper_container.params.connection import ShardConnection, ShardRequest, addresses_in, call
-from clipper_container.params.frames import MessageKind, refusal, unpacked
+from clipper_container.params.frames import unpacked
 from clipper_core.runtime.histogram import Snapshot, snapshot_of
 
 ALL_S = 3.0  # for all shards that do not answer, together
@@ -50,17 +50,14 @@ class StatsReader:
         Raises InvalidInput if there is no set.
         """
         with self._lock:
-            connections, until, requests = (
-                self._found(),
-                time.monotonic() + ALL_S,
-                list[ShardRequest | str](),
-            )
-            for connection in connections:
-                requests.append(
-                    _sent(connection)
-                    if time.monotonic() < until
-                    else "others took all the time there was"
-                )
+            connections = self._found()
+            until = time.monotonic() + ALL_S
+            requests = [
+                _sent(connection)
+                if time.monotonic() < until
+                else "others took all the time there was"
+                for connection in connections
+            ]
             return [
                 _received(connection, request)
                 for connection, request in zip(connections, requests, strict=True)
@@ -119,9 +116,7 @@ def _received(connection: ShardConnection, request: ShardRequest | str) -> Shard
     if isinstance(request, str):
         return {"shard": connection.number, "away": request}
     try:
-        head = connection.wait(request)
-        if head.kind != MessageKind.ANSWER:
-            raise refusal(head, request.body, connection.name)
+        connection.wait_for_answer(request)
         return cast(ShardReading, unpacked(request.body))
     except (OSError, ClipperError) as error:
         connection.close()

@@ -23,6 +23,7 @@ from clipper.errors import AlreadyExists, ConfigError, DoesNotFit, InvalidInput
 from clipper.params.shard.durability.recovery import write_atomically
 from clipper.params.shard.resharding.decision import noted_move
 from clipper.settings.params import ParamsSettings, with_absolute_paths
+from clipper.state_dir import is_locked
 from clipper_container.params.connection import SHARDS_FILE, addresses_in
 
 UNKNOWN_ADDRESS = "tcp:not-yet.invalid:1"  # never resolves, so clients retry
@@ -88,20 +89,34 @@ def running_shards(folder: Path) -> list[int]:
     found = []
     for path in folder.glob("shard-*/lock"):
         number = path.parent.name.removeprefix("shard-")
-        if number.isdecimal() and _is_held(path):
+        if number.isdecimal() and is_locked(path):
             found.append(int(number))
     return sorted(found)
 
 
-def _is_held(path: Path) -> bool:
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return False
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
+def content_for(settings: ParamsSettings, folder: Path, before: ShardAddresses) -> ShardAddresses:
+    """Return the contents of shards.json of the set in a folder, without the addresses. A token
+    that was generated earlier is kept. before: what the file has.
+
+    Raises ConfigError; DoesNotFit for another number of shards than there are.
+    """
+    if settings.replicas >= settings.shards:
+        raise ConfigError(
+            f"params.replicas = {settings.replicas}: fewer than params.shards = {settings.shards}."
+        )
+    there = len(before.get("addresses", [])) or settings.shards
+    if there != settings.shards:
+        hint = f"clipper params reshard --folder {folder} --shards {settings.shards}"
+        raise DoesNotFit(
+            f"the set in {folder} has {there} shards, not {settings.shards}.", hint=hint
+        )
+    public = msgspec.structs.replace(settings, token="", folder=str(folder))
+    return {
+        "token": settings.token or str(before.get("token", "")) or secrets.token_urlsafe(24),
+        "settings": msgspec.to_builtins(public),
+        "generation": before.get("generation", 0),
+        "before": before.get("before", 0),
+    }
 
 
 def prepare(settings: ParamsSettings, engine: str) -> Path:
@@ -110,38 +125,20 @@ def prepare(settings: ParamsSettings, engine: str) -> Path:
     Raises ConfigError, DoesNotFit, AlreadyExists.
     """
     settings, folder = with_absolute_paths(settings), Path(settings.folder).absolute()
-    if settings.replicas >= settings.shards:
-        raise ConfigError(
-            f"params.replicas = {settings.replicas}: fewer than params.shards = {settings.shards}."
-        )
     if settings.tls_cert:
         raise ConfigError(
             f"params.tls_cert is set, and shards on {engine} have no TLS of their own."
         )
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     before = read_address_file(folder)
-    there = len(before.get("addresses", [])) or settings.shards
-    if there != settings.shards:
-        hint = f"clipper params reshard --folder {folder} --shards {settings.shards}"
-        raise DoesNotFit(
-            f"the set in {folder} has {there} shards, not {settings.shards}.", hint=hint
-        )
+    content = content_for(settings, folder, before)
     same = before.get("engine") == engine
     if not same and running_shards(folder):
         raise AlreadyExists(
             f"a set of shards runs in {folder}.", hint="clipper params down, or another folder."
         )
-    addresses = before["addresses"] if same else [UNKNOWN_ADDRESS] * settings.shards
-    token = settings.token or str(before.get("token", "")) or secrets.token_urlsafe(24)
-    public = msgspec.to_builtins(msgspec.structs.replace(settings, token="", folder=str(folder)))
-    content: ShardAddresses = {
-        "addresses": addresses,
-        "token": token,
-        "engine": engine,
-        "settings": public,
-        "generation": before.get("generation", 0),
-        "before": before.get("before", 0),
-    }
+    content["addresses"] = before["addresses"] if same else [UNKNOWN_ADDRESS] * settings.shards
+    content["engine"] = engine
     write_address_file(folder, content)
     return folder
 

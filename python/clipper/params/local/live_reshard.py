@@ -24,6 +24,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from clipper.component import Stop
 from clipper.errors import ClipperError, ConfigError, DoesNotFit, ShardAway
 from clipper.params.local.address_file import (
     AddressFile,
@@ -46,7 +47,6 @@ from clipper.params.shard.resharding.decision import (
 from clipper.params.shard.server import folder_of
 from clipper.settings.params import ParamsSettings
 from clipper_container.params.connection import ShardConnection, call, call_once
-from clipper_container.params.frames import MessageKind, refusal
 
 log = logging.getLogger("clipper.params")
 REQUEST, STATE = "reshard.json", "reshard-state.json"
@@ -56,6 +56,7 @@ POLL_S = 0.05
 SEALED_POLL_S = 0.001
 START_S = 120.0  # for the new set to be ready
 AGAIN_S = 0.5
+AGAIN_S_MAX = 30.0  # after unexpected errors
 ANSWER_S = 30.0
 SNAPSHOT_S = 3600.0
 FULL = 0.9  # of rows_max
@@ -180,16 +181,12 @@ def request(folder: Path, shards: int, *, dry_run: bool = False) -> None:
 
 def check(settings: ParamsSettings) -> None:
     """Raise DoesNotFit if a set with these settings cannot be resharded while it runs."""
-    why = {
-        "grpc": settings.grpc and "clients of its gRPC service know the number of shards",
-    }
-    for setting, what in why.items():
-        if what:
-            raise DoesNotFit(
-                f"a set with params.{setting} = {getattr(settings, setting)!r} cannot be resharded"
-                f" while it serves: {what}.",
-                hint="clipper params down, reshard, and up.",
-            )
+    if settings.grpc:
+        raise DoesNotFit(
+            f"a set with params.grpc = {settings.grpc!r} cannot be resharded while it serves:"
+            " clients of its gRPC service know the number of shards.",
+            hint="clipper params down, reshard, and up.",
+        )
 
 
 class LiveReshard:
@@ -201,9 +198,9 @@ class LiveReshard:
         self._last = 0  # number of the last attempt's set
         self._replicas = host.settings.replicas  # also after a set with too few shards for them
 
-    def run(self) -> None:
-        """Look for requests until the host ends."""
-        while not self._host.ends(AGAIN_S):
+    def run(self, stop: Stop) -> None:
+        """Look for requests until it is stopped."""
+        while not stop.wait(AGAIN_S):
             self.reshard_if_requested()
 
     def reshard_if_requested(self) -> None:
@@ -390,9 +387,7 @@ class LiveReshard:
                 request = call("snapshot", number=1, whole=True)
                 one.send(request)
                 self._until(partial(self._answers, sources, one), SNAPSHOT_S)
-                head = one.wait(request)
-                if head.kind != MessageKind.ANSWER:
-                    raise refusal(head, request.body, one.name)
+                one.wait_for_answer(request)
         self._until(
             lambda: all(
                 follower["whole"]

@@ -5,27 +5,18 @@ for clients and shards), a folder and a log of each shard, and the snapshots of 
 """
 
 import contextlib
-import fcntl
 import importlib.util
-import json
 import logging
 import os
-import secrets
-import select
-import signal
-import socket
-import subprocess
 import sys
-import threading
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
 
-import msgspec
-
+from clipper.child_environment import child_environment
+from clipper.component import Backoff, Health, Stop, Worker
+from clipper.component import State as ComponentState
 from clipper.errors import (
     AlreadyExists,
     ClipperError,
@@ -38,19 +29,37 @@ from clipper.errors import (
 from clipper.foreign_text import last_line
 from clipper.params.local.address_file import (
     UNKNOWN_ADDRESS,
-    ShardAddresses,
+    content_for,
     former_of,
     running_shards,
     write_address_file,
 )
 from clipper.params.local.address_file import read_address_file as read_address_file
 from clipper.params.local.health_check import HealthCheck
-from clipper.params.local.live_reshard import LiveReshard, complete_move, home_in
+from clipper.params.local.live_reshard import (
+    AGAIN_S,
+    AGAIN_S_MAX,
+    LiveReshard,
+    complete_move,
+    home_in,
+)
 from clipper.params.shard.durability.disk_log import check_other_sizes, log_files
 from clipper.params.shard.durability.dropped_tables import forget_drops
 from clipper.params.shard.durability.snapshots import newest_of, newest_position, parts_in, sets_in
 from clipper.params.tables import optimizer_in
 from clipper.params.tokens import TokenFile
+from clipper.processes import (
+    NEVER_HELD,
+    ChildState,
+    Notice,
+    NoticeKind,
+    RestartPolicy,
+    StartCommand,
+    Supervisor,
+    Told,
+)
+from clipper.processes.fork_servers import ForkServers, Program
+from clipper.processes.forked import ForkedChild
 from clipper.settings.params import (
     ParamsSettings,
     grpc_address,
@@ -59,38 +68,38 @@ from clipper.settings.params import (
     tls_address,
     with_absolute_paths,
 )
+from clipper.state_dir import is_locked, lock_file
 from clipper.tls import Certificate
+from clipper_container.forking import Message
 from clipper_container.params.connection import ShardConnection, addresses_in, call_once
 
 log = logging.getLogger("clipper.params")
 GRACE_S = 30.0  # from SIGTERM to SIGKILL, for a last snapshot
-END_POLL_S = 0.02
-QUICK_S = 1.0  # a shard that lives shorter has failed to start
-FORK_SERVER_QUICK_S = 10.0  # so has a fork server that lives shorter, and forks no shard
 QUICK_MAX = 3  # failures in a row before restarts are delayed
 PAUSE_S_MAX = 1.0  # serving waits for the rows of a shard, and its start costs little
-UNIX_PATH_MAX = 100
-REPLY_BYTES_MAX = 1 << 16
-FORK_SERVER_LOG = "standby.log"
-PROGRAM = "clipper.params.local.fork_server"
-PROGRAM_WITH_GRPC = (  # with gRPC; by name, since params does not import it
-    "clipper.frontend.params_grpc.server"
+RESHARD_END_S = 60.0  # for the thread of a change of their number
+POLICY = RestartPolicy(
+    backoff_s_min=0.1,
+    backoff_s_max=PAUSE_S_MAX,
+    healthy_s=1.0,
+    at_once=QUICK_MAX - 1,
+    exits_max=NEVER_HELD,
+    apart_s=0.0,
+    grace_s=GRACE_S,
+    own_s_max=PAUSE_S_MAX,
 )
+UNIX_PATH_MAX = 100
+MODULE = "clipper.params.local.shard_process"
+# by name, since params does not import it
+MODULE_WITH_GRPC = "clipper.frontend.params_grpc.server"
 
 
 def supervisor_of(folder: Path) -> int:
     """Return the process id of the set's supervisor; 0 if none runs."""
-    try:
-        fd = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return 0
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return 0
-    except BlockingIOError:
-        return int(read_address_file(folder).get("pid", 0))
-    finally:
-        os.close(fd)
+    with contextlib.suppress(OSError):
+        if is_locked(folder / "lock"):
+            return int(read_address_file(folder).get("pid", 0))
+    return 0
 
 
 def snapshot_all(
@@ -103,15 +112,13 @@ def snapshot_all(
     number = 1 + max((one.number for one in sets_in(home_in(folder) / "snapshots")), default=0)
     parts = []
     for shard in range(len(addresses)):
-        connection = ShardConnection(shard, addresses.__getitem__, token, None, 600.0)
-        try:
-            parts.append(call_once(connection, "snapshot", number=number, whole=whole)[1])
-        except OSError as error:
-            raise ShardAway(
-                f"{connection.name}: {error}.", hint="`clipper params ps` lists those that run."
-            ) from None
-        finally:
-            connection.close()
+        with ShardConnection(shard, addresses.__getitem__, token, None, 600.0) as connection:
+            try:
+                parts.append(call_once(connection, "snapshot", number=number, whole=whole)[1])
+            except OSError as error:
+                raise ShardAway(
+                    f"{connection.name}: {error}.", hint="`clipper params ps` lists those that run."
+                ) from None
     return {
         "number": number,
         "rows": sum(p["rows"] for p in parts),
@@ -120,70 +127,57 @@ def snapshot_all(
     }
 
 
-class _ForkServerProcess:
-    """Connection to the fork server. Threads: the supervising one.
-
-    has_replied: it has come up. has_ended: it is closed, and another one is not started yet.
-    log_at: where its part of the log begins.
-    """
-
-    def __init__(self, folder: Path, program: str) -> None:
-        self.began_s, self.has_replied, self.has_ended = time.monotonic(), False, False
-        words = [sys.executable, "-X", "faulthandler", "-m", program, str(os.getpid())]
-        self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        alone = {
-            **os.environ,
-            "OPENBLAS_NUM_THREADS": "1",
-        }  # a process with threads cannot be forked safely
-        with theirs, open(folder / FORK_SERVER_LOG, "ab") as log_file:
-            self.log_at = log_file.tell()
-            self.popen: subprocess.Popen[bytes] = subprocess.Popen(
-                words,
-                stdin=theirs.fileno(),
-                stdout=log_file,
-                stderr=log_file,
-                start_new_session=True,
-                env=alone,
-            )
-        self.pid_fd = os.pidfd_open(self.popen.pid)
-
-    def request(self, number: int, folder: Path) -> None:
-        """Request a shard. If the fork server has ended, the request goes to the next one."""
-        with contextlib.suppress(OSError):
-            self.connection.send(json.dumps({"number": number, "folder": str(folder)}).encode())
-
-    def receive(self) -> tuple[dict[str, Any], int] | None:
-        """Return the next reply and a pidfd (-1: none); None if there is no more."""
-        try:
-            data, fds, _, _ = socket.recv_fds(
-                self.connection, REPLY_BYTES_MAX, 1, socket.MSG_CMSG_CLOEXEC
-            )
-        except OSError:
-            return None
-        self.has_replied |= bool(data)
-        return (json.loads(data), fds[0] if fds else -1) if data else None
-
-    def close(self) -> int:
-        """End the fork server. Returns its exit code."""
-        self.has_ended = True
-        self.connection.close()  # the process ends at end of file
-        try:
-            code = self.popen.wait(GRACE_S)
-        except subprocess.TimeoutExpired:
-            self.popen.kill()
-            code = self.popen.wait()
-        os.close(self.pid_fd)
-        return code
-
-
 Key = tuple[Path, int]  # folder of a set, number of a shard
 
 
-class _Shard(NamedTuple):
-    key: Key
-    pid: int
-    pid_fd: int
-    began_s: float
+class _ShardWork:
+    """The task of a shard's process; see `Work`.
+
+    module: has `become`, the entry, and runs as a program. supervisor_fd: pidfd of this process.
+    """
+
+    def __init__(self, key: Key, module: str, supervisor_fd: int) -> None:
+        self._key = key
+        self._module = module
+        self._supervisor_fd = supervisor_fd
+
+    def program(self, number: int) -> Program:
+        """Return the program of a fork server that becomes the shard."""
+        return Program(
+            self._module,
+            f"{self._module}:become",
+            child_environment(),
+            preload=(self._module,),
+            session=True,
+            urgent=number > 1,
+        )
+
+    def request(self, number: int) -> Mapping[str, object]:
+        """Return the folder and the number of the shard, which a forked process is sent."""
+        home, shard = self._key
+        return {"folder": str(home), "number": shard}
+
+    def descriptors(self) -> Sequence[int]:
+        """Return the supervisor's pidfd, which a forked process is sent."""
+        return [self._supervisor_fd]
+
+    def command(self, number: int, control: int) -> StartCommand:
+        """Return the command of a shard that is started plainly."""
+        home, shard = self._key
+        words = [sys.executable, "-X", "faulthandler", "-m", self._module]
+        words += [str(home), str(shard), str(os.getpid()), str(control)]
+        around = {**child_environment(), "OPENBLAS_NUM_THREADS": "1"}
+        return StartCommand(words, around, (control,))
+
+    def reported(self, report: Message, told: Told) -> bool:
+        """Take the report of a shard that it serves."""
+        if "serves" in report:
+            told.serves()
+        return False
+
+    def ended(self) -> str:
+        """Return nothing: the next start of a shard does nothing differently."""
+        return ""
 
 
 class LocalSet:
@@ -194,14 +188,9 @@ class LocalSet:
     supervisor runs it), DoesNotFit.
     """
 
-    def __init__(self, settings: ParamsSettings, *, code: str = "") -> None:
+    def __init__(self, settings: ParamsSettings) -> None:
         self.settings = settings = with_absolute_paths(settings)
         self.folder = self.home = Path(settings.folder).absolute()
-        if settings.replicas >= settings.shards:
-            raise ConfigError(
-                f"params.replicas = {settings.replicas}: fewer than params.shards ="
-                f" {settings.shards}."
-            )
         if settings.grpc:
             self._check_grpc()
         if settings.tokens_file:
@@ -209,39 +198,28 @@ class LocalSet:
         if (files := shard_tls(settings)) is not None:
             Certificate(files, "params.tls")
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        taken = f"a set of shards runs in {self.folder}."
+        hint = "clipper params down, or another folder."
+        self._lock = lock_file(self.folder / "lock", AlreadyExists(taken, hint=hint))
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             complete_move(self.folder)
             self.addresses, self.token = self._write_addresses()
-        except BlockingIOError:
-            os.close(self._lock)
-            hint = "clipper params down, or another folder."
-            raise AlreadyExists(f"a set of shards runs in {self.folder}.", hint=hint) from None
         except BaseException:
             os.close(self._lock)
             raise
-        self._program = PROGRAM_WITH_GRPC if settings.grpc else PROGRAM
-        self._shards: dict[Key, _Shard] = {}
-        self._wanted: set[Key] = set()  # requested and not started yet
-        self._names: dict[int, int] = {}  # pid -> number, until the exit code is known
+        self._module = MODULE_WITH_GRPC if settings.grpc else MODULE
+        self._supervisor = Supervisor("clipper-params")
+        self._fork_servers = ForkServers(self._supervisor)
+        self._self_fd = -1  # pidfd of this process
+        self._keys: dict[str, Key] = {}  # of the supervisor's names
+        self._began_s: dict[Key, float] = {}  # of each shard's last process
         self._retired: set[Path] = set()  # sets whose shards are not started again
-        self._posted: deque[Callable[[], None]] = deque()
-        self._fork_server: _ForkServerProcess
-        self._quick: dict[Key | None, int] = {}  # failures in a row; None: of fork servers
-        self._has_forked = False
-        self._failed_start = ""  # why no fork server has come up yet, after several have failed
-        self._due: list[tuple[float, Callable[[], None]]] = []
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._stopping = False
         self.restarts = 0
-        self._hung: deque[int] = deque()  # shards to kill
         self._health_check = self._new_health_check()
-        self._ends = threading.Event()
-        self._reshards = threading.Thread(
-            target=LiveReshard(self).run, name="clipper-params-reshard", daemon=True
+        self._ends = Stop()
+        self._reshards = Worker(
+            "clipper-params-reshard", LiveReshard(self).run, again=Backoff(AGAIN_S, AGAIN_S_MAX)
         )
-        self._thread = threading.Thread(target=self._run, name="clipper-params", daemon=True)
 
     def _check_grpc(self) -> None:
         """Check the settings of gRPC before any process starts."""
@@ -267,34 +245,18 @@ class LocalSet:
             raise AlreadyExists(
                 f"a set of shards runs in {self.folder}, on {before['engine']}.", hint=hint
             )
-        there = len(before.get("addresses", [])) or settings.shards
-        if there != settings.shards:
-            hint = f"clipper params reshard --folder {self.folder} --shards {settings.shards}"
-            raise DoesNotFit(
-                f"the set in {self.folder} has {there} shards, not {settings.shards}.", hint=hint
-            )
-        token = settings.token or str(before.get("token", "")) or secrets.token_urlsafe(24)
         addresses = self.addresses_of(self.folder, settings)
         grpc = [grpc_address(settings, i) for i in range(settings.shards)] if settings.grpc else []
-        public = msgspec.to_builtins(
-            msgspec.structs.replace(settings, token="", folder=str(self.folder))
-        )
-        content: ShardAddresses = {
+        content = content_for(settings, self.folder, before) | {
             "addresses": addresses,
-            "token": token,
             "pid": os.getpid(),
-            "settings": public,
             "grpc": grpc,
-            "generation": before.get("generation", 0),
-            "before": before.get("before", 0),
             "former": former_of(before, addresses),
         }
         write_address_file(self.folder, content)
-        return addresses, token
+        return addresses, content["token"]
 
-    def _new_health_check(self) -> HealthCheck | None:
-        if not self.settings.hung_s:
-            return None
+    def _new_health_check(self) -> HealthCheck:
         return HealthCheck(self.addresses, self.token, self.settings.hung_s, self._is_hung)
 
     def _address(self, home: Path, settings: ParamsSettings, shard: int) -> str:
@@ -320,17 +282,32 @@ class LocalSet:
     # -- any thread
 
     def start(self) -> "LocalSet":
-        """Start the supervising thread, which starts the shards."""
-        self._thread.start()
-        if self._health_check is not None:
+        """Start the supervisor, and the shards. Raises NotStarted; then nothing runs."""
+        try:
+            self._self_fd = os.pidfd_open(os.getpid())
+            self._supervisor.start()
+            self.start_set(self.home, self.settings.shards)
             self._health_check.start()
-        self._reshards.start()
+            self._reshards.start()
+        except BaseException:
+            self._close()
+            raise
         return self
 
+    def health(self) -> list[Health]:
+        """Return the states of the threads."""
+        checks = self._health_check.health()
+        return [self._supervisor.health(), self._reshards.health(), *checks]
+
     def _is_hung(self, number: int) -> None:
-        """Have the supervising thread kill and restart a shard."""
-        self._hung.append(number)
-        os.eventfd_write(self._wake, 1)
+        """Have a shard killed and restarted, unless it has just been started."""
+        key, patience_s = (self.home, number), self.settings.hung_s
+        status = self._supervisor.get(_name_of(key))
+        began_s = self._began_s.get(key)
+        if status is None or began_s is None or time.monotonic() - began_s < patience_s:
+            return
+        log.warning("shard %d has not answered for %g s: it is killed", number, patience_s)
+        self._supervisor.restart(_name_of(key), status.pid)
 
     def wait_ready(self, patience_s: float = 60.0) -> None:
         """Wait until every shard serves. Raises ShardAway, also when no shard can be forked;
@@ -339,28 +316,19 @@ class LocalSet:
         for shard in range(len(self.addresses)):
             why = "it does not answer"
             while time.monotonic() < until:
-                if self._failed_start:
-                    raise ShardAway(
-                        f"the process that shards are forked from does not start:"
-                        f" {self._failed_start}.",
-                        hint=f"Its log: {self.folder / FORK_SERVER_LOG}",
-                    )
-                connection = ShardConnection(
-                    shard, self.addresses.__getitem__, self.token, None, 5.0
-                )
+                self._check_start((self.home, shard))
+                address = self.addresses.__getitem__
                 try:
-                    answer = call_once(connection, "stats")[1]
+                    with ShardConnection(shard, address, self.token, None, 5.0) as connection:
+                        answer = call_once(connection, "stats")[1]
+                except (OSError, ClipperError) as error:
+                    why = str(error)
+                else:
                     if answer["ready"]:
                         break
                     if answer.get("state_lost"):
                         raise _lost(shard, self.folder)
                     why = "it recovers"
-                except StateLost:
-                    raise
-                except (OSError, ClipperError) as error:
-                    why = str(error)
-                finally:
-                    connection.close()
                 time.sleep(0.02)
             else:
                 raise ShardAway(
@@ -368,29 +336,47 @@ class LocalSet:
                     hint=f"Its log: {self.home / f'shard-{shard}.log'}",
                 )
 
+    def _check_start(self, key: Key) -> None:
+        """Raise ShardAway if a shard ends again and again as soon as it is started."""
+        status = self._supervisor.get(_name_of(key))
+        if status is None or status.state is not ChildState.BACKOFF or status.starts <= QUICK_MAX:
+            return
+        lines, _ = self._supervisor.lines(_name_of(key))
+        said = last_line("\n".join(lines)) or last_line(_text(self._log_of(key)))
+        raise ShardAway(
+            f"shard {key[1]} does not start: {status.detail}: {said}.",
+            hint=f"Its log: {self._log_of(key)}",
+        )
+
     def pids(self) -> dict[int, int]:
         """Return the process ids of the shards that run, by number."""
-        each = list(self._shards.items())
-        return {number: one.pid for (home, number), one in each if home == self.home}
+        found = {}
+        for name, (home, number) in [*self._keys.items()]:
+            status = self._supervisor.get(name) if home == self.home else None
+            if status is not None and status.pid:
+                found[number] = status.pid
+        return found
 
     def stop(self, *, snapshot: bool = True) -> None:
-        """End all shards. snapshot: take a snapshot of all first."""
-        self._ends.set()
-        if self._reshards.ident is not None:
-            self._reshards.join()
-        if snapshot and self._thread.is_alive():
+        """End all shards. snapshot: take a snapshot of all first. Idempotent."""
+        self._ends.request()
+        self._reshards.end(RESHARD_END_S)
+        if snapshot and self._supervisor.health().state is ComponentState.RUNNING:
             try:
                 snapshot_all(self.addresses, self.token, self.home)
             except ClipperError as error:
                 log.warning("no snapshot of all shards before the end: %s", error)
-        if self._health_check is not None:
-            self._health_check.stop()
-        self._stopping = True
-        os.eventfd_write(self._wake, 1)
-        if self._thread.ident is not None:
-            self._thread.join()
-        os.close(self._wake)
-        os.close(self._lock)
+        self._close()
+
+    def _close(self) -> None:
+        self._health_check.stop()
+        self._supervisor.end(2 * GRACE_S)
+        fds = self._self_fd, self._lock
+        self._self_fd = -1
+        self._lock = -1
+        for fd in fds:
+            if fd >= 0:
+                os.close(fd)
 
     # -- for LiveReshard, from its thread
 
@@ -401,7 +387,10 @@ class LocalSet:
     def start_set(self, home: Path, shards: int) -> None:
         """Start the shards of another set, and restart them when they end."""
         for number in range(shards):
-            self._post(partial(self._start, (home, number)))
+            key = home, number
+            self._keys[_name_of(key)] = key
+            work = _ShardWork(key, self._module, self._self_fd)
+            self._supervisor.add(_name_of(key), ForkedChild(self._fork_servers, work), POLICY, self)
 
     def retire_set(self, home: Path) -> None:
         """Start no shard of a set again."""
@@ -409,190 +398,53 @@ class LocalSet:
 
     def end_set(self, home: Path) -> None:
         """End the shards of a retired set, and wait for that."""
-        until_s, signalled = time.monotonic() + GRACE_S, set[int]()
-        while any(key[0] == home for key in (*self._shards, *self._wanted)):
-            if time.monotonic() > until_s:
-                signalled, until_s = set(), time.monotonic() + GRACE_S
-                self._post(partial(self._signal_set, home, signal.SIGKILL, set()))
-            self._post(partial(self._signal_set, home, signal.SIGTERM, signalled))
-            time.sleep(END_POLL_S)
+        names = [name for name, key in [*self._keys.items()] if key[0] == home]
+        while self._supervisor.stop(names):
+            log.warning("%s: SIGKILL does not end all shards", home)
+        for name in names:
+            self._supervisor.forget(name)
+            del self._keys[name]
 
     def serve(self, home: Path, settings: ParamsSettings, addresses: list[str]) -> None:
         """Have another set as the one that serves."""
-        if self._health_check is not None:
-            self._health_check.stop()
+        self._health_check.stop()
         self.settings, self.addresses, self.home = settings, addresses, home
         self._health_check = self._new_health_check()
-        if self._health_check is not None:
-            self._health_check.start()
+        self._health_check.start()
 
     def ends(self, wait_s: float) -> bool:
         """Wait, and tell whether this set ends."""
         return self._ends.wait(wait_s)
 
-    def _post(self, work: Callable[[], None]) -> None:
-        """Have the supervising thread do something."""
-        self._posted.append(work)
-        os.eventfd_write(self._wake, 1)
+    # -- Listener
 
-    # -- the supervising thread: the process that shards are forked from asks for a signal when the
-    # thread that made it ends
+    def on_notice(self, name: str, notice: Notice) -> None:
+        """Note the start of a shard, and log its end."""
+        key = self._keys[name]
+        home, number = key
+        if notice.kind is NoticeKind.STARTED:
+            self._began_s[key] = time.monotonic()
+        elif notice.kind is NoticeKind.EXITED and home in self._retired:
+            self._supervisor.stop([name])
+        elif notice.kind is NoticeKind.EXITED:
+            self.restarts += 1
+            log.warning("shard %d: %s. Its log: %s", number, notice.detail, self._log_of(key))
+        elif notice.kind is NoticeKind.RESTARTING and not notice.pid:
+            log.warning("shard %d: %s", number, notice.detail)
 
-    def _run(self) -> None:
-        self._fork_server = _ForkServerProcess(self.folder, self._program)
-        for number in range(self.settings.shards):
-            self._start((self.home, number))
-        while not self._stopping:
-            self._turn(min((at for at, _ in self._due), default=time.monotonic() + 60))
-            now = time.monotonic()
-            ready = [work for at, work in self._due if at <= now]
-            self._due = [(at, work) for at, work in self._due if at > now]
-            for work in ready:
-                work()
-        self._end()
+    def _log_of(self, key: Key) -> Path:
+        return key[0] / f"shard-{key[1]}.log"
 
-    def _turn(self, until_s: float) -> None:
-        """Wait for an event until a time, and handle it."""
-        poll, shards = select.poll(), {one.pid_fd: one for one in self._shards.values()}
-        fork_server = self._fork_server
-        replies = fork_server.connection.fileno()  # -1 once it has ended
-        for fd in (self._wake, *shards, *(() if replies < 0 else (replies, fork_server.pid_fd))):
-            poll.register(fd, select.POLLIN)
-        happened = [fd for fd, _ in poll.poll(max(0.0, until_s - time.monotonic()) * 1000)]
-        if self._wake in happened:
-            os.eventfd_read(self._wake)
-        while self._hung:
-            self._kill_hung(self._hung.popleft())
-        while self._posted:
-            self._posted.popleft()()
-        if replies in happened:
-            self._received(fork_server.receive())
-        for fd in happened:
-            if fd in shards:
-                self._ended(shards[fd])
-        if replies >= 0 and fork_server.pid_fd in happened:
-            self._lost()
 
-    def _start(self, key: Key) -> None:
-        if key[0] not in self._retired:
-            self._wanted.add(key)
-            self._fork_server.request(key[1], key[0])
+def _name_of(key: Key) -> str:
+    return f"shard {key[1]} of {key[0]}"
 
-    def _signal_set(self, home: Path, number: int, signalled: set[int]) -> None:
-        """Signal each shard of a set once."""
-        for one in self._shards.values():
-            if one.key[0] == home and one.pid not in signalled:
-                signalled.add(one.pid)
-                _signal(one, number)
 
-    def _received(self, message: tuple[dict[str, Any], int] | None) -> None:
-        if message is None:
-            return
-        event, pid_fd = message
-        if "code" in event:
-            number = self._names.pop(event["pid"], None)
-            log.info("shard %s, process %d: %s", number, event["pid"], _exit(event["code"]))
-            return
-        key = Path(event["folder"]), event["number"]
-        self._wanted.discard(key)
-        if "pid" in event:
-            self._has_forked, self._failed_start = True, ""
-            self._shards[key] = _Shard(key, event["pid"], pid_fd, time.monotonic())
-            self._names[event["pid"]] = event["number"]
-        else:
-            log.warning(
-                "shard %d is not started: %s; again in %g s",
-                event["number"],
-                event["error"],
-                PAUSE_S_MAX,
-            )
-            self._due.append((time.monotonic() + PAUSE_S_MAX, lambda: self._start(key)))
-
-    def _lost(self) -> None:
-        """Replace the fork server that has ended; its shards go on."""
-        ended = self._fork_server
-        while (message := ended.receive()) is not None:
-            self._received(message)
-        code = ended.close()
-        self._names.clear()  # their exit codes are lost
-        if self._stopping:
-            return
-        age_s = time.monotonic() - ended.began_s
-        pause_s = self._pause_s(None, not ended.has_replied and age_s < FORK_SERVER_QUICK_S)
-        log.warning(
-            "the process that shards are forked from ended (%s); another is made%s",
-            _exit(code),
-            f" in {pause_s:g} s. Its log: {self.folder / FORK_SERVER_LOG}" if pause_s else "",
-        )
-        if pause_s and not self._has_forked:
-            text = (self.folder / FORK_SERVER_LOG).read_bytes()[ended.log_at :]
-            self._failed_start = f"{_exit(code)}: {last_line(text.decode(errors='replace'))}"
-        if pause_s:
-            self._due.append((time.monotonic() + pause_s, self._start_fork_server))
-        else:
-            self._start_fork_server()
-
-    def _start_fork_server(self) -> None:
-        """Start another fork server, and request the shards that the last one has not started."""
-        try:
-            self._fork_server = _ForkServerProcess(self.folder, self._program)
-        except OSError as error:  # no memory for it, or no descriptor
-            log.warning("no process to fork shards from: %s; again in %g s", error, PAUSE_S_MAX)
-            self._due.append((time.monotonic() + PAUSE_S_MAX, self._start_fork_server))
-            return
-        for home, number in self._wanted:
-            self._fork_server.request(number, home)
-
-    def _pause_s(self, key: Key | None, is_quick: bool) -> float:
-        """Return for how long a process that has ended is not started again.
-
-        is_quick: it has failed to start. After `QUICK_MAX` of these in a row, the pause grows.
-        """
-        self._quick[key] = self._quick.get(key, 0) + 1 if is_quick else 0
-        late = self._quick[key] - QUICK_MAX
-        return min(PAUSE_S_MAX, 0.1 * 2 ** min(late, 9)) if late >= 0 else 0.0
-
-    def _ended(self, one: _Shard) -> None:
-        os.close(one.pid_fd)
-        key, number = one.key, one.key[1]
-        del self._shards[key]
-        if self._stopping or key[0] in self._retired:
-            return
-        self.restarts += 1
-        pause_s = self._pause_s(key, time.monotonic() - one.began_s < QUICK_S)
-        log.warning(
-            "shard %d ended; it is started again%s. Its log: %s",
-            number,
-            f" in {pause_s:g} s" if pause_s else "",
-            key[0] / f"shard-{number}.log",
-        )
-        if pause_s:
-            self._due.append((time.monotonic() + pause_s, lambda: self._start(key)))
-        else:
-            self._start(key)
-
-    def _kill_hung(self, number: int) -> None:
-        """Kill a shard that does not answer, unless it has just been started."""
-        one, patience_s = self._shards.get((self.home, number)), self.settings.hung_s
-        if one is not None and time.monotonic() - one.began_s >= patience_s and not self._stopping:
-            log.warning("shard %d has not answered for %g s: it is killed", number, patience_s)
-            _signal(one, signal.SIGKILL)
-
-    def _end(self) -> None:
-        until_s, signalled = time.monotonic() + GRACE_S, set[int]()
-        while self._shards or (self._wanted and not self._fork_server.has_ended):
-            for one in self._shards.values():
-                if one.pid not in signalled:
-                    signalled.add(one.pid)
-                    _signal(one, signal.SIGTERM)
-            self._turn(until_s)
-            if time.monotonic() >= until_s:
-                for one in self._shards.values():
-                    log.warning("shard %d does not end: it is killed", one.key[1])
-                    _signal(one, signal.SIGKILL)
-                until_s = time.monotonic() + GRACE_S
-        if not self._fork_server.has_ended:
-            self._fork_server.close()
+def _text(path: Path) -> str:
+    """Return a file's text; none if it cannot be read."""
+    with contextlib.suppress(OSError):
+        return path.read_text(errors="replace")
+    return ""
 
 
 def _lost(shard: int, folder: Path) -> StateLost:
@@ -601,15 +453,6 @@ def _lost(shard: int, folder: Path) -> StateLost:
         f"shard {shard} restarted without its state: neither replica nor snapshot was found.",
         hint=hint,
     )
-
-
-def _signal(one: _Shard, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        signal.pidfd_send_signal(one.pid_fd, number)
-
-
-def _exit(code: int) -> str:
-    return f"exit {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
 
 
 def _must_rest(folder: Path) -> None:

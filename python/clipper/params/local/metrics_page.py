@@ -11,12 +11,15 @@ from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final
 
+from clipper.component import Backoff, Health, Stop, Worker
 from clipper.errors import AddressInUse, ClipperError, ConfigError
 from clipper.metrics import CONTENT_TYPES, ParamsMetrics, Samples, prometheus
 from clipper.metrics.stats import ShardReading
 
 log = logging.getLogger("clipper.params")
 _SLOW_S: Final = 5.0  # a slower request is closed
+_LOOK_S: Final = 0.25  # between two looks whether it is to stop
+_AGAIN_S: Final = (0.1, 5.0)  # after an unexpected error
 
 
 def samples_of(stats: Sequence[ShardReading]) -> Samples:
@@ -48,21 +51,26 @@ class MetricsPage:
                 f"cannot listen at {address}: {error}.", hint="Name another port."
             ) from None
         self.address = f"{host}:{self._server.server_address[1]}"
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, name="clipper-params-metrics", daemon=True
-        )
+        self._server.timeout = _LOOK_S
+        self._worker = Worker("clipper-params-metrics", self._run, again=Backoff(*_AGAIN_S))
 
     def start(self) -> "MetricsPage":
-        """Start the thread."""
-        self._thread.start()
+        """Start the thread. Raises NotStarted."""
+        self._worker.start()
         return self
 
     def stop(self) -> None:
-        """End the thread, and close the socket."""
-        if self._thread.ident is not None:
-            self._server.shutdown()
-            self._thread.join()
+        """End the thread, and close the socket. Idempotent."""
+        self._worker.end()
         self._server.server_close()
+
+    def health(self) -> Health:
+        """Return the state of the thread."""
+        return self._worker.health()
+
+    def _run(self, stop: Stop) -> None:
+        while not stop.requested:
+            self._server.handle_request()
 
     def _answer(self) -> bytes:
         samples = Samples()

@@ -9,6 +9,7 @@ from typing import Self
 
 import msgspec
 
+from clipper.component import Health
 from clipper.config import Config
 from clipper.errors import (
     AlreadyExists,
@@ -55,9 +56,8 @@ class ServedSet:
 
         Raises ShardAway, ConfigError, DoesNotFit (the folder has another number of shards).
         """
-        if not (
-            supervisor_of(self.folder) or read_address_file(self.folder).get("engine")
-        ):  # with an engine, shards run elsewhere
+        # with an engine, shards run elsewhere
+        if not (supervisor_of(self.folder) or read_address_file(self.folder).get("engine")):
             try:
                 self._own = LocalSet(self.settings).start()
             except AlreadyExists:
@@ -185,6 +185,12 @@ class ServedSet:
             return self._reader.read()
         except InvalidInput:
             return ()
+
+    def health(self) -> list[Health]:
+        """Return the states of the threads: of the set's own, and of the one that reads
+        statistics."""
+        own = self._own
+        return [*self.observer.health(), *([] if own is None else own.health())]
 
     def stats(self) -> dict[str, object]:
         """Return statistics: folder; own: the set ends with this server; restarts of shards since

@@ -41,9 +41,8 @@ class ChangeWatchers:
         self._core, self._parameters, self._answer = core, parameters, answer
         self._on = False
         self._first = self._position = self._size = 0
-        self._changes: deque[tuple[int, dict[int, Ids]]] = (
-            deque()
-        )  # (position, ids that changed up to it)
+        # (position, ids that changed up to it)
+        self._changes: deque[tuple[int, dict[int, Ids]]] = deque()
         self._waiting: dict[int, WaitingCall] = {}  # by connection
         self._received_s = 0.0
 

@@ -1,7 +1,6 @@
 """Process of a shard: socket, threads, signals. `python -m clipper params shard` runs it."""
 
 import contextlib
-import ctypes
 import logging
 import os
 import signal
@@ -9,11 +8,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
 import msgspec
 
+from clipper.component import Components, Health, State, Stop, Worker
 from clipper.errors import AddressInUse, ClipperError, InvalidInput
 from clipper.params.local.address_file import publish_address
 from clipper.params.shard.durability.recovery import EpochFile, Recovered, recover
@@ -24,17 +25,18 @@ from clipper.params.shard.shard import Shard, ShardConfig
 
 log = logging.getLogger("clipper.params")
 EXIT_FAILED, EXIT_FENCED = 2, 3
+END_S = 60.0  # for each thread, when the shard ends
 LISTEN_S = 0.5  # between two attempts to listen at a former address
+LOOK_S = 1.0  # between two looks whether a vital thread has failed
 _BACKLOG = 512
-_PR_SET_PDEATHSIG = 1
 Beside = Callable[[Shard], contextlib.AbstractContextManager[object]]
 
 
 class ShardServer:
     """start(), wait() until it ends, close(). Threads: one.
 
-    The server listens, recovers, and serves, until `end`, a signal (`run`), or a later epoch ends
-    it.
+    The server listens, recovers, and serves, until `end`, a signal (`run`), a later epoch, or the
+    failure of a vital thread ends it. failed: the error that ended it.
     """
 
     def __init__(self, config: ShardConfig, serves: Callable[[], None] = lambda: None) -> None:
@@ -63,24 +65,45 @@ class ShardServer:
         self._further: list[socket.socket] = []  # listeners
         self._listens_s = 0.0
         self.failed: Exception | None = None
-        names = ("loop", "answers", "recovers")
-        works = (self.shard.core.run, self._answers, self._recovers)
-        both = zip(names, works, strict=True)
-        self._threads = [
-            threading.Thread(target=work, name=f"clipper-shard-{name}", daemon=True)
-            for name, work in both
-        ]
+        self._loop = Worker(
+            "clipper-shard-loop", self._loops, once=True, vital=True, on_end=self._loop_has_ended
+        )
+        self._answerer = Worker(
+            "clipper-shard-answers", self._answers, once=True, vital=True, on_end=self._has_ended
+        )
+        self._recovery = Worker("clipper-shard-recovers", self._recovers, once=True, vital=True)
         self._ended = threading.Event()
         self.ready = threading.Event()
-        self.recovered = ""
+        self._takes_snapshot = self._was_ready = False
+        self._parts = self._stack()
+        self.shard.watch(self._health_of_threads)
+
+    def _stack(self) -> Components:
+        """Return what closes the parts: what is closed last comes first."""
+        shard = self.shard
+        parts = Components(f"shard {self.config.number}")
+        parts.callback("the epoch", self._epochs.close)
+        parts.callback("the descriptors", shard.close)
+        parts.callback("the listeners", self._close_listeners)
+        if shard.relay is not None:
+            parts.callback("TLS", shard.relay.close)
+        parts.callback("the copies of other shards", self._keep_copies)
+        parts.callback("the log", self._close_log)
+        parts.callback("the loop", self._end_loop)
+        parts.callback("the snapshots", self._close_snapshots)
+        parts.callback("the moves", self._end_moves)
+        parts.callback("the followers", self._stop_copies)
+        parts.callback("the recovery", partial(self._recovery.end, END_S))
+        parts.callback("the answers", partial(self._answerer.end, END_S))
+        return parts
 
     def start(self) -> "ShardServer":
-        """Start all threads."""
+        """Start all threads. Raises NotStarted; `close` ends those that run."""
         if self.config.folder is not None:
             snapshots = Snapshots(self.config, self.shard)
             self.shard.snapshots = snapshots
-        for thread in self._threads:
-            thread.start()
+        for worker in (self._loop, self._answerer, self._recovery):
+            worker.start()
         if self.shard.relay is not None:
             inner = self.config.plain.removeprefix("unix:")
             self.shard.relay.start(self._listener if inner else None, inner)
@@ -91,61 +114,94 @@ class ShardServer:
         self.shard.end(why)
 
     def wait(self) -> str:
-        """Wait until the shard has ended. Returns why."""
-        while not self._ended.wait(1.0):
-            pass
+        """Wait until the shard has ended. Returns why. Ends a shard of which a vital thread has
+        failed, so that its supervisor starts it again."""
+        while not self._ended.wait(LOOK_S):
+            self._end_if_failed()
+        self._end_if_failed()
         return self.shard.ended
 
-    def close(self, *, snapshot: bool = True) -> None:
-        """End the shard, take a last snapshot, and save its copies of other shards.
+    def _end_if_failed(self) -> None:
+        for one in self.shard.health():
+            if one.vital and one.state is State.FAILED and self.failed is None:
+                log.error("shard %d ends: %s has failed", self.config.number, one.name)
+                self._fails(ClipperError(f"{one.name} has failed: {one.why}."))
 
-        snapshot: False for none. A shard that was fenced off takes no snapshot.
+    def _fails(self, error: Exception) -> None:
+        """End the shard with an error."""
+        self.failed = self.failed or error
+        self.shard.end("failed")
+
+    def close(self, *, snapshot: bool = True) -> None:
+        """End the shard, take a last snapshot, and save its copies of other shards. Idempotent.
+
+        snapshot: False for none. A shard that was fenced off takes no snapshot. Errors of the parts
+        are raised as one group, when all have been closed.
         """
-        shard = self.shard
-        shard.end("closed")
-        for thread in self._threads[1:]:
-            if thread.ident is not None:
-                thread.join()
-        for copy in shard.copies.values():
+        self._takes_snapshot = snapshot
+        self.shard.end("closed")
+        self._parts.close()
+
+    # -- closing, in this order
+
+    def _stop_copies(self) -> None:
+        for copy in self.shard.copies.values():
             copy.stop()
-        shard.core.ready, was_ready = False, shard.core.ready
-        shard.move.end()
-        shard.fill.tick()
-        snapshot = snapshot and shard.core.access == OPEN
+
+    def _end_moves(self) -> None:
+        self._was_ready, self.shard.core.ready = self.shard.core.ready, False
+        self.shard.move.end()
+        self.shard.fill.tick()
+
+    def _close_snapshots(self) -> None:
+        shard = self.shard
+        self._takes_snapshot &= shard.core.access == OPEN
         if shard.snapshots is not None:
-            shard.snapshots.close(last=snapshot and was_ready and "fenced" not in shard.ended)
-        shard.core.stop()
-        if self._threads[0].ident is not None:
-            self._threads[0].join()
-        if shard.snapshots is not None and shard.snapshots.log is not None:
-            shard.snapshots.log.close()
-        for copy in shard.copies.values():
+            last = self._takes_snapshot and self._was_ready and "fenced" not in shard.ended
+            shard.snapshots.close(last=last)
+
+    def _end_loop(self) -> None:
+        self.shard.core.stop()
+        self._loop.end(END_S)
+
+    def _close_log(self) -> None:
+        snapshots = self.shard.snapshots
+        if snapshots is not None and snapshots.log is not None:
+            snapshots.log.close()
+
+    def _keep_copies(self) -> None:
+        for copy in self.shard.copies.values():
             copy.join()
-            if snapshot:
+            if self._takes_snapshot:
                 save_copy(self.config.folder, copy, self.config.shards)
-        if shard.relay is not None:
-            shard.relay.close()
-        for one in (self._listener, *self._further):
+
+    def _close_listeners(self) -> None:
+        for one in (self._listener, *self._further, *filter(None, (self._plain,))):
             one.close()
-        if self._plain is not None:
-            self._plain.close()
-        shard.close()
-        self._epochs.close()
 
     # -- threads
 
-    def _answers(self) -> None:
+    def _loops(self, stop: Stop) -> None:
+        self.shard.core.run()
+
+    def _loop_has_ended(self) -> None:
+        self._end_if_failed()
+        self.shard.end("its loop has ended")
+
+    def _answers(self, stop: Stop) -> None:
+        while not self.shard.ended:
+            self.shard.turn()
+            if self._former and self.shard.core.ready and self.shard.core.access == OPEN:
+                self._listen_further()
+
+    def _has_ended(self) -> None:
         try:
-            while not self.shard.ended:
-                self.shard.turn()
-                if self._former and self.shard.core.ready and self.shard.core.access == OPEN:
-                    self._listen_further()
-        except Exception as error:
-            log.exception("shard %d fails", self.config.number)
-            self.failed = error
-            self.shard.end("failed")
+            self._end_if_failed()
         finally:
             self._ended.set()
+
+    def _health_of_threads(self) -> list[Health]:
+        return [one.health() for one in (self._loop, self._answerer, self._recovery)]
 
     def _listen_further(self) -> None:
         """Listen also at former addresses that are free now, since their shards have ended."""
@@ -158,7 +214,7 @@ class ShardServer:
                 self.shard.core.listen(self._further[-1].fileno())
                 self._former.remove(address)
 
-    def _recovers(self) -> None:
+    def _recovers(self, stop: Stop) -> None:
         config, shard, snapshots = self.config, self.shard, self.shard.snapshots
         connections = [
             shard.connection((config.number + 1 + k) % config.shards)
@@ -176,10 +232,15 @@ class ShardServer:
                 stopping=lambda: bool(shard.ended),
                 settle=shard.dropped.apply,
             )
-        except (ClipperError, OSError) as error:
-            log.error("shard %d does not come up: %s", config.number, error)
-            self.failed = error
-            shard.end("failed")
+        except Exception as error:
+            expected = isinstance(error, ClipperError | OSError)
+            log.error(
+                "shard %d does not come up: %s",
+                config.number,
+                error,
+                exc_info=None if expected else error,
+            )
+            self._fails(error)
             return
         shard.post(lambda: self._serves(found, time.monotonic() - began_s))
 
@@ -199,7 +260,6 @@ class ShardServer:
 
     def _adopts(self, found: Recovered, seconds: float) -> None:
         self.shard.adopt(found)
-        self.recovered = found.source
         self.shard.recovery = (seconds, found.source)
         rows = found.parameters.rows
         log.info(
@@ -282,13 +342,6 @@ def listening(address: str) -> socket.socket:
         )
     found.setblocking(False)
     return found
-
-
-def die_with(parent: int) -> None:
-    """Have this process get SIGTERM when the process that started it has ended."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def run(

@@ -6,13 +6,14 @@ thread alone applies what comes by calls, and pauses pushes meanwhile, so what i
 is consistent.
 """
 
+import contextlib
 import logging
 import os
 import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from typing import Any
 import msgspec
 
 from clipper.clock import wall_time_us
-from clipper.errors import ClipperError, DoesNotFit, InvalidInput, QuotaExceeded
+from clipper.component import Health, Stop, Worker
+from clipper.errors import ClipperError, DoesNotFit, InvalidInput, NotStarted, QuotaExceeded
 from clipper.params.local.address_file import AddressFile
 from clipper.params.shard.change_watchers import ChangeWatchers
 from clipper.params.shard.durability.dropped_tables import DroppedTables
@@ -115,9 +117,8 @@ class Shard:
         self.ages = ChangeAges()
         self.mark = StateMark(config.folder)
         self.dropped = DroppedTables(config.folder)
-        self._begins: Callable[[], None] | None = (
-            None  # called by begin_anew, if the state was lost
-        )
+        # called by begin_anew, if the state was lost
+        self._begins: Callable[[], None] | None = None
         self.began_s = time.monotonic()
         self._tokens = TokenFile(config.token, settings.tokens_file)
         # by connection: generation, role, digest of the token
@@ -130,7 +131,8 @@ class Shard:
         for fd in (self._wake, self.core.calls_fd, self.core.log_fd):
             self._poll.register(fd, select.POLLIN)
         self._expired_s = self._checked_s = self.began_s
-        self._resyncing = False
+        self._resyncing, self._known = False, -1  # the result of a check; -1: it failed
+        self._watched: list[Callable[[], Iterable[Health]]] = []
         self._health_files = HealthFiles(config.alive, settings)
         self._address = (
             AddressFile(config.book).address
@@ -325,6 +327,20 @@ class Shard:
             os.close(self._wake)
             self._wake = -1
 
+    def watch(self, source: Callable[[], Iterable[Health]]) -> None:
+        """Add threads that belong to this shard to health(). Threads: any."""
+        self._watched.append(source)
+
+    def health(self) -> list[Health]:
+        """Return the states of all threads of this shard; without a vital one it ends. Threads:
+        any."""
+        found = [state for source in tuple(self._watched) for state in source()]
+        log = self.snapshots.log if self.snapshots is not None else None
+        for part in (self.relay, self.snapshots, log, *self.copies.values()):
+            if part is not None:
+                found.append(part.health())
+        return found
+
     # -- the answering thread
 
     def turn(self) -> None:
@@ -429,10 +445,17 @@ class Shard:
         self.resync_log.read()
         patience_s = self.config.settings.without_replica_s
         if patience_s and not self._resyncing and self.followers.silent(self._now_s, patience_s):
-            self._resyncing = True
-            threading.Thread(
-                target=self._check_whether_replaced, name="clipper-shard-check", daemon=True
-            ).start()
+            check = Worker(
+                "clipper-shard-check",
+                self._check_whether_replaced,
+                once=True,
+                on_end=partial(self.post, self._go_on),
+            )
+            try:
+                check.start()
+                self._resyncing = True
+            except NotStarted as error:  # the next look tries again
+                log.warning("shard %d does not look for a successor: %s", self.config.number, error)
 
     def expire(self) -> None:
         """Remove rows that were not used for their table's `expire_s`, here and in replicas."""
@@ -452,31 +475,22 @@ class Shard:
                         self.core.counts.expire(number, table.remove(old))
                         self.core.note(number, old)
 
-    def _check_whether_replaced(self) -> None:
+    def _check_whether_replaced(self, stop: Stop) -> None:
         """Ask the followers for a later epoch of this shard, before it goes on without one of them.
 
         Threads: one of its own.
         """
         known = 0
         for one in self.followers.each:
-            connection = self.connection(one.shard)
-            try:
-                known = max(
-                    known,
-                    int(
-                        call_once(connection, "replica", shard=self.config.number)[1].get(
-                            "known", 0
-                        )
-                    ),
-                )
-            except (OSError, ClipperError):
-                continue
-            finally:
-                connection.close()
-        self.post(lambda: self._go_on(known))
+            with contextlib.suppress(OSError, ClipperError), self.connection(one.shard) as asked:
+                answer = call_once(asked, "replica", shard=self.config.number)[1]
+                known = max(known, int(answer.get("known", 0)))
+        self._known = known
 
-    def _go_on(self, known: int) -> None:
-        self._resyncing = False
+    def _go_on(self) -> None:
+        self._resyncing, known, self._known = False, self._known, -1
+        if known < 0:  # it failed, and the next look tries again
+            return
         if known > self.core.epoch:
             self.fenced(known)
             return
@@ -564,6 +578,15 @@ class Shard:
             self.core.note(DENSE, [])
             self.mark.set()
         return number
+
+    def alter_table(self, spec: TableSpec) -> int:
+        """Give a table other settings, and tell followers. Return the position. Raises as
+        `Parameters.alter`."""
+        with pushes_paused(self.core):
+            self.parameters.alter(spec)
+        self.set_quotas()
+        self.followers.end_streams()
+        return self.core.note(DENSE, [])
 
     def _tables(self, _: Piece, __: CallId) -> Piece:
         specs = {

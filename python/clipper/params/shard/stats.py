@@ -4,9 +4,10 @@ import os
 from collections import deque
 from typing import TYPE_CHECKING, Final, cast
 
-from clipper.metrics.process import resident_bytes
+from clipper.component import State
 from clipper.metrics.stats import LogStats, ShardStats, SnapshotStats
 from clipper.params.shard.replication.followers import FollowerState
+from clipper_container.machine import resident_bytes
 from clipper_container.params.frames import RefusalCode
 
 if TYPE_CHECKING:
@@ -51,6 +52,11 @@ def stats_of(shard: "Shard", now: float) -> ShardStats:
         "ready": core.ready,
         "state_lost": core.state_lost,
         "ended": shard.ended,
+        "degraded": [
+            f"{one.name} failed: {one.why}"
+            for one in shard.health()
+            if one.state in (State.DEGRADED, State.FAILED)
+        ],
         "exposed": shard.followers.exposed,
         "seconds": now - shard.began_s,
         "initialized": parameters.dense.initialized,

@@ -38,11 +38,7 @@ class TableChanges:
         spec = parameters.specs[parameters.place(str(message.get("table")))].altered(changes)
         position = shard.core.position
         if not message.get("check"):
-            with pushes_paused(shard.core):
-                parameters.alter(spec)
-            shard.set_quotas()
-            shard.followers.end_streams()  # a reply tells them
-            position = shard.core.note(DENSE, [])
+            position = shard.alter_table(spec)
         answer = PushResult({"spec": msgspec.to_builtins(spec)}, position)
         shard.answer_when_replicated(answer, call_id)
 

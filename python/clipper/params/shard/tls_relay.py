@@ -13,12 +13,11 @@ import os
 import selectors
 import socket
 import ssl
-import threading
 import time
 from collections import deque
-from collections.abc import Iterable
 from typing import Final
 
+from clipper.component import Backoff, Health, Stop, Worker
 from clipper.tls import Certificate
 from clipper_container.params.connection import connected, set_timeouts
 from clipper_container.params.frames import HEAD_BYTES, Head, MessageKind, RefusalCode, packed
@@ -68,9 +67,8 @@ class TlsRelay:
         self._shaking: dict[_Pair, None] = {}  # with a time limit, oldest first
         self._listener: socket.socket | None = None
         self._inner_address = ""
-        self._stop = False
         self._refreshed_s = 0.0
-        self._thread = threading.Thread(target=self._run, name="clipper-shard-tls", daemon=True)
+        self._worker = Worker("clipper-shard-tls", self._run, again=Backoff(0.01, PAUSE_S))
 
     def start(self, listener: socket.socket | None = None, inner_address: str = "") -> None:
         """Start the thread. listener: of connections with TLS, each of which is connected to the
@@ -78,16 +76,19 @@ class TlsRelay:
         self._listener, self._inner_address = listener, inner_address
         if listener is not None:
             self._selector.register(listener, _READ)
-        self._thread.start()
+        self._worker.start()
 
     def close(self) -> None:
         """Close all connections, and end the thread."""
-        self._stop = True
+        self._worker.request_stop()
         os.eventfd_write(self._wake, 1)
-        if self._thread.ident is not None:
-            self._thread.join()
-        self._selector.close()
-        os.close(self._wake)
+        if self._worker.end():  # else it still uses them
+            self._selector.close()
+            os.close(self._wake)
+
+    def health(self) -> Health:
+        """Return the state of the thread."""
+        return self._worker.health()
 
     def connect(self, address: str, answer_s: float) -> socket.socket:
         """Connect to a shard. The returned socket has the messages without TLS. Raises as
@@ -105,16 +106,17 @@ class TlsRelay:
 
     # -- its thread
 
-    def _run(self) -> None:
+    def _run(self, stop: Stop) -> None:
         again: set[_Pair] = set()
-        while not self._stop:
+        while not stop.requested:
             timeout = 0.0 if again else 0.25 if self._shaking else 1.0
             ready = again | {self._of(key) for key, _ in self._selector.select(timeout)}
             while self._new:
                 pair = self._new.popleft()
                 self._pairs.add(pair)
                 ready.add(pair)
-            again = {pair for pair in self._due(ready) if self._turn(pair)}
+            due = [pair for pair in ready if pair is not None and pair in self._pairs]
+            again = {pair for pair in due if self._turn(pair)}
             self._expire()
         for pair in tuple(self._pairs):
             self._close(pair)
@@ -127,9 +129,6 @@ class TlsRelay:
                 os.eventfd_read(self._wake)
         pair: _Pair | None = key.data
         return pair
-
-    def _due(self, ready: Iterable[_Pair | None]) -> list[_Pair]:
-        return [pair for pair in ready if pair is not None and pair in self._pairs]
 
     def _accept(self) -> None:
         assert self._listener is not None

@@ -28,6 +28,7 @@ from clipper.selection.policy import (
 )
 from clipper.types import UserValue, VersionedModel
 from clipper_core.learning.bandit import Rule
+from clipper_core.learning.policy_states import block_of, state_block
 
 Array = NDArray[np.float64]
 BINS = 10  # bins of confidence; a few hundred observations cannot fill more
@@ -37,7 +38,8 @@ LABEL_BITS = 64  # bits of the set of labels seen
 
 
 class LearnedState(msgspec.Struct, frozen=True, eq=False):
-    """The learned state of a policy; immutable.
+    """The learned state of a policy; immutable. In a server `rows` and `sure` are read-only views
+    of one block of the core.
 
     models: sorted by name and version.
     rows: f64[models, columns]; the columns depend on the policy.
@@ -70,6 +72,20 @@ class LearnedState(msgspec.Struct, frozen=True, eq=False):
         return len(self.models) <= MODELS_MAX and self.differences.wants(user)
 
 
+def on_block(state: LearnedState) -> LearnedState:
+    """Return the state with its numbers in a block of the core; itself if they are in one."""
+    block = block_of(state.rows)
+    if (
+        block is not None
+        and block_of(state.sure) is block
+        and block.seen == state.seen
+        and block.labels == state.labels
+    ):
+        return state
+    block = state_block(state.rows, state.sure, state.seen, state.labels)
+    return msgspec.structs.replace(state, rows=block.rows, sure=block.sure)
+
+
 def label_bit(label: object) -> int:
     """Return the bit of a label in `LearnedState.labels`; the same in every process."""
     if is_number(label):
@@ -97,8 +113,9 @@ class StateRows(Protocol):
     def reorder(self, rows: Array, order: Sequence[int]) -> Array:
         """Permute the models: the new model i is the former model `order[i]`."""
 
-    def evidence(self, rows: Array) -> Array | None:
-        """Return the number of observations behind each row; None if the rows count none."""
+    def limited(self, rows: Array, counts: float) -> Array:
+        """Reduce the evidence of each row to at most so many observations, if the rows count them.
+        The rows may be returned as they are."""
 
     def faded(self, rows: Array, share: Array) -> Array:
         """Reduce the evidence of each row to `share` of it."""
@@ -170,6 +187,7 @@ class RuleRows:
     ) -> None:
         self.rule, self._row = rule, np.array(initial_row)
         self._counts, self._count_min = list(counts), count_min
+        self._columns = np.array(self._counts, np.uint32)
         self._newcomer, self._merge, self._rank = newcomer, merge, rank
 
     def initial(self, k: int) -> Array:
@@ -189,11 +207,11 @@ class RuleRows:
         """Permute the rows."""
         return rows[list(order)]
 
-    def evidence(self, rows: Array) -> Array | None:
-        """Return the largest count of each row; None without counts."""
-        if not self._counts:
-            return None
-        return np.asarray((rows[:, self._counts] - self._count_min).max(axis=1, initial=0.0))
+    def limited(self, rows: Array, counts: float) -> Array:
+        """Scale the counts of rows whose largest one is above the limit."""
+        if not self._counts or not len(rows):
+            return rows
+        return self.rule.limited(rows, self._columns, self._count_min, counts)
 
     def faded(self, rows: Array, share: Array) -> Array:
         """Scale the counts."""
@@ -236,6 +254,11 @@ def learn_by_rule(rule: Rule) -> Learn:
         return rule.learn(state.rows, state.seen, by_model, weight=observation.weight)
 
     return learn
+
+
+def share_of(evidence: Array, counts: float) -> Array:
+    """Return the share of each row's evidence that is no more than so many observations."""
+    return np.minimum(1.0, counts / np.maximum(evidence, 1e-300))
 
 
 def calibrated(state: LearnedState, raw: float) -> float:

@@ -27,6 +27,7 @@ from clipper.selection.learning.learned_state import (
 )
 from clipper.selection.learning.prediction_sets import INITIAL, SetThresholds
 from clipper.selection.learning.user_differences import UserDifferences
+from clipper.selection.model_changes import with_models
 from clipper.selection.policy import (
     Combined,
     Observation,
@@ -98,16 +99,14 @@ class LearningPolicy(Policy):
     ) -> LearnedState:
         """Return the initial state; with a prior, its rows, as so many observations as the
         differences between users suggest."""
-        ordered = sorted_models(models)
-        state = LearnedState(ordered, self.rows.initial(len(ordered)), 0.0, 0, np.zeros((BINS, 2)))
         if prior is None:
-            return state
-        rows = self.fitted(prior, ordered).rows
-        evidence = self.rows.evidence(rows)
-        if evidence is not None:
-            share = np.minimum(1.0, prior.differences.prior_counts / np.maximum(evidence, 1e-300))
-            rows = self.rows.faded(rows, share)
-        return LearnedState(ordered, rows, 0.0, prior.labels, prior.sure, prior.tracked)
+            ordered = sorted_models(models)
+            rows = self.rows.initial(len(ordered))
+            return LearnedState(ordered, rows, 0.0, 0, np.zeros((BINS, 2)))
+        if prior.models != models:
+            prior = self.fitted(prior, sorted_models(models))
+        rows = self.rows.limited(prior.rows, prior.differences.prior_counts)
+        return LearnedState(prior.models, rows, 0.0, prior.labels, prior.sure, prior.tracked)
 
     def add_model(self, state: LearnedState, model: VersionedModel) -> LearnedState:
         """Add a model at the average of the others, without evidence."""
@@ -139,21 +138,9 @@ class LearningPolicy(Policy):
         return _replace(state, models=ordered, rows=rows, differences=NO_USERS)
 
     def fitted(self, state: LearnedState, models: Sequence[VersionedModel]) -> LearnedState:
-        """Convert a state to exactly these models.
-
-        A new version takes over the row of an unused version of the same name; other models are
-        added or removed.
-        """
-        for new in (model for model in models if model not in state.models):
-            old = [m for m in state.models if m.name == new.name and m not in models]
-            state = (
-                self.update_model_version(state, old[-1], new)
-                if old
-                else self.add_model(state, new)
-            )
-        for gone in (model for model in state.models if model not in models):
-            state = self.remove_model(state, gone)
-        return state
+        """Convert a state to exactly these models (selection/model_changes.py)."""
+        found: LearnedState = with_models(self, state, state.models, models)
+        return found
 
     # -- answering
 
@@ -216,7 +203,9 @@ class LearningPolicy(Policy):
         if not known or not math.isfinite(weight) or weight <= 0:
             return state
         rows = self._learn(state, observation, known)
-        labels = state.labels | label_bit(truth.label) if truth.known else state.labels
+        label = observation.answer if truth.score == 1.0 else truth.label
+        has_label = truth.known or (truth.score == 1.0 and not is_number(label))
+        labels = state.labels | label_bit(label) if has_label else state.labels
         sure, tracked = self._calibration_after(state, observation)
         seen, differences = state.seen + weight, state.differences
         return LearnedState(state.models, rows, seen, labels, sure, tracked, differences)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from clipper.errors import InvalidInput
-from clipper.selection.learning.learned_state import Array, Learn, LearnedState
+from clipper.selection.learning.learned_state import Array, Learn, LearnedState, share_of
 from clipper.selection.learning.learning_policy import LearningPolicy
 from clipper.selection.learning.one_model import OneModel
 from clipper.selection.policies.bandits import check_range
@@ -172,9 +172,9 @@ class LinearRows:
         """Permute the rows."""
         return rows[list(order)]
 
-    def evidence(self, rows: Array) -> Array | None:
-        """Return the discounted number of observations of each row."""
-        return rows[:, 0] ** 2 - 1.0
+    def limited(self, rows: Array, counts: float) -> Array:
+        """Fade rows that have a larger discounted number of observations."""
+        return self.faded(rows, share_of(rows[:, 0] ** 2 - 1.0, counts))
 
     def faded(self, rows: Array, share: Array) -> Array:
         """Scale the sums of products."""

@@ -13,6 +13,7 @@ from clipper.selection.votes import answer_of_first, combine, sorted_models, usa
 from clipper.types import VersionedModel
 from clipper_core.learning.bandit import Rule, RuleKind
 from clipper_core.learning.label_feedback import LabelVotes
+from clipper_core.learning.number_votes import mean_of_numbers
 
 _LABELS = LabelVotes(Rule(RuleKind.HEDGE), DOUBT)  # weights that never change
 _NO_BINS = np.zeros((1, 2))
@@ -47,11 +48,17 @@ class Ensemble(StatelessPolicy):
         self, state: Models, arrived: Predictions, missing: Sequence[VersionedModel]
     ) -> Combined:
         """Vote with equal weights, or average."""
+        if len(arrived) == 1 and not missing:
+            return answer_of_first(arrived, arrived) or NO_ANSWER
         found = _LABELS.answer(state, _equal_rows(len(state)), _NO_BINS, 0, arrived, len(missing))
         if found is not None:
             output, _, used, share = found
             share = round(share * len(state)) / len(state)
             return Combined(output, share, used, share)
+        if len(arrived) + len(missing) == len(state) > 1:
+            numbers = mean_of_numbers(state, arrived, None, len(state))
+            if numbers is not None:
+                return Combined(*numbers)
         votes = usable(arrived)
         selected = len({*arrived, *missing})
         if selected == 1 or not votes:

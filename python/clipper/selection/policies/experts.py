@@ -36,6 +36,7 @@ from clipper.selection.policy import (
     Predictions,
     Query,
     is_number,
+    is_usable,
     sound_confidence,
 )
 from clipper.selection.votes import (
@@ -165,7 +166,12 @@ class Exp4(LearningPolicy):
 
     eta: step size.
     share: part of the weight that is spread evenly after each observation. 0 is the paper's rule,
-    which does not recover from the failure of its best model.
+    does not recover from the failure of its best model.
+
+    Where a score leaves open whether a model was right, it has the mean loss of the answers so far,
+    at most one half, as far as the answer was wrong: then the weight moves to a model that is right
+    more often than the answers, and not to others, as long as errors are independent and half of
+    the answers are right.
 
     State: f64[K, 1], log-weights.  Cost: 200 ns per query, beside all predictions.
     Regret: at most sqrt(T ln K / 2) without the share, with eta = sqrt(8 ln K / T).
@@ -182,13 +188,15 @@ class Exp4(LearningPolicy):
             share=check_range("share", share, 0.0, 0.5),
         )
         rows = RuleRows(rule, (0.0,), newcomer=log_mean)
-        super().__init__(rows, WeightedVotes(rule, _odds_by_share), learn_by_rule(rule), rule)
+        super().__init__(rows, WeightedVotes(rule, _odds_by_share), _learn_by_hedge(rule), rule)
 
 
 class LogOdds(LearningPolicy):
     """A vote weighted by ln(accuracy (C - 1) / (1 - accuracy)), for C labels.
 
-    Optimal when the models' errors are independent, so it suits very different models.
+    Optimal when the models' errors are independent, so it suits very different models. Weights
+    below 0 are cut to 0; if no model is better than chance, the weights are the odds themselves.
+    Models of which a score says nothing learn nothing of it.
 
     discount: of each model's record, per observation.
 
@@ -213,7 +221,8 @@ class Stacking(LearningPolicy):
     The score of a label is the sum of the weights of the models that voted for it; of models that
     report class probabilities, each label has a part of the weight
     (class_probabilities.py). With one dominant model the policy follows it, with equal ones it is
-    a majority vote. It learns from labels only, not from `correct=` or `score=`.
+    a majority vote. It learns from labels, and from `correct=` and `score=` about the answer: with
+    the score s, the loss is -s ln(p) - (1 - s) ln(1 - p), where p is the probability of the answer.
 
     rate: step of the gradient descent.
 
@@ -291,21 +300,50 @@ def _learn_by_stacking(rule: Rule) -> Learn:
         state: LearnedState, observation: Observation, losses: Mapping[VersionedModel, float]
     ) -> Array:
         truth = observation.truth
-        if not truth.known or is_number(truth.label):
+        label = truth.label if truth.known else observation.answer
+        right = 1.0 if truth.score is None else min(max(float(truth.score), 0.0), 1.0)
+        if label is None or is_number(label):
             return state.rows
-        codes = {label_key(truth.label): 1}
-        reported = {model: observation.predictions[model] for model in losses}
+        codes = {label_key(label): 1}
+        reported = {
+            model: one
+            for model in state.models
+            if (one := observation.predictions.get(model)) is not None and is_usable(one.output)
+        }
         votes = [
-            codes.setdefault(label_key(observation.predictions[model].output), len(codes) + 1)
-            if model in losses
+            codes.setdefault(label_key(reported[model].output), len(codes) + 1)
+            if model in reported
             else 0
             for model in state.models
         ]
         evidence = evidence_of(state.models, reported, codes)
         classes = max(state.classes, len(codes))
         if evidence is not None:
-            return rule.stack_evidence(state.rows, evidence, 1, classes, observation.weight)
-        return rule.stack(state.rows, votes, 1, classes, observation.weight)
+            return rule.stack_evidence(state.rows, evidence, 1, classes, observation.weight, right)
+        return rule.stack(state.rows, votes, 1, classes, observation.weight, right)
+
+    return learn
+
+
+def _learn_by_hedge(rule: Rule) -> Learn:
+    by_rule = learn_by_rule(rule)
+
+    def learn(
+        state: LearnedState, observation: Observation, losses: Mapping[VersionedModel, float]
+    ) -> Array:
+        if not observation.truth.known:
+            # with the loss of the answers, a model gains on them only if it is right more often; at
+            # most one half, for where all answers are wrong, others have to be tried
+            right, count = state.sure.sum(axis=0)
+            where_wrong = min(1.0 - (float(right) + 1.0) / (float(count) + 2.0), 0.5)
+            score = min(max(float(observation.truth.score or 0.0), 0.0), 1.0)
+            unknown = score + (1.0 - score) * where_wrong
+            losses = {
+                model: losses.get(model, unknown)
+                for model, one in observation.predictions.items()
+                if is_usable(one.output)
+            }
+        return by_rule(state, observation, losses)
 
     return learn
 

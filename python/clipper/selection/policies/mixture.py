@@ -50,7 +50,6 @@ FEATURES = 9  # column of the last row: length of the queries' context
 FAVOURED = 15  # column of a model: the probability that it is the best one of this user
 BY_CLASS = 16  # first column of the weights by label
 SUMS = (5, 6, 9, 10, 13, 14)  # columns of a model's sums of squared gradients
-A_GRADIENT = 0.25  # largest squared gradient of a vote whose label has the probability one half
 
 
 class Mixture(LearningPolicy):
@@ -144,9 +143,9 @@ class MixtureRows:
         """Permute the models' rows."""
         return rows[[*order, len(rows) - 1]]
 
-    def evidence(self, rows: Array) -> Array | None:
-        """Return how many uncertain observations the sums of squared gradients stand for."""
-        return np.asarray(rows[:-1, list(SUMS)].max(axis=1, initial=0.0) / A_GRADIENT)
+    def limited(self, rows: Array, counts: float) -> Array:
+        """Scale the sums of squared gradients that stand for more uncertain observations."""
+        return mixture.limited(rows, counts) if len(rows) > 1 else rows
 
     def faded(self, rows: Array, share: Array) -> Array:
         """Scale the sums of squared gradients, so that the next steps are larger."""

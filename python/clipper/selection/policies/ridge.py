@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from clipper.selection.learning.learned_state import Array, LearnedState
+from clipper.selection.learning.learned_state import Array, LearnedState, share_of
 from clipper.selection.learning.learning_policy import LearningPolicy
 from clipper.selection.learning.prediction_sets import LabelProbabilities
 from clipper.selection.policies.bandits import check_range
@@ -88,6 +88,14 @@ class BlendedNumbers:
         self, state: LearnedState, arrived: Predictions, missing: Sequence[VersionedModel]
     ) -> Combined:
         """Blend the numbers of the largest kind; vote on labels."""
+        if 0 < len(state.models) <= MODELS_MAX:
+            numbers = self._blend.blended_numbers(state.rows, state.models, arrived)
+            if numbers is not None and math.isfinite(numbers[0] + numbers[2]):
+                number, residual, scatter, used = numbers
+                size = abs(number)
+                agreement, sure = _confidences(state, size, residual, scatter)
+                share = len(used) / len({*arrived, *missing})
+                return Combined(number, min(sure * share, 1.0), used, agreement)
         votes, selected = usable(arrived), len({*arrived, *missing})
         if not votes:
             return NO_ANSWER
@@ -100,11 +108,7 @@ class BlendedNumbers:
         size = float(np.abs(answer).mean())
         if not math.isfinite(size + scatter):
             return combine(votes, even, selected)
-        count = float(state.rows[-1, 1])
-        share = count / (count + SPREAD_COUNTS)
-        spread = math.hypot(math.sqrt(share) * residual, math.sqrt(1.0 - share) * scatter)
-        agreement = size / (size + scatter) if size > 0 else 1.0
-        sure = size / (size + spread) if size > 0 else float(spread == 0.0)
+        agreement, sure = _confidences(state, size, residual, scatter)
         first = next(iter(chosen.values())).output
         output: object = (
             float(answer[0])
@@ -181,9 +185,9 @@ class BlendRows:
         """Permute the models; the label stays last."""
         return _transformed(rows, np.eye(len(rows))[[*order, len(order)]])
 
-    def evidence(self, rows: Array) -> Array | None:
-        """Return the weight of the observations."""
-        return rows[:, 1]
+    def limited(self, rows: Array, counts: float) -> Array:
+        """Fade all rows if the weight of the observations is larger."""
+        return self.faded(rows, share_of(rows[:, 1], counts))
 
     def faded(self, rows: Array, share: Array) -> Array:
         """Reduce all evidence by the smallest share: the statistics are joint."""
@@ -213,6 +217,21 @@ class BlendRows:
         mean, count, products = rows[:-1, 0], max(float(rows[-1, 1]), 1.0), rows[:, 2:]
         around = np.diag(products)[:-1] - 2 * products[:-1, -1] + products[-1, -1]
         return np.asarray(-(around / count + (mean - rows[-1, 0]) ** 2))
+
+
+def _confidences(
+    state: LearnedState, size: float, residual: float, scatter: float
+) -> tuple[float, float]:
+    """Return the agreement of the models, and the confidence when all have arrived.
+
+    size: of the answer.  residual: of past errors.  scatter: of the outputs around their mean.
+    """
+    count = state.rows.item(-1, 1)
+    share = count / (count + SPREAD_COUNTS)
+    spread = math.hypot(math.sqrt(share) * residual, math.sqrt(1.0 - share) * scatter)
+    if size == 0:
+        return 1.0, float(spread == 0.0)
+    return size / (size + scatter), size / (size + spread)
 
 
 def _outputs(state: LearnedState, votes: Predictions) -> Array | None:

@@ -26,6 +26,7 @@ from typing import Final
 import lz4.block
 import msgspec
 
+from clipper.component import Health, Stop, WakeFlag, Worker
 from clipper.errors import LeaseLost, StoreError, UnknownPrediction
 from clipper.selection import Observation, Truth
 from clipper.serving.feedback.journal_records import written
@@ -33,6 +34,7 @@ from clipper.serving.feedback.states import Learner, Seen
 from clipper.serving.feedback.window import FeedbackWindow, seen_of
 from clipper.store.expiring import ExpiringLists, expiring_lists
 from clipper.store.store import Store
+from clipper_container.backoff import Backoff
 from clipper_core.learning.label_feedback import Joined
 
 _log = logging.getLogger(__name__)
@@ -88,11 +90,13 @@ class AnswerRecords:
         self._fresh: deque[Answered] = deque(maxlen=limits.waiting_max)
         self._claims = _Claims()
         self._claiming = threading.Lock()
-        self._wake = threading.Event()
+        self._worker = Worker(
+            "clipper-answer-records", self._run, again=Backoff(AGAIN_S_MIN, AGAIN_S_MAX)
+        )
+        self._wake = WakeFlag(self._worker.stop)
         self._closing = False
         self._starting = threading.Lock()
         self._is_away = False
-        self._thread: threading.Thread | None = None
         self._sizes: OrderedDict[str, list[float]] = OrderedDict()  # bytes and end of each key
         self._bytes_max = limits.bytes_max
         self._checked_s, self._posted = float("-inf"), 0
@@ -123,11 +127,12 @@ class AnswerRecords:
     def start(self) -> None:
         """Start the thread that writes, if anything is to be written. Once."""
         with self._starting:  # a server may be closed while its store returns
-            if self.is_writing and self._thread is None and not self._closing:
-                self._thread = threading.Thread(
-                    target=self._run, name="clipper-answer-records", daemon=True
-                )
-                self._thread.start()
+            if self.is_writing and not (self._worker.is_started or self._closing):
+                self._worker.start()
+
+    def health(self) -> list[Health]:
+        """Return the state of the thread, if there is one."""
+        return [self._worker.health()] if self._worker.is_started else []
 
     def claim(self, found: Sequence[tuple[str, Joined]]) -> list[bool]:
         """Claim answers of this server that are taken for feedback; return which of them count.
@@ -161,12 +166,11 @@ class AnswerRecords:
 
     # -- writing
 
-    def _run(self) -> None:
-        pause_s = AGAIN_S_MIN
+    def _run(self, stop: Stop) -> None:
+        backoff = Backoff(AGAIN_S_MIN, AGAIN_S_MAX)
         write_s = monotonic() + self._limits.every_s
-        while not self._closing:
-            self._wake.wait(max(0.0, write_s - monotonic()))
-            self._wake.clear()
+        while not stop.requested:
+            self._wake.take(max(0.0, write_s - monotonic()))
             try:
                 self._write_claims()
                 if monotonic() >= write_s or len(self._fresh) >= BATCH_MAX:
@@ -174,13 +178,13 @@ class AnswerRecords:
                     write_s = monotonic() + self._limits.every_s
                 if self._is_away:
                     _log.info("records of answers are written to %s again", self._store.name)
-                self._is_away, pause_s = False, AGAIN_S_MIN
+                self._is_away = False
+                backoff.reset()
             except StoreError as error:
                 if not self._is_away:
                     _log.warning("records of answers wait for the store: %s", error)
                 self._is_away = True
-                write_s = monotonic() + pause_s
-                pause_s = min(2 * pause_s, AGAIN_S_MAX)
+                write_s = monotonic() + backoff.next_s()
             except Exception:
                 _log.exception("records of answers could not be written")
                 write_s = monotonic() + AGAIN_S_MAX
@@ -193,8 +197,8 @@ class AnswerRecords:
             self._claims = _Claims()
         try:
             free = self._lists.claim({key: sorted(some) for key, some in claims.numbers.items()})
-        except StoreError:
-            claims.done.set()  # nobody waits longer
+        except BaseException:  # also without memory: whoever waits is released
+            claims.done.set()
             with self._claiming:  # unless there are more than answers are remembered
                 if sum(map(len, self._claims.numbers.values())) < self._limits.waiting_max:
                     for key, some in claims.numbers.items():
@@ -299,9 +303,7 @@ class AnswerRecords:
         """
         with self._starting:
             self._closing = True
-        self._wake.set()
-        if self._thread is not None:
-            self._thread.join()
+        self._worker.end()
         try:
             self._write_claims()
             waiting = list(self._fresh)

@@ -17,9 +17,10 @@ from typing import Final
 
 import msgspec
 
+from clipper.errors import StoreConflict
 from clipper.serving.feedback.presence import NAMES
 from clipper.serving.feedback.stored_state import LEFT_OUT, resealed, unsealed
-from clipper.store.store import Compare, Put, Store
+from clipper.store.store import Store, Transaction
 
 LEARNED: Final = "feedback/learned/"  # by server: up to where all its observations are in states
 NUMBERS: Final = "feedback/left-out/"  # by server and state: where the state had more
@@ -78,8 +79,9 @@ class EndedServers:
 
     def leave_out(self, key: str, ended: Collection[str]) -> None:
         """Take the names of servers that have ended out of a state of the store. StoreError."""
-        for _ in range(TRIES):
-            record = self._store.get(key)
+
+        def decide(transaction: Transaction) -> None:
+            record = transaction.get(key)
             if record is None:
                 return
             try:
@@ -89,16 +91,17 @@ class EndedServers:
             names = [name for name in stored.applied if name in ended][:AT_ONCE_MAX]
             if not names:
                 return
-            puts = []
             for name in names:
                 number = stored.applied.pop(name)
                 number_key, learned = _keys(name, key)
+                # not a part of what must be unchanged: that number only grows
                 if number > _number(self._store, learned):
-                    puts.append(Put(number_key, msgspec.msgpack.encode(number)))
+                    transaction.put(number_key, msgspec.msgpack.encode(number))
             stored.applied[LEFT_OUT] = stored.applied.get(LEFT_OUT, 0) + 1
-            puts.append(Put(key, resealed(stored)))
-            if self._store.txn((Compare(key, record.revision),), puts).ok:
-                return
+            transaction.put(key, resealed(stored))
+
+        with contextlib.suppress(StoreConflict):  # it is left out the next time
+            self._store.transact(decide, tries=TRIES)
 
 
 def _keys(name: str, key: str) -> tuple[str, str]:

@@ -24,6 +24,7 @@ from typing import Final
 import msgspec
 
 from clipper import errors
+from clipper.component import Stop
 from clipper.errors import (
     AlreadyExists,
     ClipperError,
@@ -34,7 +35,8 @@ from clipper.errors import (
 )
 from clipper.serving.feedback.journal_records import packed, unpacked
 from clipper.serving.feedback.presence import LEASE_S, NODES, Presence
-from clipper.store.store import Compare, Delete, Get, Put, Record, Store, Watch
+from clipper.store.follower import Follower
+from clipper.store.store import Compare, Delete, Event, Get, Put, Record, Store
 from clipper.types import UserValue
 
 _log = logging.getLogger(__name__)
@@ -45,7 +47,6 @@ BYTES_MAX: Final = 768 << 10  # of a request
 NODES_MAX: Final = 16  # servers that the ids of one call are of
 # for a reply; then its server gets no request until its lease would have ended
 REPLY_S: Final = 3.0
-AGAIN_S_MIN, AGAIN_S_MAX = 0.1, 5.0
 _ID = re.compile("([0-9a-f]{8})-[0-9a-f]{1,16}")
 
 
@@ -111,11 +112,10 @@ class Forwarding:
             str, float
         ] = {}  # servers that did not reply, until when they get no request
         self._unsent: dict[str, Reply] = {}  # replies that the store has not taken yet
-        self._stop = threading.Event()
+        self._stop = Stop()
         self._starting = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._watch: Watch | None = None
-        self._is_listening = False
+        self._follower = Follower(store, self._inbox, self, name="clipper-forwarding")
+        self._has_listed = False
 
     # -- another server's answers
 
@@ -187,61 +187,61 @@ class Forwarding:
     def start(self, learn: Callable[[ForwardedFeedback], Reply]) -> None:
         """Hold the names, and learn feedback that other servers received. learn: called with it; it
         raises nothing. Raises AlreadyExists. A second call does nothing."""
-        if self._thread is None and not self._stop.is_set():
+        if not self._follower.is_started and not self._stop.requested:
             try:
                 self._presence.enter(self._stop)
             except StoreError as error:  # its thread tries again
                 _log.warning("feedback of other servers is not taken yet: %s", error)
             self._learn = learn
             with self._starting:  # a server may be closed while its store returns
-                if self._stop.is_set():
-                    return
-                self._thread = threading.Thread(
-                    target=self._run, name="clipper-forwarding", daemon=True
-                )
-                self._thread.start()
+                if not self._stop.requested:
+                    self._follower.start()
 
-    def _run(self) -> None:
-        again_s = AGAIN_S_MIN
-        while not self._stop.is_set():
-            try:
-                self._presence.enter(self._stop)
-                self._watch = watch = self._store.watch(self._inbox)
-                if self._stop.is_set():
-                    return
-                self._is_listening = True
-                again_s = AGAIN_S_MIN
-                self._receive(watch)
-            except AlreadyExists as error:
-                self._refused(str(error))
-                _log.error(
-                    "what is learned stays in the journal until this server is started again: %s",
-                    error,
-                )
-                return
-            except StoreError as error:
-                _log.info("feedback of other servers cannot be read: %s", error)
-            except Exception:
-                _log.exception("feedback of another server could not be taken")
-            finally:
-                self._is_listening = False
-                if self._watch is not None:
-                    self._watch.close()
-            self._stop.wait(again_s)
-            again_s = min(2 * again_s, AGAIN_S_MAX)
+    @property
+    def _is_listening(self) -> bool:
+        """Return whether replies are read at present."""
+        return self._has_listed and self._follower.trouble is None
 
-    def _receive(self, watch: Watch) -> None:
-        self._take_all()
-        while not self._stop.is_set() and not watch.closed and self._presence.is_held:
-            event = watch.next(1.0)
-            if event is not None and event.kind == "RESET":
-                self._take_all()
-            elif event is not None and event.kind == "PUT" and event.record is not None:
+    # -- a sink of the follower
+
+    @property
+    def known(self) -> int:
+        """Return 0: what is taken is deleted."""
+        return 0
+
+    def begin(self, stop: Stop) -> bool:
+        """Acquire the names of this server; end if another one that runs has them."""
+        self._has_listed = False
+        try:
+            self._presence.enter(stop)
+        except AlreadyExists as error:
+            self._refused(str(error))
+            _log.error(
+                "what is learned stays in the journal until this server is started again: %s",
+                error,
+            )
+            return False
+        return not stop.requested
+
+    def reset(self, records: Sequence[Record], revision: int) -> None:
+        """Take all requests and replies."""
+        self._has_listed = True
+        for record in records:
+            self._take(record)
+
+    def changed(self, events: Sequence[Event]) -> None:
+        """Take new requests and replies."""
+        for event in events:
+            if event.record is not None and not self._stop.requested:
                 self._take(event.record)
 
-    def _take_all(self) -> None:
-        for record in self._store.range(self._inbox)[0]:
-            self._take(record)
+    def poll(self) -> None:
+        """Start again when the names are lost."""
+        if not self._presence.is_held:
+            raise StoreError(
+                f"this server's names in {self._store.name} were lost.",
+                hint="They are taken again.",
+            )
 
     def _take(self, record: Record) -> None:
         kind, _, name = record.key.removeprefix(self._inbox).partition("/")
@@ -289,11 +289,8 @@ class Forwarding:
     def stop(self) -> None:
         """Take nothing more, and refuse those that wait. Idempotent."""
         with self._starting:
-            self._stop.set()
-        if self._watch is not None:
-            self._watch.close()
-        if self._thread is not None:
-            self._thread.join()
+            self._stop.request()
+        self._follower.end()
         for waiting in list(self._waiting.values()):
             waiting.done.set()
 

@@ -5,10 +5,9 @@ from typing import Final
 
 import numpy as np
 
-from clipper.errors import InvalidInput
+from clipper.errors import DoesNotFit, InvalidInput
 from clipper.selection import Truth
 from clipper.selection.learning.batch_learning import Column, column_of
-from clipper.selection.policy import is_number
 from clipper.serving.feedback.states import check_user
 from clipper.store.journal import RECORD_BYTES_MAX
 from clipper.types import UserValue
@@ -160,27 +159,43 @@ def user_of(user: str | None) -> str | None:
 
 def fitted_label(label: UserValue, outputs: Iterable[UserValue]) -> UserValue:
     """Return a label in the type of the outputs, so that equal values are equal: 3.0 becomes 3 if
-    they are whole numbers, and 3 becomes 3.0 if they are floats. Raises InvalidInput for a
-    number that can be no label of theirs.
+    they are whole numbers, 3 becomes 3.0 if they are floats, and True and 1 stand for each other.
+    Raises DoesNotFit for what can be no label of theirs: text where they are numbers, or 3.5
+    where they are whole.
     """
-    kind = type(label)
-    if kind is not float and kind is not int and kind is not np.ndarray:
-        return label
-    whole = number = False
+    kinds: set[str] = set()
+    whole = floats = False
     reported = None
     for reported in outputs:
-        whole = whole or (type(reported) is int or isinstance(reported, np.integer))
-        number = number or is_number(reported)
-    if reported is None or (kind is int and not number) or (kind is not int and number):
+        kinds.add(_kind_of(reported))
+        whole = whole or isinstance(reported, int | np.integer)
+        floats = floats or isinstance(reported, float | np.floating)
+    if isinstance(label, bool | np.bool_) and "a number" in kinds and "a truth value" not in kinds:
+        label = int(label)
+    kind = _kind_of(label)
+    if kind == "a number" and kinds == {"a truth value"} and label in (0, 1):
+        return bool(label)
+    if kind in kinds and (kind != "a number" or floats + whole == 2):
         return label
-    if kind is int:
+    if kind in kinds and isinstance(label, int):
         return label if whole else float(label)
-    if kind is float and whole and label.is_integer():
-        return int(label)
-    raise InvalidInput(
+    if kind in kinds and isinstance(label, float) and (floats or label.is_integer()):
+        return label if floats else int(label)
+    if not kinds:
+        return label
+    raise DoesNotFit(
         f"label={_shown(label)}: the models give {type(reported).__name__}, which it can never be.",
         hint="Give the label in the type of the outputs.",
     )
+
+
+def _kind_of(value: UserValue) -> str:
+    """Return the kind of a value; only values of one kind can be equal."""
+    if isinstance(value, bool | np.bool_):
+        return "a truth value"
+    if isinstance(value, int | float | np.integer | np.floating):
+        return "a number"
+    return "an array" if isinstance(value, np.ndarray) else type(value).__name__
 
 
 def fitted_column(labels: Column, outputs: Sequence[Column]) -> Column:
@@ -190,6 +205,14 @@ def fitted_column(labels: Column, outputs: Sequence[Column]) -> Column:
         isinstance(reported, np.ndarray) and reported.ndim == 1 for reported in outputs
     ):
         kinds = {reported.dtype.kind for reported in outputs}
+        if labels.dtype.kind == "b" and kinds and kinds <= set("iuf"):
+            return labels.astype(np.float64 if kinds == {"f"} else np.int64)
+        if kinds == {"b"} and labels.dtype.kind in "iuf":
+            if (wrong := ~np.isin(labels, (0, 1))).any():
+                return fitted_label(labels[wrong][0].item(), [True])  # raises
+            return labels.astype(bool)
+        if len(labels) and kinds and (labels.dtype.kind == "b") != ("b" in kinds):
+            return fitted_label(labels[0].item(), [reported[0].item() for reported in outputs])
         if labels.dtype.kind == "f" and kinds <= set("iu") and kinds:
             if (wrong := labels != np.floor(labels)).any():
                 return fitted_label(float(labels[wrong][0]), [0])  # raises

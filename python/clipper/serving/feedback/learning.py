@@ -2,12 +2,15 @@
 those that share the store.
 """
 
+import contextlib
 import logging
+import re
 import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from clipper.errors import ClipperError
+from clipper.component import Health
+from clipper.errors import ClipperError, ConfigError
 from clipper.metrics.stats import FeedbackStats
 from clipper.selection import Policy, create_policy
 from clipper.serving.feedback.answer_records import AnswerRecords, RecordLimits
@@ -15,9 +18,11 @@ from clipper.serving.feedback.ended_servers import EndedServers
 from clipper.serving.feedback.forwarding import ForwardedFeedback, Forwarding, Reply
 from clipper.serving.feedback.journal_records import read
 from clipper.serving.feedback.presence import Presence
+from clipper.serving.feedback.state_sync import StoreTrust
 from clipper.serving.feedback.states import Learner, Seen, States
 from clipper.serving.feedback.window import FeedbackWindow
 from clipper.settings.server import FeedbackSettings
+from clipper.state_dir import write_private
 from clipper.store.journal import Journal
 from clipper.store.memory import MemoryStore
 from clipper.store.sqlite import SqliteStore
@@ -27,6 +32,7 @@ from clipper.types import VersionedModel
 _log = logging.getLogger(__name__)
 
 STATES_FILE = "learned.db"
+_NAME = re.compile(r"[\w.-]{1,64}")  # of a server, made by it or set by an operator
 
 
 class Learning:
@@ -35,7 +41,7 @@ class Learning:
 
     Where the store is memory and there is a folder, states are kept in a file of that folder, of at
     most `bytes_max` bytes (0: no limit): the journal forgets what has been written to the store,
-    which has to outlive the process.
+    which has to outlive the process. trust: whether the store is the one that is known here.
     """
 
     def __init__(
@@ -45,6 +51,7 @@ class Learning:
         settings: FeedbackSettings,
         shared: bool = False,
         bytes_max: int = 0,
+        trust: StoreTrust | None = None,
     ) -> None:
         self.node = secrets.token_hex(4)  # part of the ids of the answers of this process
         mode = "memory" if folder is None else settings.journal
@@ -70,6 +77,7 @@ class Learning:
             not in_memory,
             EndedServers(store, name, settings.ended_s) if shared else None,
             alone=self.journal.mode == "memory" and not shared,
+            trust=None if in_memory else trust,
         )
         self._forwarding: Forwarding | None = None
         if shared:
@@ -93,6 +101,7 @@ class Learning:
             settings.window_bytes_max,
             forwarding=self._forwarding,
             keep=self.records.add if self.records is not None and writes else None,
+            node=self.node,
         )
 
     def learner(
@@ -154,15 +163,21 @@ class Learning:
             "journal_records": journal.last,
         }
 
+    def health(self) -> list[Health]:
+        """Return the states of the threads that were started."""
+        records = [] if self.records is None else self.records.health()
+        return [*self.states.health(), *records]
+
     def close(self) -> None:
-        """Write what is not written yet, and stop."""
-        if self._forwarding is not None:
-            self._forwarding.stop()
-            self._leave_answers()
-            self._forwarding.close()
-        self.states.close()
-        if self._file is not None:
-            self._file.close()
+        """Write what is not written yet, and stop. An error of one step does not stop the next."""
+        with contextlib.ExitStack() as stack:
+            if self._file is not None:
+                stack.callback(self._file.close)
+            stack.callback(self.states.close)
+            if self._forwarding is not None:
+                stack.callback(self._forwarding.close)
+                stack.callback(self._leave_answers)
+                stack.callback(self._forwarding.stop)
 
     def _leave_answers(self) -> None:
         if self.records is not None and (count := self.records.leave(self.window)):
@@ -175,9 +190,21 @@ def _name_in(folder: Path | None) -> str:
     if folder is None:
         return secrets.token_hex(8)
     path = folder / "node"
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        fresh = folder / "node.new"
-        fresh.write_text(secrets.token_hex(8) + "\n")
-        fresh.replace(path)  # wholly, or not at all
-    return path.read_text().strip()
+    try:
+        if not path.exists():
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_private(path, f"{secrets.token_hex(8)}\n".encode())
+        name = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise _no_name(path, getattr(error, "strerror", None) or "it is no text") from None
+    if _NAME.fullmatch(name) is None:
+        raise _no_name(path, "it is no name")
+    return name
+
+
+def _no_name(path: Path, why: str) -> ConfigError:
+    hint = (
+        "Restore it. Or remove it together with the folder `journal`: feedback that the store lacks"
+        " is lost then."
+    )
+    return ConfigError(f"this server's name {path} cannot be read: {why}.", hint=hint)

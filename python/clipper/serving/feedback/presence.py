@@ -8,13 +8,13 @@ held by another that lives, as after a folder was copied, is refused.
 """
 
 import os
-import threading
 import time
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from clipper.component import Stop
 from clipper.errors import AlreadyExists, StoreError
 from clipper.store.lease import Lease
 from clipper.store.store import ABSENT, Compare, Get, Put, Store
@@ -60,7 +60,7 @@ class Presence:
         """Return whether this server holds the names, by a lease that lives."""
         return self._lease is not None and self._lease.alive
 
-    def enter(self, stop: threading.Event) -> None:
+    def enter(self, stop: Stop) -> None:
         """Hold the names. One that the same folder held before, locked as it is, is taken over at
         once; that of another is waited for as long as its lease lives. Raises AlreadyExists when it
         is renewed meanwhile, StoreError.
@@ -75,7 +75,7 @@ class Presence:
             raise
         self._lease = lease.renew_in_background()
 
-    def _claim(self, lease: Lease, stop: threading.Event) -> None:
+    def _claim(self, lease: Lease, stop: Stop) -> None:
         key, own = NAMES + self._name, Holder(self.node, _identity(self._folder))
         puts = (
             Put(key, msgspec.msgpack.encode(own), lease.id),
@@ -94,7 +94,7 @@ class Presence:
             if holder.folder == own.folder and revision != record.revision:
                 revision = record.revision
                 continue
-            if time.monotonic() > give_up or stop.is_set():
+            if time.monotonic() > give_up or stop.requested:
                 raise AlreadyExists(
                     f"another server that is running learns under the name {self._name} in"
                     f" {self._store.name}.",

@@ -7,10 +7,18 @@ behind that, each with the number of the last observation in it. After a crash t
 observations are applied again: exactly those, because the number travels with the state.
 
 A context (a user, a session, a region) that is new starts from what all contexts of the application
-have taught together, with little evidence behind it: from nothing it would be worse off than with
-one state for all. So every observation of a context teaches two states, its own and the shared one.
+have learned together, with little evidence behind it: from nothing it would be worse off than with
+one state for all. So every observation of a context goes into two states, its own and the shared
+one.
 Until its first observation it follows the shared one; so what becomes of it depends on the journal
-alone, not on when it was first used.
+alone, not on when it was first used. All that follow it read one state, which the first reader
+makes after a change of the shared one, without a lock.
+
+A state belongs to a set of models and a family of policies. The states of another set begin, and
+until their first observation follow, what the nearest set has learned of the same context: in
+memory, or in the store, where a record lists the sets (model_sets.py). Settings of one policy share
+their states; two policies never do, so that a policy can be changed while feedback for answers of
+the old one still comes.
 
 Two servers on one store never overwrite each other: a write that meets a newer revision merges
 (policy.merge over the state that both began with) and tries again. A write whose answer was lost
@@ -29,12 +37,13 @@ import hashlib
 import logging
 import threading
 import urllib.parse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
 import msgspec
 
-from clipper.errors import InvalidInput, Overloaded, StoreError
+from clipper.component import Health
+from clipper.errors import InvalidInput, Overloaded, PolicyFailed, StoreError
 from clipper.selection import Observation, Plan, Policy, Truth
 from clipper.selection.learning.batch_learning import (
     Column,
@@ -45,16 +54,26 @@ from clipper.selection.learning.batch_learning import (
     observe_rows,
 )
 from clipper.selection.learning.learned_state import LearnedState
+from clipper.selection.model_changes import with_models
 from clipper.selection.policies.stateless_policy import learns
 from clipper.selection.policy import Predictions, State
 from clipper.serving.feedback.ended_servers import EndedServers
 from clipper.serving.feedback.journal_records import head_of
-from clipper.serving.feedback.state_sync import StateSync
-from clipper.serving.feedback.stored_state import PREFIX, SHARED, Held, unsealed
+from clipper.serving.feedback.model_sets import Models, ModelSets
+from clipper.serving.feedback.state_sync import StateSync, StoreTrust
+from clipper.serving.feedback.stored_state import (
+    LATEST,
+    PREFIX,
+    SHARED,
+    StateOrigin,
+    publish,
+    unsealed,
+)
 from clipper.store.journal import Journal
-from clipper.store.store import ABSENT, Record, Store
+from clipper.store.store import ABSENT, Get, Record, Store
 from clipper.types import VersionedModel
 from clipper_core.learning.label_feedback import LabelCounts, LabelSteps
+from clipper_core.learning.policy_states import Held
 
 USER_CHARS_MAX: Final = 512  # of the name of a user
 
@@ -87,11 +106,16 @@ class FeedbackObserver(Protocol):
 
 
 class Learner:
-    """One application's policy over one set of models. Threads: any."""
+    """One application's policy over one set of models. Threads: any.
+
+    Learners whose policies differ in nothing but their settings have the same states. The newest of
+    them reads and writes those.
+    """
 
     __slots__ = (
         "_all",
         "_dirty",
+        "_first",
         "_held",
         "_long",
         "_node",
@@ -103,7 +127,9 @@ class Learner:
         "place",
         "policy",
         "prefix",
+        "sets",
         "shared",
+        "shared_origin",
         "states",
         "steps",
         "text",
@@ -113,17 +139,19 @@ class Learner:
     def __init__(
         self,
         states: "States",
-        application: str,
+        sets: ModelSets,
         text: str,
         policy: Policy,
-        models: Sequence[VersionedModel],
+        models: Models,
     ) -> None:
+        application = sets.application
         self.application, self.text, self.policy, self.models = (
             application,
             text,
             policy,
-            tuple(models),
+            models,
         )
+        self.sets = sets
         self.states, self._dirty, self._node = states, states.dirty, states.node
         self.learns = learns(policy)
         self.native_update = native_update_of(policy)
@@ -131,12 +159,19 @@ class Learner:
         self._all = tuple(range(len(self.models)))
         self.head = head_of(application, text, self.models)  # of its records
         self.watcher: FeedbackObserver | None = None
-        self.prefix = f"{PREFIX}{application}/{set_id(models)}/"
+        self.prefix = sets.prefix_of(models)
+        self.shared_origin = StateOrigin(models, None, is_shared=True)
+        # the shared state, and what users without an observation have while it is that
+        self._first: tuple[State, State] | None = None
         self._held: dict[str, Held] = {}
         self._long: dict[
             str, str
         ] = {}  # contexts whose names are too long for a key, by what stands in its place
-        self.shared = self.held(SHARED)
+        self.shared: Held
+        if models in sets.learners:
+            self.share(sets.learners[models])
+        else:
+            self.shared = self.held(SHARED)
         self.steps = LabelSteps(
             self,
             states.lock,
@@ -162,23 +197,73 @@ class Learner:
     def state(self, user: str | None) -> State:
         """Return the context's state, made at first use."""
         if not user or not self.learns:
+            if self.shared.prior is not None:
+                self._follow(SHARED, self.shared)
             return self.shared.state
         held = self._held.get(user)
         if held is None:
             if self.states.is_full():
-                return self.policy.init(self.models, self.shared.state)
+                return self.first_state()
             held = self.held(user)
         held.touched = True
-        if held.prior is not None and held.prior is not self.shared.state:
-            self._follow(held)
-        return held.state
+        prior = held.prior
+        if prior is LATEST and held.origin is not None:
+            return self.first_state()
+        if prior is not None:
+            self._follow(user, held)
+        state = held.state
+        return self.first_state() if state is LATEST else state
 
-    def _follow(self, held: Held) -> None:
-        """Begin anew from the shared state as it is now."""
+    def first_state(self) -> State:
+        """Return the state of all users without an observation: made once a version of the shared
+        state.
+
+        Takes no lock: threads that come at the same time may each make it, and have equal ones.
+        Nobody learns into it: the first observation of a user makes a state of its own.
+        """
+        shared = self.shared.state if self.shared.prior is None else self.state(None)
+        first = self._first
+        if first is None or first[0] is not shared:
+            first = (shared, self.policy.init(self.models, shared))
+            self._first = first
+        return first[1]
+
+    def _follow(self, user: str, held: Held) -> None:
+        """Start again from the state that this one follows, as it is now."""
+        if self._is_current(held):
+            return
         with self.states.lock:
-            if held.prior is not None:
-                held.prior = self.shared.state
-                held.state = held.base = self.policy.init(self.models, held.prior)
+            if held.prior is None:
+                return
+            if held.origin is None:
+                self.states.start_state(self, user, held)
+                return
+            source = held.origin.held
+            if source is not None and source.state is not held.prior:
+                held.prior = source.state
+                publish(held, self.started_from(held.origin, source.state))
+                held.base = held.state
+
+    def _is_current(self, held: Held) -> bool:
+        """Return whether a state equals the one that it follows."""
+        origin = held.origin
+        if origin is None:
+            return False
+        return origin.held is None or origin.held.state is held.prior
+
+    def started_from(self, origin: StateOrigin, state: State) -> State:
+        """Return the first state of one that begins from that of another set of models. One that
+        the policy cannot convert is left out, and its error is logged."""
+        try:
+            return with_models(self.policy, state, origin.models, self.models)
+        except PolicyFailed as error:
+            _log.error(
+                "application %r begins anew with %s: %s",
+                self.application,
+                ", ".join(map(str, self.models)),
+                error,
+            )
+            return self.policy.init(self.models)
 
     def held(self, user: str) -> Held:
         """Return the context's state, loaded or made at first use."""
@@ -204,6 +289,26 @@ class Learner:
         or is another policy's."""
         return self.states.read(self, record)
 
+    def merged(self, base: State, mine: State, theirs: State) -> State:
+        """Return what both know, over what both began with; `mine`, and an error in the log, if the
+        policy cannot merge them."""
+        try:
+            return self.policy.merge(base, mine, theirs)
+        except Exception:
+            _log.exception("policy %r of %r could not merge", self.text, self.application)
+            return mine
+
+    def share(self, other: "Learner") -> None:
+        """Use the states of a learner whose policy differs in its settings only."""
+        self._held, self._long = other._held, other._long
+        self.shared = other.shared
+
+    def following(self) -> Iterator[tuple[str, Held]]:
+        """Yield the contexts in memory that have no observation of their own."""
+        for user, held in self._held.items():
+            if held.prior is not None:
+                yield user, held
+
     def resume(self) -> None:
         """Load the states from the store. The caller holds the lock of the states.
 
@@ -218,7 +323,7 @@ class Learner:
 
     def key(self, user: str) -> str:
         """Return the key of a context's state in the store."""
-        return self.prefix + ("u:" + _short(user) if user else "shared")
+        return self.prefix + name_of(user)
 
     def user_of(self, name: str) -> str | None:
         """Return the context that a key names; None if it is not in memory."""
@@ -245,9 +350,9 @@ class Learner:
             return
         try:
             if isinstance(seen, ObservationRows):
-                held.state = observe_rows(self.policy, held.state, seen)
+                publish(held, observe_rows(self.policy, held.state, seen))
             else:
-                held.state = observe(self.policy, held.state, seen, self.native_update)
+                publish(held, observe(self.policy, held.state, seen, self.native_update))
             if user:
                 self.count_user(user, seen)
         except Exception:  # it learns nothing of it, now and whenever the journal is read again
@@ -267,7 +372,7 @@ class Learner:
     def count_user(self, user: str, seen: Seen) -> None:
         """Count what the shared state has learned for how much users differ. Under the lock of the
         states."""
-        self.shared.state = count_user(self.policy, self.shared.state, user, seen)
+        publish(self.shared, count_user(self.policy, self.shared.state, user, seen))
 
     def ready(self, context: str) -> Held:
         """Return a context's state, about to learn. Under the lock of the states."""
@@ -276,8 +381,12 @@ class Learner:
             held = self.held(context)
         held.touched = True
         if held.prior is not None:
-            self._follow(held)
-            held.prior = None
+            self._follow(context, held)
+            if held.state is LATEST:
+                publish(held, self.policy.init(self.models, self.state(None)))
+                held.base = held.state
+            held.prior = held.origin = None
+            self.states.has_started(self, context)
         return held
 
     def admit(self, user: str) -> None:
@@ -299,7 +408,7 @@ class Learner:
 
 
 class States:
-    """Threads: any. All learners of a server, their journal and their place in the store.
+    """All learners of a server, with their journal and their states in the store. Threads: any.
 
     node: this server's name among those that share the store; the same after a restart, if it has a
     state folder. states_max: contexts kept in memory; beyond it those that were not used lately go:
@@ -308,7 +417,7 @@ class States:
     Overloaded.  follows: whether other servers may write to the store.  ended: leaves servers that
     have ended out of the states; None where no other server learns.  alone: whether all other names
     in states are of earlier lives of this server, whose journals do not exist any more; they are
-    left out.
+    left out.  trust: see StateSync.
     """
 
     def __init__(
@@ -321,6 +430,7 @@ class States:
         follows: bool = False,
         ended: EndedServers | None = None,
         alone: bool = False,
+        trust: StoreTrust | None = None,
     ) -> None:
         self._alone = alone
         self.lock = threading.RLock()
@@ -330,12 +440,13 @@ class States:
         self._store = store
         self._states_max = states_max
         self._learners: dict[tuple[str, str, tuple[VersionedModel, ...]], Learner] = {}
-        self._by_prefix: dict[str, list[Learner]] = {}
+        self._by_prefix: dict[str, Learner] = {}  # the newest of those with the same states
+        self._sets: dict[str, dict[str, ModelSets]] = {}  # by application, by family
         self._ring: list[
             tuple[Learner, str]
         ] = []  # the contexts in memory, as a clock whose hand looks for one to forget
         self._hand = 0
-        self._sync = StateSync(self, store, write_s, follows, ended)
+        self._sync = StateSync(self, store, write_s, follows, ended, trust)
         self._reader: threading.Thread | None = None
         self._hurried = False  # once it is up, nobody waits for the store
         self._away = False  # since the start
@@ -348,26 +459,51 @@ class States:
     ) -> Learner:
         """Return the learner of an application as it is now.
 
-        A new set of models inherits what the previous set has learned.
+        A new set of models begins with what the nearest set has learned.
         """
         key = (application, text, tuple(sorted(set(models))))
         with self.lock:
-            if key not in self._learners:
-                learner = self._learners[key] = Learner(self, application, text, policy, key[2])
-                self._by_prefix.setdefault(learner.prefix, []).append(learner)
-            return self._learners[key]
+            learner = self._learners.get(key)
+            if learner is None:
+                sets = self._sets_of(application, _family(text, policy), learns(policy))
+                learner = self._learners[key] = Learner(self, sets, text, policy, key[2])
+                self._by_prefix[learner.prefix] = sets.learners[key[2]] = learner
+            return learner
+
+    def _sets_of(self, application: str, family: str, learns: bool) -> ModelSets:
+        families = self._sets.setdefault(application, {})
+        if family not in families:
+            sets = ModelSets(application, family)
+            if learns:
+                self._read_list(sets)
+            families[family] = sets
+        return families[family]
+
+    def _read_list(self, sets: ModelSets) -> None:
+        """Read which sets of models the store lists."""
+        try:
+            sets.read(self._read((sets.key,))[0])
+        except StoreError as error:
+            if not self._hurried:
+                raise
+            _log.warning("what %r has learned is looked for later: %s", sets.application, error)
+
+    def newest(self, learner: Learner) -> Learner:
+        """Return the learner that reads and writes the states of this one."""
+        return self._by_prefix[learner.prefix]
 
     def holders(self, key: str) -> Iterator[tuple[Learner, str]]:
-        """Yield the learners that hold the state of that key, and its context. Under the lock."""
+        """Yield the learner that holds the state of that key, and its context. Under the lock."""
         prefix, _, name = key.rpartition("/")
-        for learner in self._by_prefix.get(prefix + "/", ()):
-            user = SHARED if name == "shared" else learner.user_of(name.removeprefix("u:"))
+        learner = self._by_prefix.get(prefix + "/")
+        if learner is not None:
+            user = _context_in(learner, name)
             if user is not None and learner.known(user) is not None:
                 yield learner, user
 
     def all(self) -> Iterator[tuple[str, Held]]:
         """Yield the keys and states in memory of policies that learn. Under the lock."""
-        for learner in self._learners.values():
+        for learner in self._by_prefix.values():
             if learner.learns:
                 for user in learner.users():
                     yield learner.key(user), learner.held(user)
@@ -375,42 +511,173 @@ class States:
     def load(self, learner: Learner, user: str) -> Held:
         """Return a state from the store; else one from what a related set or the shared state
         knows; else a new one."""
-        record, late = None, False
+        held = Held(None, None, ABSENT, {})
+        return self.start_state(learner, user, held, learner.key(user))
+
+    def start_state(self, learner: Learner, user: str, held: Held, key: str = "") -> Held:
+        """Return a state from the store; `held`, which has no observation of its own, begins from
+        what the nearest set has learned of the context, else from the shared state, else as a new
+        one. Under the lock.
+
+        key: of the state in the store; empty: it is not there.
+        """
+        sets, name = learner.sets, name_of(user)
+        others = [other for other in sets.nearest(learner.models) if learner.learns]
+        away = [
+            sets.prefix_of(other) + name for other in others if not self._knows(sets, other, user)
+        ]
+        found: dict[str, Record] = {}
+        own = [key] if key else []
         try:
-            record = self._get(learner.key(user))
+            records = self._read((*own, *away)) if own or away else ()
+            found = {record.key: record for record in records if record is not None}
+            if key and (key not in found or not user):
+                for earlier in sets.earlier_keys(learner.models, name):
+                    if (record := self._read((earlier,))[0]) is not None:
+                        own.append(earlier)
+                        found[earlier] = record
+                        sets.has_earlier(learner.models)
         except StoreError as error:
             if not self._hurried:
                 raise
             _log.warning("a context of %r begins as a new one: %s", learner.application, error)
-            late = True
-        if record is not None and (held := self.read(learner, record)) is not None:
-            if not self._hurried:
-                self._sync.complete(learner.key(user), held)
-            return held
-        revision = record.revision if record else ABSENT
-        state = self._related(learner, user)
-        if state is not None:
-            held = Held(state, state, revision, {})
+            held.is_late = True
+            self.dirty[learner, user] = None  # so that it is merged
+            if held.prior is not None:  # it continues from its prior
+                is_shared = held.state is LATEST
+                held.origin = StateOrigin(learner.models, None, is_shared=is_shared)
+                return held
+        if key in found:
+            held.revision = found[key].revision
+        for each in own:
+            stored = self.read(learner, found[each]) if each in found else None
+            if stored is not None:
+                if not self._hurried:
+                    self._sync.complete(each, stored)
+                if each != key:
+                    stored.revision = held.revision
+                self.has_started(learner, user)
+                return stored
+        held.origin, prior = self._origin(learner, user, others, found)
+        if prior is None:
+            state = learner.policy.init(learner.models)
+        elif prior is LATEST:
+            state = LATEST
         else:
-            prior = learner.shared.state if user else None
-            state = learner.policy.init(learner.models, prior)
-            held = Held(state, state, revision, {}, prior=prior)
-        if late:
-            self.dirty[(learner, user)] = None  # to be merged
+            state = learner.started_from(held.origin, prior)
+        publish(held, state)
+        held.base = held.state
+        if learner.learns:
+            held.prior = state if prior is None else prior
         return held
 
-    def _get(self, key: str) -> Record | None:
-        """Read a record of the store: of one on another host, once this server is up, within
+    def _knows(self, sets: ModelSets, models: Models, user: str) -> bool:
+        """Return whether the state of a context is in memory."""
+        learner = sets.learners.get(models)
+        return learner is not None and learner.known(user) is not None
+
+    def _origin(
+        self, learner: Learner, user: str, others: Sequence[Models], found: Mapping[str, Record]
+    ) -> tuple[StateOrigin, State]:
+        """Return where a state begins, and the state there: None if there is nothing, LATEST for
+        the shared one."""
+        for models in others:
+            other = learner.sets.learners.get(models)
+            theirs = None if other is None else other.known(user)
+            if theirs is not None:
+                if theirs.prior is None and theirs.applied:
+                    return StateOrigin(models, theirs), theirs.state
+                continue
+            record = found.get(learner.sets.prefix_of(models) + name_of(user))
+            stored = None if record is None else self.read(learner, record)
+            if stored is not None:
+                return StateOrigin(models, None), stored.state
+        if not user:
+            return StateOrigin(learner.models, None), None
+        return learner.shared_origin, LATEST
+
+    def catch_up(self, learner: Learner, user: str, held: Held) -> None:
+        """Read what a state that began while the store did not answer would have started from.
+        Raises StoreError."""
+        if not learner.sets.is_read:
+            record = self._store.get(learner.sets.key)
+            with self.lock:
+                learner.sets.read(record)
+        others = learner.sets.nearest(learner.models)
+        away = [learner.sets.prefix_of(other) + name_of(user) for other in others]
+        records = self._store.txn((), [Get(key) for key in away]).results if away else ()
+        found = {record.key: record for record in records if record is not None}
+        with self.lock:
+            held.is_late = False
+            if held.prior is not None:
+                held.origin = None
+                return
+            origin, prior = self._origin(learner, user, others, found)
+            if prior is not None and not origin.is_shared:
+                started = learner.started_from(origin, prior)
+                publish(held, learner.merged(held.base, held.state, started))
+                held.base = started
+
+    def has_started(self, learner: Learner, user: str) -> None:
+        """Make the states of other sets that follow the state of a context search again for their
+        origin. Under the lock."""
+        for other in learner.sets.learners.values():
+            held = None if other.prefix == learner.prefix else other.known(user)
+            if held is not None and held.prior is not None:
+                held.origin = None
+
+    def on_record(self, record: Record) -> None:
+        """Note that another server wrote a state that is not in memory, or a list of sets. Under
+        the lock."""
+        prefix, _, name = record.key.rpartition("/")
+        application = prefix.removeprefix(PREFIX).rpartition("/")[0]
+        for sets in self._sets.get(application, {}).values():
+            if record.key == sets.key:
+                sets.read(record)
+            elif sets.has(prefix + "/"):
+                for other in sets.learners.values():
+                    user = _context_in(other, name)
+                    held = None if user is None else other.known(user)
+                    if held is not None and held.prior is not None:
+                        held.origin = None
+
+    def _all_sets(self) -> list[ModelSets]:
+        return [
+            sets
+            for families in self._sets.values()
+            for sets in families.values()
+            if any(learner.learns for learner in sets.learners.values())
+        ]
+
+    def lists(self) -> list[str]:
+        """Return the keys of the lists of sets of policies that learn. Under the lock."""
+        return [sets.key for sets in self._all_sets()]
+
+    def forget_list(self, key: str) -> None:
+        """Note that the store has lost a list of sets, so that it is written again. Under the
+        lock."""
+        for sets in self._all_sets():
+            if sets.key == key:
+                sets.read(None)
+
+    def check_origins_again(self) -> None:
+        """Make all states without an observation search again for their origin. Under the lock."""
+        for learner in self._by_prefix.values():
+            for _, held in learner.following():
+                held.origin = None
+
+    def _read(self, keys: Sequence[str]) -> Sequence[Record | None]:
+        """Read records of the store: of one on another host, once this server is up, within
         READ_S."""
         if not (self._hurried and self._store.remote):
-            return self._store.get(key)
+            return self._read_now(keys)
         if self._reader is not None and self._reader.is_alive():
             raise StoreError(f"store {self._store.name} has not answered yet.")
-        found: list[Record | StoreError | None] = []
+        found: list[Sequence[Record | None] | StoreError] = []
 
         def read() -> None:
             try:
-                found.append(self._store.get(key))
+                found.append(self._read_now(keys))
             except StoreError as error:
                 found.append(error)
 
@@ -424,6 +691,11 @@ class States:
         if isinstance(found[0], StoreError):
             raise found[0]
         return found[0]
+
+    def _read_now(self, keys: Sequence[str]) -> Sequence[Record | None]:
+        if len(keys) == 1:
+            return (self._store.get(keys[0]),)
+        return self._store.txn((), [Get(key) for key in keys]).results
 
     def read(self, learner: Learner, record: Record) -> Held | None:
         """Return the state of a record; None if it is of another policy, or cannot be read."""
@@ -440,24 +712,10 @@ class States:
         own = stored.applied.get(self.node, 0)
         self.journal.skip_to(own)
         applied = {self.node: own} if self._alone else stored.applied
-        return Held(state, state, record.revision, applied, own=own)
-
-    def _related(self, learner: Learner, user: str) -> State:
-        """Return the state of the set of models of the same application and policy that has most in
-        common with this one."""
-        others = [
-            other
-            for other in self._learners.values()
-            if (other.application, other.text) == (learner.application, learner.text)
-            and other.models != learner.models
-        ]
-        fitting = getattr(learner.policy, "fitted", None)
-        if not others or fitting is None:
-            return None
-        nearest = max(reversed(others), key=lambda other: _in_common(other.models, learner.models))
-        if _in_common(nearest.models, learner.models) == 0 or (user and user not in nearest._held):
-            return None
-        return fitting(nearest.held(user).state, learner.models)
+        found = Held(None, None, record.revision, applied, own=own)
+        publish(found, state)
+        found.base = found.state
+        return found
 
     def keep(self, learner: Learner, user: str) -> None:
         """Note that a context was loaded. Another one is removed from memory if there are too many.
@@ -568,11 +826,16 @@ class States:
             if self.journal.mode != "memory":
                 self._hurried = False
                 try:
-                    for learner in self._learners.values():
+                    for learner in self._by_prefix.values():
                         learner.resume()
                 except BaseException:
                     self._hurried = True
                     raise
+                for learner in self._learners.values():
+                    learner.share(self.newest(learner))
+                for sets in self._all_sets():
+                    self._read_list(sets)
+                self.check_origins_again()
                 self.dirty.clear()
             self._away = False
             count = self.replay(read) if self.journal.mode != "memory" else 0
@@ -598,10 +861,14 @@ class States:
         StoreError."""
         self._sync.flush()
 
+    def health(self) -> list[Health]:
+        """Return the states of the threads that write and follow."""
+        return self._sync.health()
+
     def close(self) -> None:
         """Write what is not written yet. Idempotent."""
-        self._sync.close()
         try:
+            self._sync.close()
             for _ in range(3):  # a merge needs another round
                 if self.dirty and not self._away:
                     self.flush()
@@ -609,17 +876,30 @@ class States:
                 self.flush()  # records that all is there
         except StoreError as error:
             _log.warning("selection states stay in the journal: %s", error)
-        self.journal.close()
+        except Exception:
+            _log.exception("selection states stay in the journal")
+        finally:
+            self.journal.close()
 
 
 def _labelled(plan: Plan, arrived: Predictions, label: object, answer: object) -> Observation:
     return Observation(plan, arrived, Truth(label), answer)
 
 
-def set_id(models: Sequence[VersionedModel]) -> str:
-    """Return an id of a set of models; their order does not matter."""
-    names = "\n".join(sorted({str(model) for model in models}))
-    return hashlib.blake2b(names.encode(), digest_size=12).hexdigest()
+def name_of(user: str) -> str:
+    """Return the last part of the key of a context's state."""
+    return "u:" + _short(user) if user else "shared"
+
+
+def _context_in(learner: Learner, name: str) -> str | None:
+    """Return the context of the last part of a key; None for a long one that is not in memory."""
+    return SHARED if name == "shared" else learner.user_of(name.removeprefix("u:"))
+
+
+def _family(text: str, policy: Policy) -> str:
+    """Return the name that policies with the same kind of states share: of the class, and the one
+    that it gives itself."""
+    return f"{text.partition('(')[0].strip()} {policy.name}"
 
 
 def check_user(user: str) -> None:
@@ -648,7 +928,3 @@ def _short(user: str) -> str:
         if len(quoted) <= 256
         else "#" + hashlib.blake2b(user.encode(), digest_size=16).hexdigest()
     )
-
-
-def _in_common(some: Sequence[VersionedModel], others: Sequence[VersionedModel]) -> int:
-    return len({model.name for model in some} & {model.name for model in others})

@@ -2,17 +2,31 @@
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
 from clipper.selection import Policy
+from clipper.selection.learning.learned_state import LearnedState, on_block
 from clipper.selection.policy import State
 from clipper.types import VersionedModel
+from clipper_core.learning.policy_states import Held
 
 PREFIX = "selection/"  # of the keys of all states
 SHARED = ""  # the context of those without one
 LEFT_OUT = ""  # in the place of a server's name: how often servers have left this state
+
+
+class Latest:
+    """Stands for the state that users without an observation have: `Learner.first_state`.
+
+    It is `state`, `base` and `prior` of those that begin with the shared state of the same models:
+    all of them read one state, which is made once a version of the shared one.
+    """
+
+
+LATEST: Final = Latest()
 
 
 class Stored(msgspec.Struct, array_like=True):
@@ -26,25 +40,23 @@ class Stored(msgspec.Struct, array_like=True):
 
 
 @dataclass(slots=True, eq=False)
-class Held:
-    """One state in memory. base: as the store has it; since: journal number of the first
-    observation it has not.
+class StateOrigin:
+    """The place where a state begins that has no observation of its own yet.
 
-    prior: the shared state that this one is a beginning of, until its first observation.  doubts:
-    what was written without an answer, by the number of its last observation.  own: up to which of
-    this server's observations are in `base`; none between that and `since` is in here, as when it
-    began while the store did not answer.
+    models: of the state that it begins from.  held: that state; None: as the store had it, or
+    nothing, or the shared one.  is_shared: whether it is the shared state of the same models, of
+    which a context begins with little evidence.
     """
 
-    state: State
-    base: State
-    revision: int
-    applied: dict[str, int]
-    since: int = 0
-    touched: bool = True
-    prior: State = None
-    doubts: dict[int, State] = field(default_factory=dict)
-    own: int = 0
+    models: tuple[VersionedModel, ...]
+    held: Held | None
+    is_shared: bool = False
+
+
+def publish(held: Held, state: State) -> None:
+    """Make a state the newest one of a context, its numbers as a block of the core. Under the lock
+    of the states."""
+    held.publish(on_block(state) if isinstance(state, LearnedState) else state)
 
 
 def sealed(

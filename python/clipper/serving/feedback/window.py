@@ -170,7 +170,8 @@ class FeedbackWindow:
     bytes_max: of what is kept, estimated; beyond it the oldest answers are forgotten.
     direct: the answers that the HTTP threads of the core gave; one that feedback names is moved to
     the others. forwarding: to the servers that gave other answers; None when no other server shares
-    the store.  keep: called with each answer of a policy that learns, and its id.
+    the store.  keep: called with each answer of a policy that learns, and its id.  node: ids of
+    this server are `node-number`.
     """
 
     def __init__(
@@ -181,11 +182,12 @@ class FeedbackWindow:
         clock: Callable[[], float] | None = None,
         forwarding: Forwarding | None = None,
         keep: Callable[[str, Joined], None] | None = None,
+        node: str = "",
     ) -> None:
         self.forwarding = forwarding
-        self._keep = keep
+        self._keep, self._node = keep, node
         self._size_max, self._window_s, self._clock = size_max, window_s, clock or time.monotonic
-        self.table = JoinTable(size_max, window_s, bytes_max, Answer, clock)
+        self.table = JoinTable(size_max, window_s, bytes_max, Answer, clock, node)
         self._arrays: OrderedDict[str, JoinedRows] = OrderedDict()
         self._row_count = 0
         self._lock = threading.Lock()
@@ -202,7 +204,7 @@ class FeedbackWindow:
 
     def add(
         self,
-        id: str,
+        id: str | int,
         learner: Learner,
         user: str,
         plan: Plan,
@@ -210,10 +212,11 @@ class FeedbackWindow:
         answer: object,
         late: tuple[tuple[VersionedModel, Future], ...] = (),
     ) -> None:
-        """Remember a query until its feedback comes."""
+        """Remember a query until its feedback comes. id: that of its answer, or the number in it if
+        it is one of this server."""
         joined = self.table.add(id, learner, user, plan, arrived, answer, late)
         if self._keep is not None and learner.learns:
-            self._keep(id, joined)
+            self._keep(id if isinstance(id, str) else f"{self._node}-{id:x}", joined)
 
     def owner(self, learner: Learner, plan: Plan, node: str) -> int:
         """Return the number under which the core keeps answers of this learner to that plan in

@@ -11,12 +11,15 @@ import logging
 import os
 import select
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import msgpack
 import msgspec
 
+from clipper.component import Backoff, Health, Stop, Worker
 from clipper.errors import ClipperError
 from clipper.serving.feedback.online_learning import OnlineLearning
 from clipper.serving.models.batch_cost import cost_limit, rows_limit, with_costs
@@ -32,6 +35,7 @@ _log = logging.getLogger(__name__)
 _HELLO_BYTES_MAX = 64 << 10
 _TIMINGS_MAX = 32
 _TIMING_US_MAX = 3_600_000_000
+_ENDED_S = 0.1  # from the end of a container's process to that of its connection
 _SPARSE = 10  # heartbeats fewer, of a container that requests it
 _Line = tuple[Engine, int]  # a connection
 V1_DTYPES = ("i32", "f64", "u8", "bytes", "str")
@@ -41,7 +45,8 @@ class Hello(msgspec.Struct, frozen=True):
     """Payload of a container's HELLO frame (docs/wire.md).
 
     timings: (rows, microseconds) of the batches that it ran to warm up. warm_lengths: of the rows
-    that these repeat, in elements. gives: type of an output of these.
+    that these repeat, in elements. gives: type of an output of these. warm_error: why they failed.
+    broken: the model fails on every batch.
     """
 
     name: str
@@ -64,6 +69,8 @@ class Hello(msgspec.Struct, frozen=True):
     timings: tuple[tuple[int, int], ...] = ()
     warm_lengths: tuple[int, ...] = ()
     gives: str = ""
+    warm_error: str = ""
+    broken: bool = False
 
     @property
     def id(self) -> VersionedModel:
@@ -101,8 +108,12 @@ class Refused(Exception):
 
 
 class Containers:
-    """Threads: any. `find(hello)` gives the seat of a model or raises ClipperError; `changed(id)`
-    is called when one comes or goes."""
+    """The connections of containers. Threads: any.
+
+    find(hello): returns the seat of a model or raises ClipperError. changed(id): called when a
+    container comes or goes; served(hello): when it has come; lost(replica, data): when it has gone,
+    with the data of its DISCONNECTED event.
+    """
 
     def __init__(
         self,
@@ -114,11 +125,20 @@ class Containers:
         changed: Callable[[VersionedModel], None] = lambda _: None,
         shared_memory: bool = True,
         online_learning: OnlineLearning | None = None,
+        served: Callable[[Hello], None] = lambda _: None,
+        lost: Callable[[Replica, bytes], None] = lambda *_: None,
     ) -> None:
+        self._served, self._lost = served, lost
+        self._ended: deque[tuple[float, VersionedModel, int, int]] = deque()
         self._engines = tuple(engines)
         self._token = token.encode()
         self._heartbeat_ms = heartbeat_ms
-        self._welcome = {"payload_bytes_max": frame_bytes_max, "accuracy": True, "qualifiers": True}
+        self._welcome = {
+            "payload_bytes_max": frame_bytes_max,
+            "accuracy": True,
+            "qualifiers": True,
+            "partial": True,
+        }
         self._find = find
         self._changed = changed
         self._shared_memory = shared_memory
@@ -131,22 +151,33 @@ class Containers:
         self._turned_away = 0
         self.leaving = False  # the server closes: no warning when containers end
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
-        self._thread = threading.Thread(target=self._run, name="clipper-control", daemon=True)
+        self._waking = threading.Lock()  # none writes to the descriptor once it is closed
+        self._worker = Worker("clipper-control", self._run, again=Backoff(0.01, 1.0), vital=True)
+        self._is_closed = False
 
     def start(self) -> None:
-        """Start the control thread."""
+        """Start the control thread. Raises NotStarted."""
         self._online_learning.open()
-        self._thread.start()
+        self._worker.start()
+
+    def health(self) -> list[Health]:
+        """Return the state of the control thread."""
+        return [self._worker.health()]
 
     def stop(self) -> None:
         """Stop the control thread. Idempotent."""
+        if self._is_closed:
+            return
+        self._worker.request_stop()
         self._stopping = True
         self.notify()
         os.eventfd_write(self._wake, 1)
-        if self._thread.is_alive():
-            self._thread.join()
-        self._online_learning.close()
-        os.close(self._wake)
+        if self._worker.end():  # otherwise the thread may still use these
+            self._is_closed = True
+            self._online_learning.close()
+            with self._waking:
+                os.close(self._wake)
+                self._wake = -1
 
     def of(self, model: VersionedModel) -> list[Replica]:
         """Return the connected replicas of a model version."""
@@ -180,16 +211,38 @@ class Containers:
             if replica is None or one.hello.replica == replica:
                 one.engine.drain(one.conn)
 
+    def ended(self, model: VersionedModel, number: int, pid: int) -> None:
+        """Note that the process of a replica has ended. Its connection ends with it; one that a
+        child of the process holds open is closed.
+        """
+        self._ended.append((time.monotonic() + _ENDED_S, model, number, pid))
+        with self._waking:
+            if self._wake >= 0:
+                os.eventfd_write(self._wake, 1)
+
     # -- the control thread
 
-    def _run(self) -> None:
+    def _close_ended(self) -> float | None:
+        """Close connections whose process has ended a while ago; return the time to the next, in
+        milliseconds.
+        """
+        while self._ended and self._ended[0][0] <= time.monotonic():
+            _, model, number, pid = self._ended.popleft()
+            for one in self.of(model):
+                if pid and (one.hello.replica, one.hello.pid) == (number, pid):
+                    one.engine.disconnect(one.conn)
+        return max(0.0, self._ended[0][0] - time.monotonic()) * 1000 + 1 if self._ended else None
+
+    def _run(self, stop: Stop) -> None:
         poll = select.poll()
         for engine in self._engines:
             poll.register(engine.events_fd, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
         poll.register(self._online_learning.wake_fd, select.POLLIN)
         while not self._stopping:
-            ready = poll.poll()
+            ready = poll.poll(self._close_ended())
+            if any(fd == self._wake for fd, _ in ready) and not self._stopping:
+                os.eventfd_read(self._wake)
             if any(fd == self._online_learning.wake_fd for fd, _ in ready):
                 self._send_feedback()
             for engine in self._engines:
@@ -216,7 +269,7 @@ class Containers:
         elif kind is EngineEvent.ATTACHED:
             self._arrived(engine, conn)
         elif kind is EngineEvent.DISCONNECTED:
-            self._gone((engine, conn), status)
+            self._gone((engine, conn), status, data)
         elif kind is EngineEvent.CONNECTION_REJECTED:
             self._count_turned_away()
 
@@ -264,6 +317,7 @@ class Containers:
             hello.pid,
             extra=about,
         )
+        self._served(hello)
         self._changed(hello.id)
 
     def _read(self, data: bytes) -> Hello:
@@ -355,7 +409,7 @@ class Containers:
             cost_max=cost_limit(batching),
         )
 
-    def _gone(self, line: _Line, status: Status) -> None:
+    def _gone(self, line: _Line, status: Status, data: bytes) -> None:
         self._greeted.pop(line, None)
         with self._arrival:
             replica = self._replicas.pop(line, None)
@@ -372,6 +426,7 @@ class Containers:
             self._arrival.notify_all()
         if replica is None:
             return
+        self._lost(replica, data)
         self._online_learning.went(*line, replica.hello.id)
         level = (
             replica.log_level

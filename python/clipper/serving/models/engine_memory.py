@@ -6,9 +6,14 @@ some thousand queries it spent 80 ms on that, and most of them were late. A thre
 pages while the first container starts.
 """
 
+import logging
 import threading
 
+from clipper.component import Stop, Worker
+from clipper.errors import NotStarted
 from clipper_core.engine.engine import Engine
+
+_log = logging.getLogger(__name__)
 
 
 class EngineMemory:
@@ -16,33 +21,41 @@ class EngineMemory:
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
-        self._threads: dict[Engine, threading.Thread] = {}
-        self._stopping = threading.Event()
+        self._workers: dict[Engine, Worker] = {}
+        self._stopping = False
 
     def prepare(self, engine: Engine) -> None:
         """Begin to find memory for the tables of an engine with a cached model; once for each.
 
-        Returns at once. The memory is bounded by limits.cache_bytes_max and limits.tasks_max.
+        Returns at once. Without a thread for it, queries find the memory themselves. The memory is
+        bounded by limits.cache_bytes_max and limits.tasks_max.
         """
         with self._guard:
-            if engine in self._threads or self._stopping.is_set():
+            if engine in self._workers or self._stopping:
                 return
-            thread = threading.Thread(
-                target=self._run, args=(engine,), name="clipper-memory", daemon=True
-            )
-            self._threads[engine] = thread
-            thread.start()
+
+            def touch(stop: Stop) -> None:
+                _touch(engine, stop)
+
+            worker = Worker("clipper-memory", touch, once=True)
+            try:
+                worker.start()
+            except NotStarted as error:
+                _log.warning("the first burst of queries may be late: %s", error)
+                return
+            self._workers[engine] = worker
 
     def stop(self) -> None:
         """End what is under way, and begin nothing more."""
-        self._stopping.set()
         with self._guard:
-            threads = list(self._threads.values())
-        for thread in threads:
-            thread.join()
+            self._stopping = True
+            workers = list(self._workers.values())
+        for worker in workers:
+            worker.end()
 
-    def _run(self, engine: Engine) -> None:
-        for touch in (engine.touch_pending, engine.touch_cache):
-            start = touch()
-            while start and not self._stopping.is_set():
-                start = touch(start)
+
+def _touch(engine: Engine, stop: Stop) -> None:
+    for touch in (engine.touch_pending, engine.touch_cache):
+        start = touch()
+        while start and not stop.requested:
+            start = touch(start)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from clipper.errors import InvalidInput
 from clipper.serving.models.given_functions import function_named, name_of
 from clipper.types import InputType, Model, UserValue
+from clipper_container.errors import fails_call_only
 
 Ids = npt.NDArray[np.int64]
 IDS_MAX = 1024  # of one input
@@ -129,7 +130,9 @@ def _by_function(function: Callable[..., UserValue], x: UserValue) -> dict[str, 
         found = {
             str(table): as_ids(np.atleast_1d(np.asarray(ids))) for table, ids in function(x).items()
         }
-    except Exception:  # the user's own: whatever it raises, the rows are not known
+    except BaseException as error:  # the user's own: whatever it raises, the rows are not known
+        if not fails_call_only(error):
+            raise
         return None
     return found if sum(ids.size for ids in found.values()) <= IDS_MAX else None
 

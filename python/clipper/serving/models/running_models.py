@@ -32,10 +32,35 @@ _MODEL_SLO_US = 1_000_000  # of a query that names a model and no SLO
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A record of the catalog with its handle in the engine."""
+    """A record of the catalog with its handle in the engine: a ResolvedModel."""
 
     model: Model
     core: CoreModel
+
+    @property
+    def record(self) -> Model:
+        """The record of the catalog."""
+        return self.model
+
+    @property
+    def is_on_demand(self) -> bool:
+        """Return False: a deployment decides when its containers run."""
+        return False
+
+    @property
+    def is_ready(self) -> bool:
+        """Return True: nothing is loaded for a query."""
+        return True
+
+    def touch(self) -> None:
+        """Do nothing: the engine counts its queries."""
+
+    def admit(self, slo_us: int) -> None:
+        """Do nothing: the engine admits its queries."""
+
+    def reason(self) -> str:
+        """Return an empty text: it is ready."""
+        return ""
 
 
 class RunningModels:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from clipper.component import Backoff, Health, Stop, Worker
 from clipper.errors import InvalidInput
 from clipper.metrics.samples import Stats
 from clipper.settings.server import ServerSettings
@@ -201,26 +202,29 @@ class Scaling:
         self._trends: dict[VersionedModel, Trend] = {}
         self._before: dict[VersionedModel, Stats] = {}
         self._checked_s = 0.0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="clipper-scaling", daemon=True)
+        self._worker = Worker(
+            "clipper-scaling", self._run, again=Backoff(self._pause_s, self._pause_s)
+        )
 
     def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        """Start the thread. Raises NotStarted."""
+        self._worker.start()
 
     def stop(self) -> None:
-        """Stop the thread."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        """Stop the thread. Idempotent."""
+        self._worker.end()
+
+    def health(self) -> list[Health]:
+        """Return the state of the thread."""
+        return [self._worker.health()]
 
     def wanted(self, model: VersionedModel, otherwise: int) -> int:
         """Return how many replicas the model should have now."""
         trend = self._trends.get(model)
         return trend.wanted if trend is not None else otherwise
 
-    def _run(self) -> None:
-        while not self._stop.wait(self._pause_s):
+    def _run(self, stop: Stop) -> None:
+        while not stop.wait(self._pause_s):
             try:
                 self.check(time.monotonic())
             except Exception:  # one model's trouble must not end the watch over all

@@ -1,10 +1,13 @@
 """ApplicationHandle: the user's handle of an application."""
 
+import numbers
 from collections.abc import Callable, Sequence
+from typing import Unpack
 
 from numpy.typing import ArrayLike
 
-from clipper.errors import InvalidInput, UnknownApplication
+from clipper.errors import InvalidInput, UnknownApplication, refuse_unknown
+from clipper.options import NoKeywords, keywords_of, refusing_unknown_keywords
 from clipper.schema import Tensors
 from clipper.selection.learning.off_policy import Evaluation
 from clipper.serving.feedback.evaluation import QUERIES_MAX, evaluate_policy
@@ -13,11 +16,13 @@ from clipper.serving.feedback.observe import Counted, learn_label_of, observe, o
 from clipper.serving.query.arrays import ARRAY_SLO_MS, predict_array
 from clipper.serving.query.processor import ResolvedApplication, predict
 from clipper.types import Answer, Answers, UserValue
+from clipper_core.engine.model import slo_of_ms
 from clipper_core.results.future import Future
 
 ID_CHARS_MAX = 512  # of a request's own id
 
 
+@refusing_unknown_keywords
 class ApplicationHandle:
     """An application by name; it follows every change of its record. Threads: any."""
 
@@ -50,18 +55,22 @@ class ApplicationHandle:
         context: UserValue = None,
         id: str = "",
         outputs: Sequence[str] = (),
+        **unknown: Unpack[NoKeywords],
     ) -> Future:
         """Schedule one query and return the Future of its `Answer` at once.
 
         x: one input of the application's type; of named tensors a dict.  user: whose selection
         state applies.  slo_ms: instead of the application's; the answer is there by then, from the
         models or the default. salt: another cache entry. context: array-like f64[d], d up to 32,
-        what a contextual policy (linucb, lints) chooses the model by; others leave it aside.  id:
+        by which a contextual policy (linucb, lints) chooses the model; others ignore it.  id:
         your own name for the query, up to 512 printable characters, for `Answer.request_id`, logs
-        and decoys; two queries may have the same. outputs: of named outputs only these. Raises
-        InvalidInput (type, shape, SLO, context, id), UnknownApplication, and UnknownModel when no
-        model is linked; the future never raises for a model's failure.
+        and decoys. A query whose models are chosen at random gets the same ones again when it is
+        made with the same id and the policy has learned nothing since. outputs: of named outputs
+        only these. Raises InvalidInput (type, shape, SLO, context, id), UnknownApplication, and
+        UnknownModel when no model is linked; the future never raises for a model's failure.
         """
+        if unknown:
+            refuse_unknown("ApplicationHandle.predict", unknown, keywords_of(self.predict))
         resolved = self._resolve(self.name)
         slo_us = resolved.slo_us if slo_ms is None else slo_in_us(slo_ms, self._slo_ms_max)
         own = request_id(id) if id else ""
@@ -161,7 +170,7 @@ class ApplicationHandle:
         rows are answered, by the models or the default; 60 s if not given, whatever a single
         query's SLO is. The call returns once all rows are queued: at once for as many as the queue
         of arrays holds (limits.queue_bytes_max), else as room appears. Raises what `predict`
-        raises, before the first row is submitted, and InvalidInput for no rows.
+        raises, before the first row is submitted. No rows have no answers.
         """
         return predict_array(
             self._resolve(self.name),
@@ -183,12 +192,19 @@ class ApplicationHandle:
 
 def slo_in_us(slo_ms: float, slo_ms_max: float) -> int:
     """Convert an SLO to microseconds. Raises InvalidInput when it is out of range."""
-    if isinstance(slo_ms, str) or not 0 < slo_ms <= slo_ms_max:
+    is_number = isinstance(slo_ms, numbers.Real) and not isinstance(slo_ms, bool)
+    if not (is_number and 0 < slo_ms <= slo_ms_max):
         raise InvalidInput(
-            f"slo_ms={slo_ms!r}: it must lie above 0 and at most at {slo_ms_max:g} ms.",
+            f"slo_ms={slo_ms!r:.100}: it must lie above 0 and at most at {slo_ms_max:g} ms.",
             hint="See limits.slo_ms_max.",
         )
     return max(1, round(slo_ms * 1000))
+
+
+def model_slo_in_us(slo_ms: float | None, otherwise_us: int) -> int:
+    """Convert the SLO of a query to one model, which no setting limits, to microseconds; None:
+    otherwise_us. Raises InvalidInput."""
+    return slo_of_ms(slo_ms, otherwise_us)
 
 
 def request_id(id: object) -> str:

@@ -12,7 +12,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from clipper.errors import ForkedProcess, Overloaded, PolicyFailed
+from clipper.errors import ForkedProcess, InvalidInput, Overloaded, PolicyFailed
+from clipper.schema import by_column
 from clipper.selection import Plan, Prediction
 from clipper.selection.policies.stateless_policy import StatelessPolicy
 from clipper.selection.policy import NO_ANSWER, State
@@ -30,6 +31,7 @@ from clipper.serving.query.processor import (
     NO_FINITE_VALUE,
     FailedQuery,
     ResolvedApplication,
+    id_of,
     if_cached,
     plan_for,
     side_of,
@@ -64,6 +66,39 @@ def repeatable(rows: UserValue) -> UserValue:
     return rows if isinstance(rows, Sized) or not isinstance(rows, Iterable) else list(rows)
 
 
+def in_columns(resolved: ResolvedApplication, rows: UserValue) -> UserValue:
+    """Return a DataFrame, or an Arrow table, as the array that models take which were fitted on
+    one: its columns by name, in their order. Return anything else, and rows for records, unchanged.
+
+    Raises: InvalidInput for other columns, and for models that know no names.
+    """
+    core = next(iter(resolved.cores.values()), None)
+    if core is None or isinstance(rows, dict | list | np.ndarray) or core.tensors is not None:
+        return rows
+    table = by_column(rows)
+    if not isinstance(table, dict):
+        return rows
+    wanted, takes = resolved.columns, core.describe_input()
+    given = ", ".join(map(repr, table))
+    if not wanted:
+        raise InvalidInput(
+            f"predict_many was given a table with columns {given}; {core.name} takes {takes} and"
+            " knows no names of columns.",
+            hint="Pass table[names].to_numpy(), or deploy the model with inputs=.",
+        )
+    if table.keys() != {*wanted}:
+        raise InvalidInput(
+            f"predict_many was given a table with columns {given}; {core.name} was fitted on"
+            f" {', '.join(map(repr, wanted))}."
+        )
+    try:
+        return np.column_stack([np.asarray(table[name], np.float64) for name in wanted])
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(
+            f"predict_many was given a table with a column that is no number: {error}."
+        ) from None
+
+
 def predict_array(
     resolved: ResolvedApplication,
     inputs: UserValue,
@@ -73,18 +108,18 @@ def predict_array(
     outputs: tuple[str, ...] = (),
 ) -> Future:
     """Query the models that the policy selects for every row and return the future of `Answers`.
-    Raises InvalidInput for a wrong type or shape, or no rows; UnknownModel when nothing is linked;
+    Raises InvalidInput for a wrong type or shape; UnknownModel when nothing is linked;
     Overloaded when a model of the mesh cannot be loaded in time, and not all rows are cached."""
     if outputs:
         outputs = chosen_outputs(resolved, outputs)
-    user, inputs = user_of(user), repeatable(inputs)
+    user, inputs = user_of(user), in_columns(resolved, repeatable(inputs))
     if resolved.unlisted_model is not None:
         try:
             resolved.unlisted_model.admit(slo_us)
         except Overloaded as refusal:
             if not resolved.cores[resolved.unlisted_model.record.id].cached_rows(inputs, salt):
                 raise
-            known = msgspec.structs.replace(resolved, unlisted_model=None)
+            known = msgspec.structs.replace(resolved, unlisted_model=None, on_demand={})
             return if_cached(predict_array(known, inputs, user, slo_us, salt, outputs), refusal)
     resolved = side_of(resolved, user)
     try:
@@ -123,7 +158,7 @@ def finish_array(future: Future) -> Answers:
     models, resolved = query.plan.models, query.resolved
     n = len(future) // len(models)
     by_model = future.statuses().reshape(len(models), n)
-    if (by_model == Status.FORKED).all():
+    if n and (by_model == Status.FORKED).all():
         raise ForkedProcess(
             f"application {resolved.name!r} was queried in a fork of its server's process.",
             hint=FORK_HINT,
@@ -133,8 +168,8 @@ def finish_array(future: Future) -> Answers:
         outputs, confidence, reasons, is_default = _alone(future, resolved, models[0], by_model[0])
     else:
         outputs, confidence, reasons, is_default = _row_by_row(future, query, statuses)
-    id = f"{resolved.node}-{future.id:x}"
-    if resolved.feedback.window is not None:
+    id = id_of(resolved, future.id)
+    if n and resolved.feedback.window is not None:
         resolved.feedback.window.add_rows(
             id, JoinedRows(resolved.learner, query.user, query.plan, future, outputs)
         )

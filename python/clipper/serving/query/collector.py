@@ -15,6 +15,7 @@ from typing import Self
 import msgspec
 
 from clipper.errors import InvalidInput, Overloaded, ShuttingDown
+from clipper.options import refusing_unknown_keywords
 from clipper.types import Answer, PredictionRequest
 from clipper_core.results.future import Future
 
@@ -30,6 +31,7 @@ class Reply(msgspec.Struct, frozen=True, eq=False):
     answer: Answer
 
 
+@refusing_unknown_keywords
 class Collector:
     """Queries on their way between those who start them and those who collect their answers;
     `server.collector()` makes one. Threads: any; `start` and `get` from as many as you like.

@@ -20,6 +20,7 @@ from clipper.selection.deciders.decider import AnswerFrom, View, check_decision
 from clipper.selection.policy import Prediction, is_usable
 from clipper.serving.query.qualifiers import prediction_of
 from clipper.types import VersionedModel
+from clipper_container.errors import fails_call_only
 from clipper_core.results.future import Future
 from clipper_core.runtime.status import Status
 
@@ -61,7 +62,9 @@ class Listener:
         view = view_of(future, call, time.monotonic())
         try:
             reason = check_decision(call.speculation.own(self.state, view), view)
-        except Exception as error:  # the query waits for all its models then
+        except BaseException as error:  # then the query waits for all its models
+            if not fails_call_only(error):
+                raise
             call.speculation.failures.failed("decide", error)
             self.failed = True
             return None
@@ -183,9 +186,14 @@ class DeciderPool:
             )
         if not self._idle and len(self._at_work) < THREADS_MAX and self._lost < LOST_MAX:
             thread = threading.Thread(target=self._work, name="clipper-deciding", daemon=True)
+            try:
+                thread.start()
+            except (RuntimeError, MemoryError) as error:
+                # a thread that works now takes the query, or its deadline ends it
+                _log.error("no further thread for a user-defined decider: %s", error)
+                return
             self._threads.add(thread)
             self._idle += 1
-            thread.start()
 
     def _work(self) -> None:
         me = threading.current_thread()
@@ -206,6 +214,7 @@ class DeciderPool:
         finally:
             with self._changed:
                 self._threads.discard(me)
+                self._at_work.pop(me, None)
 
     def _next(self) -> Listener | None:
         """Return the next query to decide; None when there has been no work for a while. This

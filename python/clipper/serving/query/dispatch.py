@@ -18,14 +18,24 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NoReturn
 
 from clipper import errors
+from clipper.component import Backoff, Health, Stop, Worker
+from clipper_container.errors import fails_call_only
 from clipper_core.engine.engine import Engine
 from clipper_core.engine.io_loop import IoLoop
 from clipper_core.results.future import Future, MailboxReader
-from clipper_core.runtime.status import Status, bind_errors
+from clipper_core.runtime.status import Status, bind_errors, bind_keywords
 
 _log = logging.getLogger(__name__)
 FORK_HINT = "Start a server of its own in the child, or fork before clipper.start()."
 
+
+def lost(detail: str) -> errors.ReplicaLost:
+    """Return the error of a row whose container was lost. detail: the text of the engine."""
+    is_blamed = "the process of its container" in detail  # as the engine says it
+    return errors.ContainerDied(detail) if is_blamed else errors.ReplicaLost(detail)
+
+
+bind_keywords(errors.refuse_unknown)
 bind_errors(
     {
         Status.FULL: errors.Overloaded,
@@ -34,7 +44,7 @@ bind_errors(
         Status.NO_REPLICA: errors.NoReplica,
         Status.MODEL_ERROR: errors.ModelFailed,
         Status.BAD_OUTPUT: errors.BadOutput,
-        Status.REPLICA_LOST: errors.ReplicaLost,
+        Status.REPLICA_LOST: lost,
         Status.CANCELLED: errors.Cancelled,
         Status.CLOSED: errors.ShuttingDown,
         Status.FORKED: errors.ForkedProcess,
@@ -58,10 +68,7 @@ class Dispatch:
     def __init__(self, *engines: Engine) -> None:
         self.engines = engines
         self.loops = [IoLoop(engine) for engine in engines]
-        self._threads = [
-            threading.Thread(target=loop.run, name="clipper-loop", daemon=True)
-            for loop in self.loops
-        ]
+        self._workers = [_worker_of(loop) for loop in self.loops]
         self._callbacks: _CallbackThread | None = None
         self._guard = threading.Lock()
         for i, engine in enumerate(engines):
@@ -75,16 +82,22 @@ class Dispatch:
         return self.loops[0]
 
     def start(self) -> None:
-        """Start the loop threads."""
-        for thread in self._threads:
-            thread.start()
+        """Start the loop threads. Raises NotStarted."""
+        for worker in self._workers:
+            worker.start()
+
+    def health(self) -> list[Health]:
+        """Return the state of the threads."""
+        callbacks = self._callbacks
+        found = [worker.health() for worker in self._workers]
+        return found if callbacks is None else [*found, callbacks.health()]
 
     def stop(self) -> None:
         """End every open task with CLOSED and join the threads. Idempotent."""
-        for loop, thread in zip(self.loops, self._threads, strict=True):
+        for loop, worker in zip(self.loops, self._workers, strict=True):
+            worker.request_stop()
             loop.stop()
-            if thread.is_alive():
-                thread.join()
+            worker.end()
         for loop in self.loops:
             loop.close_connections()
         for engine in (
@@ -115,6 +128,13 @@ class Dispatch:
             added = self._callbacks.mailboxes[which].add(future, fn)
         if not added:
             _run(fn, future)
+
+
+def _worker_of(loop: IoLoop) -> Worker:
+    def run(stop: Stop) -> None:
+        loop.run()
+
+    return Worker("clipper-loop", run, vital=True)
 
 
 class _Awaits:
@@ -154,7 +174,9 @@ class _Awaits:
 def _run(fn: Callable[[Future], object], future: Future) -> None:
     try:
         fn(future)
-    except Exception:
+    except BaseException as error:
+        if not fails_call_only(error):
+            raise
         _log.exception("a done-callback of %r raised", future)
 
 
@@ -171,16 +193,22 @@ class _CallbackThread:
     def __init__(self, engines: Iterable[Engine]) -> None:
         self.mailboxes = [MailboxReader(engine.completion) for engine in engines]
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
-        self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="clipper-callbacks", daemon=True)
-        self._thread.start()
+        self._worker = Worker("clipper-callbacks", self._run, again=Backoff(0.01, 1.0), vital=True)
+        try:
+            self._worker.start()
+        except BaseException:
+            os.close(self._wake)
+            raise
 
-    def _run(self) -> None:
+    def health(self) -> Health:
+        return self._worker.health()
+
+    def _run(self, stop: Stop) -> None:
         poll = select.poll()
         for mailbox in self.mailboxes:
             poll.register(mailbox.fd, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
-        while not self._stopping:
+        while not stop.requested:
             poll.poll()
             self._deliver()
 
@@ -190,12 +218,12 @@ class _CallbackThread:
                 _run(fn, future)
 
     def stop(self) -> None:
-        self._stopping = True
+        self._worker.request_stop()
         os.eventfd_write(self._wake, 1)
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        has_ended = self._worker.end()
         self._deliver()
-        os.close(self._wake)
+        if has_ended:
+            os.close(self._wake)
 
 
 def as_completed(futures: Iterable[Future], timeout: float | None = None) -> Iterator[Future]:

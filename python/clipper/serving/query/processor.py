@@ -5,6 +5,7 @@
 result.
 """
 
+import hashlib
 import logging
 import random
 import time
@@ -31,17 +32,19 @@ from clipper.serving.feedback.ground_truth import user_of
 from clipper.serving.feedback.online_learning import OnlineLearning
 from clipper.serving.feedback.states import Learner, check_user
 from clipper.serving.feedback.window import FeedbackWindow
+from clipper.serving.models.model_source import ResolvedModel
 from clipper.serving.query.dispatch import FORK_HINT
 from clipper.serving.query.missing_outputs import Means, combine
 from clipper.serving.query.named_outputs import chosen_outputs, only
-from clipper.serving.query.qualifiers import prediction_of, qualifiers_of
+from clipper.serving.query.qualifiers import prediction_of
 from clipper.serving.query.stats import ApplicationStats
 from clipper.serving.rollout.decoys import Decoy
 from clipper.serving.rollout.roles import RoleAssignment
 from clipper.serving.rollout.traffic_split import SideStats, TrafficSplit
-from clipper.types import Answer, Model, UserValue, VersionedModel
+from clipper.types import Answer, UserValue, VersionedModel
 from clipper_core.engine.model import Model as CoreModel
 from clipper_core.engine.model import predict_all
+from clipper_core.results.answer import answer_of
 from clipper_core.results.future import Future
 from clipper_core.runtime.status import Status
 
@@ -53,33 +56,12 @@ DEFAULTS_LOGGED_MAX: Final = 20  # lines a second
 _defaults = Sampler(DEFAULTS_LOGGED_MAX, time.monotonic)
 
 
-class UnlistedModel(msgspec.Struct, frozen=True, eq=False):
-    """A model that the catalog does not have. why: returns why it has no replica now."""
-
-    record: Model
-    why: Callable[[], str]
-    admit: Callable[[int], None]
-
-
 class UserContext(Protocol):
     """Interface of a source of user vectors: params.contexts.UserRows."""
 
     def __call__(self, user: str) -> tuple[float, ...] | None: ...
     def stats(self) -> dict[str, object]:
         """Return counts of the features that were read."""
-
-
-class Link(Protocol):
-    """A model of the mesh, as applications query it: a Route of clipper.mesh.routing.router."""
-
-    record: Model
-    core: CoreModel
-
-    def touch(self) -> None:
-        """Load the model if it is not loaded, since a query is coming."""
-
-    def reason(self) -> str:
-        """Return why the model is not loaded; empty when it is."""
 
 
 class FeedbackState(msgspec.Struct, frozen=True, eq=False):
@@ -119,11 +101,13 @@ class ResolvedApplication(msgspec.Struct, frozen=True, eq=False):
     node: str = ""  # prefix of prediction ids
     means: Means | None = None  # imputed for numbers that are missing at the deadline
     speculation: "Speculation | None" = None  # the decider; None: wait for all models
-    links: Mapping[VersionedModel, Link] = MappingProxyType({})  # its models of the mesh
-    unlisted_model: UnlistedModel | None = None  # set for a query of one model of the mesh
+    # by their queries
+    on_demand: Mapping[VersionedModel, ResolvedModel] = MappingProxyType({})
+    unlisted_model: ResolvedModel | None = None  # set for a query that names a model of the mesh
     rows: UserContext | None = None  # contexts of users who bring none
     feedback: FeedbackState = FeedbackState()
     rollout: RolloutState = RolloutState()
+    columns: tuple[str, ...] = ()  # of arrays of its models that were fitted on one DataFrame
 
     @property
     def all_cores(self) -> dict[VersionedModel, CoreModel]:
@@ -175,20 +159,29 @@ def side_of(resolved: ResolvedApplication, user: str | None) -> ResolvedApplicat
     return resolved if split is None or not split.takes(user) else split.new
 
 
+def uniform_of(id: str) -> float:
+    """Return the random number of a query, in [0, 1): a hash of the caller's own id, so that the
+    same query selects the same models again; without an id the next one of this process."""
+    if not id:
+        return next_uniform()
+    digest = hashlib.blake2b(id.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
+
+
 def plan_for(
-    resolved: ResolvedApplication, user: str | None, context: object = None
+    resolved: ResolvedApplication, user: str | None, context: object = None, id: str = ""
 ) -> tuple[State, Plan]:
     """Return the user's policy state, and the models that the policy selects by it.
 
-    Raises UnknownModel when no model is linked; InvalidInput for a context that the policy cannot
-    use, or an impossible user name.
+    id: the caller's own, of the query. Raises UnknownModel when no model is linked; InvalidInput
+    for a context that the policy cannot use, or an impossible user name.
     """
     if user:
         check_user(user)
     state = resolved.learner.state(user)
     assignment = resolved.rollout.assignment
     query = (
-        Query(user, next_uniform())
+        Query(user, uniform_of(id))
         if assignment or resolved.policy.chance
         else Query(user)
         if user
@@ -209,7 +202,7 @@ def plan_for(
             else "links no model"
         )
         raise UnknownModel(f"application {resolved.name!r} {lacks}.", hint=hint)
-    if resolved.links:
+    if resolved.on_demand and resolved.unlisted_model is None:
         _touch(resolved, plan)
     return state_in_context(resolved.policy, state, plan.features), plan
 
@@ -222,9 +215,9 @@ def _touch(resolved: ResolvedApplication, plan: Plan) -> None:
     for model in (
         (*plan.models, *plan.observers) if resolved.speculation is None else resolved.models
     ):
-        link = resolved.links.get(model)
-        if link is not None:
-            link.touch()
+        found = resolved.on_demand.get(model)
+        if found is not None:
+            found.touch()
 
 
 def predict(
@@ -250,13 +243,13 @@ def predict(
         except Overloaded as refusal:
             if not resolved.cores[resolved.unlisted_model.record.id].cached(x, salt)[0]:
                 raise
-            known = msgspec.structs.replace(resolved, unlisted_model=None)
+            known = msgspec.structs.replace(resolved, unlisted_model=None, on_demand={})
             future = predict(known, x, user, slo_us, salt, context, id, outputs)
             return if_cached(future, refusal)
     if resolved.rollout.split is not None:
         resolved = side_of(resolved, user)
     try:
-        state, plan = plan_for(resolved, user, resolved.context_of(user, context))
+        state, plan = plan_for(resolved, user, resolved.context_of(user, context), id)
     except PolicyFailed as failure:
         return _without_query(resolved, x, slo_us, salt, failure.message, id)
     if outputs:
@@ -294,7 +287,7 @@ def predict(
                 resolved if resolved.output_name else None,
             )
     for decoy in resolved.rollout.decoys:
-        decoy.saw(future.id, f"{resolved.node}-{future.id:x}", x, user or "", id)
+        decoy.saw(future.id, id_of(resolved, future.id), x, user or "", id)
     return future
 
 
@@ -341,15 +334,14 @@ def default_answer(
         resolved.rollout.stats.counters.default("policy_failed")
     if resolved.rollout.side is not None:
         resolved.rollout.side.count(future.latency_us, True)
-    id = f"{resolved.node}-{future.id:x}"
-    _log_outcome(resolved, id, request_id, reason)
+    _log_outcome(resolved, future.id, request_id, reason)
     return Answer(
         resolved.default,
         0.0,
         True,
         reason,
         latency_us=future.latency_us,
-        id=id,
+        id=id_of(resolved, future.id),
         agreement=0.0,
         decided_by="",
         request_id=request_id,
@@ -377,7 +369,7 @@ def finish(future: Future) -> Answer:
         reason = _why_nothing(future, query, arrived)
     elif combined.confidence < resolved.confidence_min:
         reason = too_unsure(combined.confidence, resolved)
-    id = f"{resolved.node}-{future.id:x}"
+    number = future.id
     output = resolved.default if reason else combined.output
     if resolved.feedback.window is not None:
         late = (
@@ -386,10 +378,10 @@ def finish(future: Future) -> Answer:
             else (*query.late, *query.call.late(future, arrived))
         )
         resolved.feedback.window.add(
-            id, resolved.learner, query.user, query.plan, arrived, output, late
+            number, resolved.learner, query.user, query.plan, arrived, output, late
         )
     if reason:
-        _log_outcome(resolved, id, query.id, reason)
+        _log_outcome(resolved, number, query.id, reason)
     if resolved.rollout.stats is not None:
         resolved.rollout.stats.count(
             future, query.models, arrived, combined, reason, query.late, missing, decided_by
@@ -397,21 +389,18 @@ def finish(future: Future) -> Answer:
     if resolved.rollout.side is not None:
         resolved.rollout.side.count(future.latency_us, bool(reason))
     for decoy in resolved.rollout.decoys:
-        decoy.add_reply(future.id, id, output, bool(reason))
-    return Answer(
-        output=only(output, query.outputs) if query.outputs else output,
-        confidence=combined.confidence,
-        is_default=bool(reason),
-        reason=reason,
-        models=combined.used,
-        missing=tuple(missing),
-        latency_us=future.latency_us,
-        id=id,
-        agreement=combined.agreement,
-        set=combined.set,
-        decided_by=decided_by,
-        request_id=query.id,
-        qualifiers=qualifiers_of(arrived),
+        decoy.add_reply(number, id_of(resolved, number), output, bool(reason))
+    return answer_of(
+        only(output, query.outputs) if query.outputs else output,
+        combined,
+        reason,
+        missing,
+        future.latency_us,
+        resolved.node,
+        number,
+        decided_by,
+        query.id,
+        arrived,
     )
 
 
@@ -456,7 +445,12 @@ def refuse_fork(future: Future, resolved: ResolvedApplication) -> None:
         )
 
 
-def _log_outcome(resolved: ResolvedApplication, id: str, request_id: str, reason: str) -> None:
+def id_of(resolved: ResolvedApplication, number: int) -> str:
+    """Return the id by which feedback names the query of this number."""
+    return f"{resolved.node}-{number:x}"
+
+
+def _log_outcome(resolved: ResolvedApplication, number: int, request_id: str, reason: str) -> None:
     """Log a default answer at level INFO, and not every one of a flood."""
     if not _log.isEnabledFor(logging.INFO) or (left_out := _defaults.admit()) < 0:
         return
@@ -465,7 +459,7 @@ def _log_outcome(resolved: ResolvedApplication, id: str, request_id: str, reason
         "application %r, request %r, prediction %s: the default, %s%s",
         resolved.name,
         request_id,
-        id,
+        id_of(resolved, number),
         reason,
         more,
     )
@@ -500,15 +494,8 @@ def why_of(
     """Explain why a task of `model` has no prediction, including why a model of the mesh is not
     loaded.
     """
-    link = resolved.links.get(model)
-    absent = (
-        link.reason
-        if link is not None
-        else resolved.unlisted_model.why
-        if resolved.unlisted_model is not None
-        else None
-    )
-    if absent is not None and status in _NOT_THERE and (reason := absent()):
+    found = resolved.on_demand.get(model)
+    if found is not None and status in _NOT_THERE and (reason := found.reason()):
         return f"{model.name}: {reason}"
     return why(status, model, detail)
 
@@ -533,7 +520,7 @@ def why(status: Status, model: VersionedModel, detail: str) -> str:
     """Explain in one line why a task of `model` has no prediction."""
     if status is Status.MODEL_ERROR:
         return f"{model} failed: {last_line(detail)}"
-    if status is Status.TOO_LARGE and detail:
+    if status in (Status.TOO_LARGE, Status.REPLICA_LOST) and detail:
         return f"{model}: {last_line(detail)}"
     describe = _WHYS.get(status)
     return describe(str(model)) if describe else f"{model}: {status.name.lower()}"

@@ -2,12 +2,10 @@
 they are msgpack (docs/wire.md).
 """
 
-from collections.abc import Mapping
-
 import msgspec
 
 from clipper.selection import Prediction
-from clipper.types import Qualifiers, VersionedModel
+from clipper.types import Qualifiers
 from clipper_core.results.future import Future
 
 _DECODER: "msgspec.msgpack.Decoder[Qualifiers]" = msgspec.msgpack.Decoder(Qualifiers)
@@ -30,12 +28,3 @@ def opened(text: bytes) -> Qualifiers:
         return _DECODER.decode(text)
     except msgspec.MsgspecError:
         return {}
-
-
-def qualifiers_of(arrived: Mapping[VersionedModel, Prediction]) -> dict[VersionedModel, Qualifiers]:
-    """Return the qualifiers of the predictions that have some, by model."""
-    return {
-        model: prediction.qualifiers
-        for model, prediction in arrived.items()
-        if prediction.qualifiers
-    }

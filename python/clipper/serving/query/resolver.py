@@ -1,6 +1,7 @@
 """Resolution of applications, and of sets of candidate models, to running models."""
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from typing import Protocol, cast
 
@@ -8,7 +9,6 @@ import msgspec
 
 from clipper.catalog.catalog import Catalog, View
 from clipper.catalog.view import Rollout
-from clipper.clock import wall_time_us
 from clipper.errors import (
     ClipperError,
     InvalidInput,
@@ -20,16 +20,15 @@ from clipper.metrics.stats import QueryStats
 from clipper.selection import create_policy, takes_context, with_coverage
 from clipper.serving.feedback.learning import Learning
 from clipper.serving.feedback.online_learning import OnlineLearning
+from clipper.serving.models.model_source import ModelSource, ResolvedModel
 from clipper.serving.models.running_models import RunningModels
 from clipper.serving.query.decider_threads import DeciderThreads
 from clipper.serving.query.missing_outputs import averages
 from clipper.serving.query.named_outputs import check_output, default_of
 from clipper.serving.query.processor import (
     FeedbackState,
-    Link,
     ResolvedApplication,
     RolloutState,
-    UnlistedModel,
     UserContext,
     next_uniform,
 )
@@ -57,7 +56,6 @@ from clipper.types import (
     UserValue,
     VersionedModel,
 )
-from clipper_core.engine.model import Model as CoreModel
 from clipper_core.runtime.histogram import Snapshot
 
 _log = logging.getLogger(__name__)
@@ -65,14 +63,11 @@ DEFAULT_POLICY = "ensemble"
 _QUESTIONS_MAX = 4096  # distinct sets of candidate models kept resolved
 
 
-class ExternalModels(Protocol):
+class ExternalModels(ModelSource, Protocol):
     """Models that the catalog does not have: those of a mesh."""
 
-    def resolve(self, name: str) -> ResolvedApplication | None:
-        """Resolve a model for a query; None when there is none of this name."""
-
-    def link(self, name: str) -> Link | None:
-        """Resolve a model for an application that links it; None when there is none."""
+    def application(self, name: str) -> ResolvedApplication | None:
+        """Return a model resolved for a query that names it; None when there is none."""
 
 
 class ApplicationResolver:
@@ -117,7 +112,7 @@ class ApplicationResolver:
         try:
             return self._by_name[name]
         except KeyError:
-            if (resolved := self._external.resolve(str(name))) is not None:
+            if (resolved := self._external.application(str(name))) is not None:
                 return resolved
             raise UnknownApplication.named(str(name), self._by_name) from None
 
@@ -158,7 +153,7 @@ class ApplicationResolver:
                 raise TypeConflict(
                     f"policy {policy!r} of application {name!r} does not take inputs of {input}."
                 )
-        cores = {model.id: self._core(view, model) for model in models}
+        cores = {model.id: self._resolved_model(view, model).core for model in models}
         default = settings.get("default", known.default)
         check_output(name, settings.get("output", known.output), default, cores)
         schedule = check_decider(name, decider, [model.id for model in models])
@@ -210,7 +205,7 @@ class ApplicationResolver:
         if stage is None or not stage.is_of(rollout):
             stage = StageStats(
                 rollout,
-                wall_time_us(),
+                time.monotonic(),
                 lambda: counters.watched.compared(rollout.control, rollout.model),
             )
         links = tuple(
@@ -321,12 +316,8 @@ class ApplicationResolver:
             except ClipperError as error:
                 _log.warning("application %r: %s", app.name, error)
         ids = tuple(dict.fromkeys(model.id for model in models))
-        cores = {model.id: self._core(view, model) for model in models}
-        links = {
-            id: found
-            for id in ids
-            if id.name not in view.versions and (found := self._external.link(id.name)) is not None
-        }
+        found = {model.id: self._resolved_model(view, model) for model in models}
+        cores = {id: model.core for id, model in found.items()}
         try:
             policy, learner, window = self._learning.learner(
                 app.name, with_coverage(app.policy, app.coverage), ids
@@ -356,16 +347,16 @@ class ApplicationResolver:
             self._node,
             feedback=FeedbackState(window, self._online_learning, self._learning.records),
             rows=self._contexts(app.name, app.context_table) if wanted else None,
-            links=links,
+            on_demand={id: model for id, model in found.items() if model.is_on_demand},
+            columns=models[0].columns if len({model.columns for model in models}) == 1 else (),
         )
 
-    def _core(self, view: View, model: Model) -> CoreModel:
-        if (
-            model.name not in view.versions
-            and (link := self._external.link(model.name)) is not None
-        ):
-            return link.core
-        return (self._running.get(model.id) or self._running.ensure(model)).core
+    def _resolved_model(self, view: View, model: Model) -> ResolvedModel:
+        if model.name not in view.versions:
+            found = self._external.resolve(model.name)
+            if found is not None:
+                return found
+        return self._running.get(model.id) or self._running.ensure(model)
 
     def _speculation_of(
         self, app: Application, resolved: ResolvedApplication
@@ -380,18 +371,16 @@ class ApplicationResolver:
             )
             return None
 
-    def unlisted(
-        self, core: CoreModel, unlisted_model: UnlistedModel, slo_us: int
-    ) -> ResolvedApplication:
+    def unlisted(self, model: ResolvedModel, slo_us: int) -> ResolvedApplication:
         """Return the target of queries to one model of the mesh."""
-        ids = (unlisted_model.record.id,)
+        ids = (model.record.id,)
         policy, learner, window = self._learning.learner(
             "", DEFAULT_POLICY, ()
         )  # one for all: it learns nothing of them
         return ResolvedApplication(
             "",
             ids,
-            {ids[0]: core},
+            {ids[0]: model.core},
             policy,
             learner,
             slo_us,
@@ -400,7 +389,8 @@ class ApplicationResolver:
             0.0,
             self._node,
             feedback=FeedbackState(window, self._online_learning, self._learning.records),
-            unlisted_model=unlisted_model,
+            on_demand={ids[0]: model},
+            unlisted_model=model,
         )
 
     def _of_candidates(self, request: PredictionRequest) -> ResolvedApplication:
@@ -419,7 +409,7 @@ class ApplicationResolver:
             name = str(candidates[0])
             if (
                 name not in self._catalog.view.versions
-                and (resolved := self._external.resolve(name)) is not None
+                and (resolved := self._external.application(name)) is not None
             ):
                 return resolved
         if not candidates:
@@ -433,7 +423,7 @@ class ApplicationResolver:
             else view.application(request.application)
         )
         linked = [self._catalog.linked(view, model) for model in candidates]
-        cores = {model.id: self._core(view, model) for model in linked}
+        cores = {model.id: self._resolved_model(view, model).core for model in linked}
         check_output(base.name, base.output, base.default, cores)
         links = tuple(model.id for model in linked)
         resolved = self._with_stats(

@@ -166,6 +166,8 @@ class EnsembleCall(msgspec.Struct, frozen=True, eq=False):
         time of a step, or of the query, was over. A model that was not queried, or could not have
         changed the answer any more, is not missing.
         """
+        if seen.bit_count() == len(self.models):
+            return []
         latencies, took = future.latencies_us(), future.latency_us
         in_vain = at > 0 or took >= self.slo_us
         found = []
@@ -186,6 +188,8 @@ class EnsembleCall(msgspec.Struct, frozen=True, eq=False):
         """Return the models whose predictions the answer did not wait for, for the feedback
         window.
         """
+        if len(arrived) == len(self.models):
+            return []
         return [
             (model, cast(Future, LateTask(future, i)))
             for i, model in enumerate(self.models)

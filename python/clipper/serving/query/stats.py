@@ -28,9 +28,9 @@ from clipper.selection.policy import Predictions, agrees, is_number, is_usable, 
 from clipper.serving.query.missing_outputs import Means
 from clipper.serving.rollout.observers import Late, Watch, Watched
 from clipper.serving.rollout.roles import PRIMARY, Role, RoleAssignment
-from clipper.serving.rollout.sketch import Bucket
 from clipper.types import UserValue, VersionedModel
 from clipper_core.engine.model import Model as CoreModel
+from clipper_core.learning.answer_counts import AnswerCounts, Bucket
 from clipper_core.learning.label_feedback import LabelCounts, Mean
 from clipper_core.results.future import Future
 from clipper_core.runtime.histogram import Counter, LatencyHistogram, Snapshot
@@ -40,7 +40,6 @@ _PAIRS_RATE, _PAIRS_BURST = (
     5_000.0,
     5_000.0,
 )  # of outputs compared: 1 us each, so half a per cent of a core
-_ARRAY_PRICE = 20.0  # pairs of labels to one of arrays
 _FEEDBACK_RATE, _FEEDBACK_BURST = 20_000.0, 20_000.0  # of feedbacks looked at, other than labels
 _MODELS_MAX = 16  # in the matrix
 SLOWEST_QUERIES_MAX: Final = 5  # between two readings
@@ -140,7 +139,7 @@ class ApplicationCounters:
         self._pairs: dict[tuple[VersionedModel, VersionedModel], Mean] = {}
         self._right = Mean()
         self.labels = LabelCounts(self._models, self._right)
-        self._comparing = Bucket(_PAIRS_RATE, _PAIRS_BURST, clock())
+        self.comparing = Bucket(_PAIRS_RATE, _PAIRS_BURST, clock())
         self._feedback_tokens = Bucket(_FEEDBACK_RATE, _FEEDBACK_BURST, clock())
 
     def of(self, model: VersionedModel) -> _OfModel:
@@ -200,6 +199,18 @@ class ApplicationCounters:
                 found = self.decided.setdefault(name, Counter())
         return found
 
+    def pairs_of(
+        self, models: Sequence[VersionedModel]
+    ) -> dict[tuple[VersionedModel, VersionedModel], Mean]:
+        """Return how far each two of these models agree; nothing for more than are compared."""
+        if len(models) > _MODELS_MAX:
+            return {}
+        with self._lock:
+            return {
+                pair: self._pairs.setdefault(pair, Mean())
+                for pair in itertools.combinations(models, 2)
+            }
+
     def default(self, kind: str) -> None:
         """Count a default answer by its reason."""
         with self._lock:
@@ -215,10 +226,7 @@ class ApplicationCounters:
         return self._models.setdefault(model, _OfModel())
 
     def compare(self, arrived: Mapping[VersionedModel, Prediction], answer: object) -> None:
-        """Compare each model with the answer, and with the others, within the budget."""
-        price = _ARRAY_PRICE if isinstance(answer, np.ndarray) else 1.0
-        if not self._comparing.take(self.clock(), price * len(arrived) * (len(arrived) + 1) / 2):
-            return
+        """Compare each model with the answer, and with the others."""
         models = sorted(arrived)[:_MODELS_MAX]
         close = {model: closeness(arrived[model].output, answer) for model in models}
         pairs = {
@@ -301,7 +309,9 @@ class ApplicationCounters:
                 for m, counts in sorted(self._models.items())
             }
             pairs = {
-                f"{one} {other}": mean.stats() for (one, other), mean in sorted(self._pairs.items())
+                f"{one} {other}": mean.stats()
+                for (one, other), mean in sorted(self._pairs.items())
+                if mean.n
             }
             right = self._right.stats()
         extra = sum(row["observer"]["sent"] for row in models.values() if "observer" in row)
@@ -345,13 +355,9 @@ class ApplicationStats:
     """Statistics of an application for the models that its queries call now. Threads: any."""
 
     __slots__ = (
-        "_all",
+        "_counts",
         "_decided",
-        "_took",
-        "_unused",
-        "_used",
         "_watches",
-        "_wins",
         "assignment",
         "counters",
     )
@@ -363,14 +369,19 @@ class ApplicationStats:
         assignment: RoleAssignment | None,
     ) -> None:
         self.counters, self.assignment = counters, assignment
-        counts = {model: counters.of(model) for model in models}
-        self._used = {model: one.used.add for model, one in counts.items()}
-        self._all = tuple(self._used.values())
-        self._wins = {model: one.wins.add for model, one in counts.items()}
-        self._unused = {model: one.unused.add for model, one in counts.items()}
+        ordered = tuple(sorted(set(models)))
+        counts = [counters.of(model) for model in ordered]
+        self._counts = AnswerCounts(
+            ordered,
+            counts,
+            counters.pairs_of(ordered),
+            counters.answered,
+            counters.duration,
+            counters.comparing,
+            counters.clock,
+        )
         self._decided: dict[str, Callable[[], None]] = {}
-        self._took = counters.duration.record
-        self._watches = {model: one.watch for model, one in counts.items()}
+        self._watches = {model: one.watch for model, one in zip(ordered, counts, strict=True)}
 
     def watch(
         self,
@@ -408,7 +419,8 @@ class ApplicationStats:
         its step, "" for none."""
         counters, used = self.counters, combined.used
         took_us = future.latency_us
-        self._took(took_us)
+        if self._counts.add(took_us, arrived, used, combined.output, bool(reason)):
+            counters.compare(arrived, combined.output)
         if took_us > counters.slowest.bar_us:
             counters.slowest.add(future, models, used, reason)
         try:
@@ -418,24 +430,8 @@ class ApplicationStats:
             self._decided[decided_by]()
         if reason:
             counters.default(_kind_of(future, arrived, used))
-        else:
-            counters.answered.add()
-        if len(used) == len(self._all):
-            for add in self._all:
-                add()
-        else:
-            for model in used:
-                self._used[model]()
-        if len(used) == 1 and not reason:
-            self._wins[used[0]]()
-        if len(arrived) > len(used):
-            for model in arrived:
-                if model not in used:
-                    self._unused[model]()
         if missing:
             self._count_missing(future, models, missing)
-        if len(arrived) > 1:
-            counters.compare(arrived, combined.output)
         if late:
             counters.watched.add(arrived, combined.output, late)
 
@@ -500,11 +496,9 @@ def closeness(one: UserValue, other: UserValue) -> float:
         return _near(abs(one) / 2 + abs(other) / 2, abs(one - other))
     if not (is_number(one) or is_number(other)):
         return 1.0 if agrees(one, other) else 0.0
-    if (
-        np.shape(one) != np.shape(other)
-        or isinstance(one, str | bytes)
-        or isinstance(other, str | bytes)
-    ):
+    if isinstance(one, str | bytes | dict) or isinstance(other, str | bytes | dict):
+        return 0.0
+    if np.shape(one) != np.shape(other):
         return 0.0
     with np.errstate(over="ignore", invalid="ignore"):
         a, b = np.asarray(one, np.float64), np.asarray(other, np.float64)

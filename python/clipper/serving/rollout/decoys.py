@@ -22,11 +22,12 @@ import msgspec
 import numpy as np
 
 from clipper.clock import wall_time_us
-from clipper.errors import StoreError
+from clipper.component import Backoff, Health, Stop, Worker
+from clipper.errors import NotStarted, StoreError
 from clipper.serving.feedback.journal_records import packed, unpacked
 from clipper.serving.rollout.roles import Role
-from clipper.serving.rollout.sketch import Bucket
 from clipper.types import UserValue
+from clipper_core.learning.answer_counts import Bucket
 
 _log = logging.getLogger(__name__)
 _HEAD = struct.Struct("<II")  # bytes of the record, their CRC-32
@@ -188,7 +189,7 @@ class Recorder:
         self._bytes = 0  # that wait; a guess, as threads add to it at once
         self._lock = threading.Lock()
         self._rings: dict[tuple[str, str], Segments] = {}
-        self._thread: threading.Thread | None = None
+        self._worker: Worker | None = None
         self._closed = False
 
     def decoy(self, application: str, name: str, role: Role) -> Decoy:
@@ -215,30 +216,38 @@ class Recorder:
             return False
         self._bytes += len(body)
         self._queue.put((ring, body))
-        if self._thread is None:
+        if self._worker is None:
             self._start()
         return True
 
     def _start(self) -> None:
         with self._lock:
-            if self._thread is None and not self._closed:
-                self._thread = threading.Thread(
-                    target=self._run, name="clipper-recorder", daemon=True
-                )
-                self._thread.start()
+            if self._worker is None and not self._closed:
+                worker = Worker("clipper-recorder", self._run, again=Backoff(0.1, 5.0))
+                try:
+                    worker.start()
+                except NotStarted as error:  # the next record tries again
+                    _log.error("decoys are not written yet: %s", error)
+                    return
+                self._worker = worker
 
-    def _run(self) -> None:
+    def health(self) -> list[Health]:
+        """Return the state of the thread, if there is one."""
+        worker = self._worker
+        return [] if worker is None else [worker.health()]
+
+    def _run(self, stop: Stop) -> None:
         while (item := self._queue.get()) is not None:
             if isinstance(item, threading.Event):
                 item.set()
                 continue
             ring, body = item
-            ring.write(body)
             self._bytes -= len(body)
+            ring.write(body)
 
     def flush(self) -> None:
         """Wait until everything that was put before is written."""
-        if self._thread is not None:
+        if self._worker is not None:
             written = threading.Event()
             self._queue.put(written)
             written.wait(10.0)
@@ -256,10 +265,11 @@ class Recorder:
         """Write what waits. Idempotent."""
         with self._lock:
             self._closed = True
-            thread, self._thread = self._thread, None
-        if thread is not None:
+            worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.request_stop()
             self._queue.put(None)
-            thread.join()
+            worker.end()
         for ring in self._rings.values():
             ring.close()
 

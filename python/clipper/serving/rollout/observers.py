@@ -18,10 +18,11 @@ from clipper.errors import ClipperError
 from clipper.selection import Prediction
 from clipper.selection.policy import agrees, is_number, is_usable
 from clipper.serving.rollout.roles import PRIMARY, Role
-from clipper.serving.rollout.sketch import Bucket, Drift, Quantiles, size_of
+from clipper.serving.rollout.sketch import Drift, Quantiles, size_of
 from clipper.types import UserValue, VersionedModel
 from clipper_core.engine.model import Model as CoreModel
 from clipper_core.engine.model import predict_all
+from clipper_core.learning.answer_counts import Bucket
 from clipper_core.results.future import Future
 from clipper_core.runtime.status import Status
 

@@ -175,22 +175,3 @@ def _psi(before: Sequence[int], now: Sequence[int]) -> float:
         for a, b in zip(before, now, strict=True)
     ]
     return sum((q - p) * math.log(q / p) for p, q in shares)
-
-
-class Bucket:
-    """A token bucket: at most `rate` a second, and `burst` at once. Threads: any; two at the same
-    moment may both take the last token.
-    """
-
-    __slots__ = ("_at_s", "_tokens", "burst", "rate")
-
-    def __init__(self, rate: float, burst: float, now_s: float) -> None:
-        self.rate, self.burst = rate, burst
-        self._tokens, self._at_s = burst, now_s
-
-    def take(self, now_s: float, tokens: float = 1.0) -> bool:
-        """Take tokens; return whether there were enough."""
-        have = min(self.burst, self._tokens + (now_s - self._at_s) * self.rate)
-        self._at_s = now_s
-        self._tokens = have - tokens if have >= tokens else have
-        return have >= tokens

@@ -145,16 +145,17 @@ class RolloutObserver:
 
 
 class StageStats:
-    """Counts of one stage of a rollout. started_us: wall-clock time at which counting began
-    here.
+    """Counts of one stage of a rollout. started_s: when counting began here, on the monotonic
+    clock.
     """
 
-    __slots__ = ("before", "compared", "guards", "new", "of", "started_us")
+    __slots__ = ("before", "compared", "guards", "new", "of", "started_s")
 
     def __init__(
-        self, rollout: Rollout, started_us: int, compared: Callable[[], tuple[int, int]]
+        self, rollout: Rollout, started_s: float, compared: Callable[[], tuple[int, int]]
     ) -> None:
-        self.of, self.started_us, self.compared = rollout, started_us, _since(compared)
+        self.of, self.started_s = rollout, started_s
+        self.compared = _since(compared)
         self.guards = guards_in(rollout.guard)
         limits = [round(guard.limit) for guard in self.guards if guard.q]
         self.new, self.before = SideStats(limits), SideStats(limits)

@@ -5,7 +5,7 @@ from urllib.parse import parse_qs, unquote
 
 import msgspec
 
-from clipper.errors import ConfigError
+from clipper.errors import ConfigError, without_secrets
 
 _PORT: Final = "2379"
 _OPTIONS: Final = ("ca", "cert", "key", "user", "password")
@@ -45,13 +45,13 @@ def parse_url(url: str) -> EtcdAddress:
     if unknown or not endpoints:
         why = f"unknown {unknown[0]!r}" if unknown else "it names no host"
         raise ConfigError(
-            f"no store for state={redacted_url(url)!r}: {why}.",
+            f"no store for state={without_secrets(url)!r}: {why}.",
             hint="Write etcd://HOST:2379,HOST:2379/PREFIX?ca=FILE.",
         )
     prefix = path.strip("/") + "/" if path.strip("/") else "clipper/"
     secure = scheme == "etcds" or bool(options.get("ca") or options.get("cert"))
     return EtcdAddress(
-        redacted_url(url),
+        without_secrets(url),
         endpoints,
         prefix,
         secure,
@@ -62,15 +62,3 @@ def parse_url(url: str) -> EtcdAddress:
 def _endpoint(host: str) -> str:
     bare = host.rpartition("]")[2]  # of [::1]:2379
     return host if ":" in bare else f"{host}:{_PORT}"
-
-
-def redacted_url(url: str) -> str:
-    """Return the URL with its password replaced by `***`."""
-    address, mark, query = url.partition("?")
-    login, at, rest = address.rpartition("@")
-    if ":" in login.partition("//")[2]:
-        login = login.rpartition(":")[0] + ":***"
-    options = (
-        "password=***" if option.startswith("password=") else option for option in query.split("&")
-    )
-    return login + at + rest + mark + "&".join(options)

@@ -52,7 +52,7 @@ class EtcdChannel:
         self.name = address.shown
         self._credentials = _credentials(address)
         self._channels: dict[int, grpc.Channel] = {}
-        self._at = 0  # index of the current endpoint
+        self.at = 0  # index of the current endpoint
         self._token = ""
         self._lock = threading.Lock()
         self._closed = False
@@ -69,7 +69,7 @@ class EtcdChannel:
         """
         error: StoreError = StoreError("")
         for _ in self._address.endpoints:
-            at = self._at
+            at = self.at
             try:
                 return self._authenticated(at, name, request, patience_s or PATIENCE_S)
             except grpc.RpcError as problem:
@@ -133,16 +133,11 @@ class EtcdChannel:
 
     # -- endpoints
 
-    @property
-    def at(self) -> int:
-        """Index of the current endpoint."""
-        return self._at
-
     def leave(self, at: int) -> None:
         """Switch to the next endpoint, unless another thread has already left `at`."""
         with self._lock:
-            if self._at == at:
-                self._at = (at + 1) % len(self._address.endpoints)
+            if self.at == at:
+                self.at = (at + 1) % len(self._address.endpoints)
 
     def forget_token(self) -> None:
         """Drop the authentication token; the next call requests a new one."""

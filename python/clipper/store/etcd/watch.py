@@ -14,32 +14,23 @@ it.
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from time import monotonic
 from typing import Final
 
 import grpc
 
+from clipper.component import Backoff, Stop, Worker
 from clipper.errors import StoreError
 from clipper.store.etcd.channel import EtcdChannel
 from clipper.store.etcd.protocol import Message, message
 from clipper.store.store import EVENTS_MAX, Event, Record
 
+_END_S = 10.0  # for the thread, whose stream is cancelled
 SILENCE_S: Final = 1.0  # then a progress notification is requested
 WATCHDOG_S = 2.0  # timeout of that notification
 _SLICE_S: Final = 0.25
-_PAUSE_S_MIN, _PAUSE_S_MAX = 0.05, 1.0
-
-
-class _Requests:
-    """The requests of a stream, as an iterator for gRPC's thread; None ends it."""
-
-    def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
-        self.put = self._queue.put
-
-    def __iter__(self) -> Iterator[Message]:
-        return iter(self._queue.get, None)
+PAUSE_S_MIN, PAUSE_S_MAX = 0.05, 1.0
 
 
 class EtcdWatch:
@@ -62,22 +53,20 @@ class EtcdWatch:
         self._cluster = 0
         self._seen: Message | None = None  # the newest record that this watch knows
         self._synced = False
-        self._sync_at = (
-            -1
-        )  # SYNC when events up to this revision have come; -1 while that is not known
+        # SYNC when events up to this revision have come; -1 while that is not known
+        self._sync_at = -1
         self._sync_revision = 0
         self._ready: deque[Event] = deque()
         self._error: StoreError | None = None
-        self._pending_since_s = float(
-            "inf"
-        )  # since when a notification is pending; infinite if none is
+        # since when a notification is pending; infinite if none is
+        self._pending_since_s = float("inf")
         self.contact_s = monotonic()
-        self._requests = _Requests()
+        # of the stream, for gRPC's thread; None ends it
+        self._requests: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._call: grpc.Call | None = None
         self._changed = threading.Condition()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="clipper-etcd-watch", daemon=True)
-        self._thread.start()
+        self._worker = Worker("clipper-etcd-watch", self._run, once=True)
+        self._worker.start()
 
     # -- called by the reader
 
@@ -89,7 +78,7 @@ class EtcdWatch:
         """
         give_up = float("inf") if timeout_s is None else monotonic() + timeout_s
         with self._changed:
-            while not self._stop.is_set():
+            while not self.closed:
                 if self._ready:
                     return self._ready.popleft()
                 if self._error is not None:
@@ -117,31 +106,26 @@ class EtcdWatch:
     @property
     def closed(self) -> bool:
         """True after `close`."""
-        return self._stop.is_set()
+        return self._worker.stop.requested
 
     def close(self) -> None:
         """End the stream and its thread."""
-        self._stop.set()
+        self._worker.request_stop()
         with self._changed:
             self._changed.notify_all()
             self._cancel()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
+        self._worker.end(_END_S)
 
     def _cancel(self) -> None:
         self._requests.put(None)
         if self._call is not None:
             self._call.cancel()
 
-    def __iter__(self) -> Iterator[Event]:
-        while (event := self.next()) is not None:
-            yield event
-
     # -- run by the watch's thread
 
-    def _run(self) -> None:
-        pause_s = _PAUSE_S_MIN
-        while not self._stop.is_set():
+    def _run(self, stop: Stop) -> None:
+        backoff = Backoff(PAUSE_S_MIN, PAUSE_S_MAX)
+        while not stop.requested:
             at, contact_s = self._channel.at, self.contact_s
             try:
                 self._follow(at)
@@ -150,15 +134,14 @@ class EtcdWatch:
             except StoreError as error:
                 self._trouble(error)
             except ValueError:  # the channel was closed
-                self._stop.set()
+                stop.request()
             else:
                 continue  # it restarts at another revision
             if self.contact_s != contact_s:
-                pause_s = _PAUSE_S_MIN
+                backoff.reset()
             self._channel.leave(at)
             self._channel.forget_token()  # an expired token may be the reason
-            self._stop.wait(pause_s)
-            pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+            stop.wait(backoff.next_s())
 
     def _trouble(self, error: StoreError) -> None:
         with self._changed:
@@ -169,7 +152,7 @@ class EtcdWatch:
     def _follow(self, at: int) -> None:
         """Read one stream, until it fails or the watch has to restart at another revision."""
         with self._changed:
-            self._requests = _Requests()
+            self._requests = queue.SimpleQueue()
             self._pending_since_s = monotonic()
             create = {
                 "key": self._prefix,
@@ -177,8 +160,8 @@ class EtcdWatch:
                 "start_revision": self._cursor + 1,
             }
             self._requests.put(message("WatchRequest")(create_request=create))
-            self._call = self._channel.stream(at, "Watch.Watch", iter(self._requests))
-            if self._stop.is_set():
+            self._call = self._channel.stream(at, "Watch.Watch", iter(self._requests.get, None))
+            if self.closed:
                 self._cancel()
         try:
             for answer in self._call:
@@ -236,6 +219,8 @@ class EtcdWatch:
             try:
                 return seen in self._channel.call("KV.Range", request, again=True).kvs
             except StoreError as error:
+                if "future revision" in error.message:  # it has fewer revisions than before
+                    return False
                 if "compacted" not in error.message:
                     raise
         return False

@@ -8,29 +8,9 @@ A write is one round trip and no script. It changes no revision and is in no str
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Any
 
-
-class _Pipeline(AbstractContextManager["_Pipeline"], Protocol):
-    """Commands that are sent together."""
-
-    def rpush(self, name: str, value: bytes) -> object: ...
-
-    def pexpire(self, name: str, ms: int) -> object: ...
-
-    def setbit(self, name: str, offset: int, value: int) -> object: ...
-
-    def execute(self) -> list[object]: ...
-
-
-class _Client(Protocol):
-    """The part of redis.Redis that is used."""
-
-    def pipeline(self, transaction: bool) -> _Pipeline: ...
-
-    def lrange(self, name: str, start: int, end: int) -> list[bytes]: ...
-
-    def unlink(self, *names: str) -> object: ...
+RedisClient = Any  # redis.Redis, whose types do not tell str from bytes
 
 
 class RedisLists:
@@ -42,7 +22,7 @@ class RedisLists:
 
     def __init__(
         self,
-        redis: _Client,
+        redis: RedisClient,
         exchange: Callable[[], AbstractContextManager[None]],
         prefix: str,
         ttl_s: float,
@@ -62,7 +42,8 @@ class RedisLists:
     def read(self, key: str) -> list[bytes]:
         """Return the values of a list in the order of their appends."""
         with self._exchange():
-            return self._redis.lrange(self._list + key, 0, -1)
+            values: list[bytes] = self._redis.lrange(self._list + key, 0, -1)
+        return values
 
     def claim(self, numbers: Mapping[str, Sequence[int]]) -> dict[str, set[int]]:
         """Add numbers to sets; return those that were not there before."""

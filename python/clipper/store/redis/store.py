@@ -32,11 +32,11 @@ import secrets
 from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit, urlunsplit
 
 import msgpack
 
-from clipper.errors import ConfigError, ForkedProcess, StoreError
+from clipper.errors import ConfigError, ForkedProcess, StoreError, without_secrets
+from clipper.store.redis.lists import RedisClient as RedisClient
 from clipper.store.redis.lists import RedisLists
 from clipper.store.redis.watch import ChangeReader, Changes, RedisWatch, Waited
 from clipper.store.store import (
@@ -58,7 +58,6 @@ from clipper.store.store import (
 if TYPE_CHECKING:
     from redis.commands.core import Script
 
-RedisClient = Any  # redis.Redis, whose types do not tell str from bytes
 PATIENCE_S: Final = 5.0  # timeout of a command
 _KINDS = {Put: 1, Delete: 2, Get: 3}
 _LAST = (1 << 63) - 1
@@ -231,10 +230,10 @@ class RedisStore(Store):
         except ImportError:
             hint = "pip install 'clipper-serving[redis]'."
             raise ConfigError(
-                f"state={redacted_url(url)!r} needs the package redis, which is not installed.",
+                f"state={without_secrets(url)!r} needs the package redis, which is not installed.",
                 hint=hint,
             ) from None
-        self.name = redacted_url(url)
+        self.name = without_secrets(url)
         self._errors: ModuleType = redis.exceptions
         self._events_max = events_max
         self._pid = os.getpid()
@@ -407,14 +406,6 @@ class RedisStore(Store):
         self._redis.close()
 
 
-def redacted_url(url: str) -> str:
-    """Return the URL with its password replaced by `***`."""
-    parts = urlsplit(url)
-    if not parts.password:
-        return url
-    return urlunsplit(parts._replace(netloc=parts.netloc.replace(f":{parts.password}@", ":***@")))
-
-
 def _without_prefix(url: str) -> tuple[str, str]:
     address, _, query = url.partition("?")
     options = [option for option in query.split("&") if option]
@@ -430,9 +421,13 @@ def _packed(ops: Sequence[Op]) -> list[list[object]]:
     ]
 
 
-def _record(key: str, parts: Sequence[bytes] | None) -> Record | None:
+def _record(key: str, parts: Sequence[bytes | None] | None) -> Record | None:
+    """Return a record from the fields of its hash. A field that another program left out is empty:
+    whoever decodes it names the record in the error, and the other records are read."""
     if not parts:
         return None
+    value, revision, created, version, lease = parts
+    at = int(revision or 0)
     return Record(
-        key, parts[0], int(parts[1]), int(parts[2]), int(parts[3]), (parts[4] or b"").decode()
+        key, value or b"", at, int(created or at), int(version or 1), (lease or b"").decode()
     )

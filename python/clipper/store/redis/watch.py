@@ -5,19 +5,22 @@ then one script ends what is over and returns the changes. An idle server sends 
 in BLOCK_S, however many watches it has.
 """
 
+import logging
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from time import monotonic
 from typing import Final, NamedTuple, Protocol
 
-from clipper.errors import StoreError
+from clipper.component import Backoff, Stop, Worker
+from clipper.errors import ShuttingDown, StoreError
 from clipper.store.store import Event, Record
 
 BLOCK_S: Final = 1.0  # the longest time without a word from the server
 DUE_S_MAX: Final = 5.0  # between two looks at the ends of leases
-_PAUSE_S_MIN, _PAUSE_S_MAX = 0.05, 1.0
+PAUSE_S_MIN, PAUSE_S_MAX = 0.05, 1.0
+_log = logging.getLogger(__name__)
 Entry = tuple[bytes, Sequence[bytes]]  # of the stream: its id, then names and values in turn
 
 
@@ -60,7 +63,7 @@ class ChangeStream(Protocol):
 
 
 class ChangeReader:
-    """Threads: any. One of its own reads while there are watches.
+    """Reads the changes of a store for all its watches, in a thread of its own. Threads: any.
 
     events_max: changes that wait for the reader of a watch; with more it gets RESET.  block_s: the
     longest wait for the server's word.
@@ -77,8 +80,7 @@ class ChangeReader:
         self._born = self._run_id = b""
         self._due_s = 0.0
         self._granted = b"0"
-        self._thread: threading.Thread | None = None
-        self._stop = threading.Event()
+        self._worker = Worker("clipper-redis-watch", self._run, once=True)
 
     def join(self, watch: "RedisWatch") -> None:
         """Hand a watch what it has not seen, and from then on what changes. Raises StoreError."""
@@ -89,11 +91,8 @@ class ChangeReader:
                 self._cursor, self._born, self._run_id = found.revision, found.born, found.run
             watch.take(found, watch.cursor, self._is_new(found))
             self._watches.add(watch)
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="clipper-redis-watch", daemon=True
-                )
-                self._thread.start()
+            if not self._worker.is_started:
+                self._worker.start()
             self.changed.notify_all()
 
     def leave(self, watch: "RedisWatch") -> None:
@@ -102,9 +101,9 @@ class ChangeReader:
             self._watches.discard(watch)
             self.changed.notify_all()
 
-    def _run(self) -> None:
-        pause_s = _PAUSE_S_MIN
-        while not self.closed:
+    def _run(self, stop: Stop) -> None:
+        backoff = Backoff(PAUSE_S_MIN, PAUSE_S_MAX)
+        while not stop.requested:
             with self.changed:
                 if not len(self._watches):
                     self.changed.wait(self._block_s)
@@ -112,15 +111,21 @@ class ChangeReader:
                 cursor = self._cursor
             try:
                 self._follow(cursor)
-                pause_s = _PAUSE_S_MIN
+                backoff.reset()
             except StoreError as error:
-                with self.changed:
-                    for watch in list(self._watches):
-                        watch.error = error
-                    self._due_s = 0.0
-                    self.changed.notify_all()
-                self._stop.wait(pause_s)
-                pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+                self._has_failed(error)
+                stop.wait(backoff.next_s())
+            except Exception as error:  # the watches must not wait for a thread that has ended
+                _log.exception("changes of the store cannot be read")
+                self._has_failed(StoreError(f"changes of the store cannot be read: {error!r}."))
+                stop.wait(backoff.next_s())
+
+    def _has_failed(self, error: StoreError) -> None:
+        with self.changed:
+            for watch in list(self._watches):
+                watch.error = error
+            self._due_s = 0.0
+            self.changed.notify_all()
 
     def _follow(self, cursor: int) -> None:
         """Wait for a change, or the end of a lease, and hand it on."""
@@ -154,16 +159,13 @@ class ChangeReader:
     def close(self) -> None:
         """End all watches. The thread ends when its connection is closed. Idempotent."""
         self.closed = True
-        self._stop.set()
+        self._worker.request_stop()
         with self.changed:
             self.changed.notify_all()
 
     def has_ended(self, timeout_s: float) -> bool:
         """Wait for the end of the thread after `close`; return False on timeout."""
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(timeout_s)
-            return not self._thread.is_alive()
-        return True
+        return self._worker.join(monotonic() + timeout_s)
 
 
 class RedisWatch:
@@ -190,10 +192,11 @@ class RedisWatch:
             self._ready.append(Event("RESET", found.revision))
             self.cursor = found.revision
         else:
-            for id, parts in found.entries:
-                event = _event(id, dict(zip(parts[::2], parts[1::2], strict=True)))
-                if event.revision > self.cursor and event.key.startswith(self._prefix):
-                    self._ready.append(event)
+            events = _events(found.entries, self._prefix, self.cursor)
+            if events is None:
+                self._ready.append(Event("RESET", found.revision))
+            else:
+                self._ready.extend(events)
             self.cursor = max(self.cursor, found.revision)
         if had_some and len(self._ready) > self._reader.events_max:
             self._ready.clear()
@@ -212,7 +215,7 @@ class RedisWatch:
         if not self._has_joined and not self.closed:
             try:
                 self._reader.join(self)
-            except StoreError:
+            except (StoreError, ShuttingDown):
                 if self.closed:
                     return None
                 raise
@@ -226,7 +229,7 @@ class RedisWatch:
                 left_s = give_up - monotonic()
                 if left_s <= 0:
                     return None
-                changed.wait(None if left_s == float("inf") else left_s)
+                changed.wait(min(left_s, BLOCK_S))
         return None
 
     @property
@@ -244,9 +247,18 @@ class RedisWatch:
         self._closed = True
         self._reader.leave(self)
 
-    def __iter__(self) -> Iterator[Event]:
-        while (event := self.next()) is not None:
-            yield event
+
+def _events(entries: Sequence[Entry], prefix: str, cursor: int) -> list[Event] | None:
+    """Return the changes of a prefix after a revision; None if an entry is not as this version
+    writes it, so that everything has to be read again."""
+    try:
+        events = [
+            _event(id, dict(zip(parts[::2], parts[1::2], strict=True))) for id, parts in entries
+        ]
+    except (KeyError, ValueError) as error:
+        _log.warning("a change of the store cannot be read, so all is read again: %r", error)
+        return None
+    return [one for one in events if one.revision > cursor and one.key.startswith(prefix)]
 
 
 def _event(id: bytes, fields: dict[bytes, bytes]) -> Event:

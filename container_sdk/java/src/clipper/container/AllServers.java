@@ -167,11 +167,7 @@ final class AllServers implements Serving {
         System.err.println("model '" + options.name + "': rejected by " + one.rejected);
       }
       boolean lasted = now - one.startedNs > Container.BACKOFF_MS_MAX * 1_000_000;
-      Pause before = lasted ? null : pauses.get(address);
-      long pauseMs = before == null ? Container.BACKOFF_MS_MIN : before.nextMs();
-      pauses.put(
-          address,
-          new Pause(now + pauseMs * 1_000_000, Math.min(Container.BACKOFF_MS_MAX, 2 * pauseMs)));
+      pause(address, lasted ? null : pauses.get(address));
     }
     if (!rejections.isEmpty() && rejections.size() == listed.size()) {
       throw new Rejected(String.join("; ", rejections));
@@ -180,8 +176,25 @@ final class AllServers implements Serving {
     for (String address : listed) {
       Pause pause = pauses.get(address);
       if (!servers.containsKey(address) && (pause == null || now - pause.dueNs() >= 0)) {
-        servers.put(address, new Server(address));
+        start(address);
       }
     }
+  }
+
+  private void start(String address) {
+    try {
+      servers.put(address, new Server(address));
+    } catch (OutOfMemoryError error) {
+      System.err.println(
+          "model '" + options.name + "': no thread for " + address + ": " + error.getMessage()
+              + "; trying again");
+      pause(address, pauses.get(address));
+    }
+  }
+
+  private void pause(String address, Pause before) {
+    long pauseMs = before == null ? Container.BACKOFF_MS_MIN : before.nextMs();
+    long nextMs = Math.min(Container.BACKOFF_MS_MAX, 2 * pauseMs);
+    pauses.put(address, new Pause(System.nanoTime() + pauseMs * 1_000_000, nextMs));
   }
 }

@@ -1,7 +1,9 @@
 package clipper.container;
 
+import java.io.Closeable;
 import java.io.IOException;
 import java.net.InetSocketAddress;
+import java.net.SocketAddress;
 import java.net.StandardProtocolFamily;
 import java.net.StandardSocketOptions;
 import java.net.UnixDomainSocketAddress;
@@ -25,8 +27,8 @@ final class Connection implements AutoCloseable {
   private static final int SPIN_TRIAL = 64;
 
   private final SocketChannel channel;
-  private final Selector readable = Selector.open();
-  private final Selector writable = Selector.open();
+  private final Selector readable;
+  private final Selector writable;
   private final ReentrantLock sending = new ReentrantLock();
   private final boolean spins = Runtime.getRuntime().availableProcessors() > 1;
   private ByteBuffer buffer = direct(READ_BYTES + Header.BYTES);
@@ -40,20 +42,62 @@ final class Connection implements AutoCloseable {
 
   /** Connect to unix:/path or tcp:host:port. Throws: IOException; IllegalArgumentException. */
   Connection(String address) throws IOException {
-    if (address.startsWith("unix:") && address.length() > 5) {
-      channel = SocketChannel.open(StandardProtocolFamily.UNIX);
-      channel.connect(UnixDomainSocketAddress.of(address.substring(5)));
-    } else {
-      InetSocketAddress place = tcpPlace(address);
-      channel = SocketChannel.open();
-      channel.socket().connect(
-          new InetSocketAddress(place.getHostString(), place.getPort()), (int) ATTEMPT_MS);
-      channel.setOption(StandardSocketOptions.TCP_NODELAY, true);
-      channel.setOption(StandardSocketOptions.SO_KEEPALIVE, true);
+    Selector[] selectors = new Selector[2];
+    SocketChannel connected = null;
+    try {
+      connected = connected(address);
+      for (int i = 0; i < 2; i++) {
+        selectors[i] = Selector.open();
+        connected.register(selectors[i], i == 0 ? SelectionKey.OP_READ : SelectionKey.OP_WRITE);
+      }
+    } catch (IOException | RuntimeException | Error error) {
+      closeAll(connected, selectors[0], selectors[1]);
+      throw error;
     }
-    channel.configureBlocking(false);
-    channel.register(readable, SelectionKey.OP_READ);
-    channel.register(writable, SelectionKey.OP_WRITE);
+    channel = connected;
+    readable = selectors[0];
+    writable = selectors[1];
+  }
+
+  private static SocketChannel connected(String address) throws IOException {
+    boolean unix = address.startsWith("unix:") && address.length() > 5;
+    SocketAddress place = unix ? UnixDomainSocketAddress.of(address.substring(5)) : tcpPlace(address);
+    SocketChannel channel =
+        unix ? SocketChannel.open(StandardProtocolFamily.UNIX) : SocketChannel.open();
+    try {
+      if (place instanceof InetSocketAddress named) {
+        channel.socket().connect(
+            new InetSocketAddress(named.getHostString(), named.getPort()), (int) ATTEMPT_MS);
+        channel.setOption(StandardSocketOptions.TCP_NODELAY, true);
+        channel.setOption(StandardSocketOptions.SO_KEEPALIVE, true);
+      }
+      channel.configureBlocking(false);
+      // A blocking connect to a server that accepts nobody would last for ever.
+      if (unix && !channel.connect(place)) {
+        throw new Disconnected("cannot connect: the server accepts no connection now");
+      }
+      return channel;
+    } catch (IOException | RuntimeException | Error error) {
+      channel.close();
+      throw error;
+    }
+  }
+
+  /** Close what there is, whatever closing a part of it raises. */
+  private static void closeAll(Closeable... parts) throws IOException {
+    IOException first = null;
+    for (Closeable part : parts) {
+      try {
+        if (part != null) {
+          part.close();
+        }
+      } catch (IOException error) {
+        first = first == null ? error : first;
+      }
+    }
+    if (first != null) {
+      throw first;
+    }
   }
 
   /** Return host and port of tcp:host:port, not looked up. Throws: IllegalArgumentException. */
@@ -196,17 +240,21 @@ final class Connection implements AutoCloseable {
       }
       lastSentNs = System.nanoTime();
     } catch (IOException error) {
-      channel.close();
+      abandon();
       throw error;
     } finally {
       sending.unlock();
     }
   }
 
+  /** Close the connection; the thread that reads hears of it. Any thread. */
+  void abandon() throws IOException {
+    channel.close();
+    readable.wakeup();
+  }
+
   @Override
   public void close() throws IOException {
-    channel.close();
-    readable.close();
-    writable.close();
+    closeAll(channel, readable, writable);
   }
 }

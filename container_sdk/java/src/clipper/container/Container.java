@@ -32,9 +32,12 @@ public final class Container implements Serving {
   private static final int SILENCE_HEARTBEATS = 6;
   static final long BACKOFF_MS_MIN = 100;
   static final long BACKOFF_MS_MAX = 10_000;
-  private static final int FEEDBACK_FRAMES_MAX = 256;
+  private static final int FEEDBACK_FRAMES_MAX = 256; // and as many bytes as one payload may have
   private static final long COMPLAIN_NS = 5_000_000_000L;
   private static final long STOP_S = 60; // for the batch that runs when a stop is requested
+
+  /** Feedback that waits. bytes: the memory of its rows. */
+  private record Feedback(Rows inputs, Rows labels, long bytes) {}
 
   private final Model model;
   private final Options options;
@@ -44,7 +47,8 @@ public final class Container implements Serving {
   private final Header header = new Header();
   private final Rows rows = new Rows();
   private final Outputs outputs = new Outputs();
-  private final ArrayDeque<Rows[]> feedback = new ArrayDeque<>();
+  private final ArrayDeque<Feedback> feedback = new ArrayDeque<>();
+  private long feedbackBytes;
   private final CountDownLatch stopRequested = new CountDownLatch(1);
   private Connection connection;
   private long backoffMs = BACKOFF_MS_MIN;
@@ -53,6 +57,7 @@ public final class Container implements Serving {
   private long complaintNs;
   private long learned;
   private long failed;
+  private double accuracy = Double.NaN;
 
   /** Create a container and warm its model up. The model must be loaded. */
   public Container(Model model, Options options) {
@@ -188,6 +193,9 @@ public final class Container implements Serving {
       fields.put("timings", warm.timings);
       fields.put("gives", warm.output);
     }
+    if (!warm.error.isEmpty()) {
+      fields.put("warm_error", warm.error);
+    }
     fields.put("name", options.name);
     fields.put("version", options.version);
     fields.put("replica", options.replica);
@@ -230,8 +238,10 @@ public final class Container implements Serving {
   private void serveFrames(Welcome welcome) throws IOException, Connection.Stopping {
     Heart heart = welcome.quiet() ? null : new Heart(connection, welcome, options.aliveFile);
     feedback.clear();
+    feedbackBytes = 0;
     learned = 0;
     failed = 0;
+    accuracy = Double.NaN;
     try {
       while (answer(welcome, heart)) {
         continue;
@@ -296,10 +306,23 @@ public final class Container implements Serving {
   private void queueFeedback(int at, Welcome welcome) {
     ByteBuffer copy = Rows.littleEndian(ByteBuffer.allocate(header.payloadBytes));
     copy.put(0, connection.buffer(), at, header.payloadBytes);
-    feedback.add(Wire.openFeedback(header, copy, 0, welcome.payloadBytesMax()));
-    if (feedback.size() > FEEDBACK_FRAMES_MAX) {
-      failed += feedback.remove()[0].n;
+    Rows[] both = Wire.openFeedback(header, copy, 0, welcome.payloadBytesMax());
+    long bytes = Math.max(copy.limit(), both[0].data.limit() + both[1].data.limit());
+    feedback.add(new Feedback(both[0], both[1], bytes));
+    feedbackBytes += bytes;
+    long bytesMax = welcome.payloadBytesMax();
+    while (feedback.size() > FEEDBACK_FRAMES_MAX || feedback.size() > 1 && feedbackBytes > bytesMax) {
+      failed += nextFeedback().inputs().n;
+      complain(
+          "model '" + options.name
+              + "': feedback arrives faster than correct() processes it; the oldest is dropped");
     }
+  }
+
+  private Feedback nextFeedback() {
+    Feedback next = feedback.remove();
+    feedbackBytes -= next.bytes();
+    return next;
   }
 
   /** Run the model. Return the microseconds that it took, without the wait for its turn. */
@@ -315,18 +338,27 @@ public final class Container implements Serving {
   }
 
   private void reply(Welcome welcome, long id) throws IOException {
-    ByteBuffer reply;
+    boolean qualified = welcome.qualifiers();
+    long bytesMax = welcome.payloadBytesMax();
+    ByteBuffer reply = null;
+    long tookUs = 0;
     try {
-      long tookUs = predict();
-      reply =
-          outputs.encode(
-              id, tookUs, welcome.crc(), welcome.qualifiers(), welcome.payloadBytesMax());
-    } catch (Exception | StackOverflowError | OutOfMemoryError error) {
+      tookUs = predict();
+      if (welcome.partial()) {
+        outputs.checkParts(qualified, bytesMax);
+      } else {
+        reply = outputs.encode(id, tookUs, welcome.crc(), qualified, bytesMax);
+      }
+    } catch (Exception | Error error) {
       String why = "model '" + options.name + "': " + Evaluation.trace(error);
       complain(why);
       reply = Wire.textFrame(Kind.FAILURE, why, id, welcome.crc());
     }
-    connection.send(reply);
+    if (reply != null) {
+      connection.send(reply);
+    } else {
+      outputs.sendParts(id, tookUs, welcome.crc(), qualified, bytesMax, connection::send);
+    }
   }
 
   private void complain(String why) {
@@ -348,7 +380,7 @@ public final class Container implements Serving {
     try {
       predict();
       numbers = outputs.numbers();
-    } catch (Exception | StackOverflowError | OutOfMemoryError error) {
+    } catch (Exception | Error error) {
       throw new Disconnected("the model failed, which version 1 cannot report: " + error);
     }
     connection.send(numbers);
@@ -359,7 +391,7 @@ public final class Container implements Serving {
     try {
       correct();
       if (feedback.isEmpty() && heart != null) {
-        heart.report(learned, failed, model.accuracy());
+        heart.report(learned, failed, accuracy());
       }
     } finally {
       turn.unlock();
@@ -367,13 +399,23 @@ public final class Container implements Serving {
   }
 
   private void correct() {
-    Rows[] both = feedback.remove();
+    Feedback next = nextFeedback();
+    int rows = next.inputs().n;
     try {
-      model.correct(new Batch(both[0]), new Batch(both[1]));
-      learned += both[0].n;
-    } catch (Exception | StackOverflowError | OutOfMemoryError error) {
-      failed += both[0].n;
+      model.correct(new Batch(next.inputs()), new Batch(next.labels()));
+      learned += rows;
+    } catch (Exception | Error error) {
+      failed += rows;
       complain("model '" + options.name + "': correct() failed:\n" + Evaluation.trace(error));
     }
+  }
+
+  private double accuracy() {
+    try {
+      accuracy = model.accuracy();
+    } catch (Exception | Error error) {
+      complain("model '" + options.name + "': accuracy() failed:\n" + Evaluation.trace(error));
+    }
+    return accuracy;
   }
 }

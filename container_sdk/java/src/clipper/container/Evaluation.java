@@ -8,6 +8,7 @@ import java.util.List;
 /** Runs a batch on a model: whole, or row by row if it fails. */
 final class Evaluation {
   private static final int TEXT_CHARS_MAX = 8 << 10;
+  private static final int LINE_CHARS_MAX = 2000; // of the line that is repeated
 
   private Evaluation() {}
 
@@ -25,7 +26,7 @@ final class Evaluation {
       return;
     } catch (InvalidOutput error) {
       throw error;
-    } catch (Exception | StackOverflowError | OutOfMemoryError error) {
+    } catch (Exception | Error error) {
       if (!retrySingly || rows.n == 1) {
         throw error;
       }
@@ -41,18 +42,27 @@ final class Evaluation {
       try {
         model.predict(new Batch(rows.row(i)), outputs);
         singles.add(outputs.single());
-      } catch (Exception | StackOverflowError | OutOfMemoryError error) {
+      } catch (Exception | Error error) {
         singles.add(Outputs.Single.failed(trace(error)));
       }
     }
     return singles;
   }
 
-  /** Return the stack trace of an error, at most TEXT_CHARS_MAX characters of it. */
+  /**
+   * Return the stack trace of an error, at most TEXT_CHARS_MAX characters of it. Its last line is
+   * the error again, with the first line of its message: the line that a server shows.
+   */
   static String trace(Throwable error) {
     StringWriter text = new StringWriter();
     error.printStackTrace(new PrintWriter(text, true));
     String whole = text.toString().strip();
-    return whole.length() <= TEXT_CHARS_MAX ? whole : whole.substring(0, TEXT_CHARS_MAX);
+    String line = whole.lines().findFirst().orElse("");
+    line = line.substring(0, Math.min(line.length(), LINE_CHARS_MAX));
+    if (whole.endsWith(line) && whole.length() <= TEXT_CHARS_MAX) {
+      return whole;
+    }
+    int most = TEXT_CHARS_MAX - line.length() - 1;
+    return whole.substring(0, Math.min(whole.length(), most)) + "\n" + line;
   }
 }

@@ -14,7 +14,8 @@ final class Header {
   static final int SHARED = 32;
   static final int SESSIONS = 64;
   static final int QUALIFIERS = 128;
-  private static final int FLAGS_ALL = 255;
+  static final int PARTIAL = 256;
+  private static final int FLAGS_ALL = 511;
   private static final int MAGIC = 0x52504c43; // "CLPR"
   private static final int RANK_MAX = 4;
 
@@ -147,6 +148,9 @@ final class Header {
     }
     if (has(SESSIONS) && kind != Kind.PREDICT || has(QUALIFIERS) && kind != Kind.REPLY) {
       throw new BadFrame("a PREDICT has no qualifiers, and a REPLY no sessions");
+    }
+    if (has(PARTIAL) && kind != Kind.REPLY) {
+      throw new BadFrame("only a REPLY may be PARTIAL");
     }
     if (rows == 0) {
       throw new BadFrame("a batch has at least one row");

@@ -58,6 +58,17 @@ final class Heart {
       }
     } catch (IOException | InterruptedException ended) {
       return;
+    } catch (RuntimeException | Error unexpected) {
+      System.err.println("no heartbeats any more: " + unexpected);
+      abandon();
+    }
+  }
+
+  private void abandon() {
+    try {
+      connection.abandon(); // the container connects again, with another heart
+    } catch (IOException closed) {
+      return;
     }
   }
 

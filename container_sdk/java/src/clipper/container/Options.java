@@ -77,12 +77,12 @@ public final class Options {
     input = text(environment, "INPUT", input);
     output = text(environment, "OUTPUT", output);
     warmup = text(environment, "WARMUP", warmup);
-    version = Long.parseLong(text(environment, "VERSION", "" + version));
-    replica = Long.parseLong(text(environment, "REPLICA", "" + replica));
-    batchMax = Integer.parseInt(text(environment, "BATCH_MAX", "" + batchMax));
-    retrySingly = text(environment, "RETRY_SINGLY", retrySingly ? "1" : "0").equals("1");
-    protocol = Integer.parseInt(text(environment, "PROTOCOL", "" + protocol));
-    allServers = text(environment, "ALL_SERVERS", "").equals("1");
+    version = whole(environment, "VERSION", version, 0, Long.MAX_VALUE);
+    replica = whole(environment, "REPLICA", replica, 0, Long.MAX_VALUE);
+    batchMax = (int) whole(environment, "BATCH_MAX", batchMax, 0, Integer.MAX_VALUE);
+    retrySingly = whole(environment, "RETRY_SINGLY", retrySingly ? 1 : 0, 0, 1) == 1;
+    protocol = (int) whole(environment, "PROTOCOL", protocol, 1, 2);
+    allServers = whole(environment, "ALL_SERVERS", allServers ? 1 : 0, 0, 1) == 1;
     aliveFile = text(environment, "ALIVE_FILE", aliveFile);
     String tokenFile = text(environment, "TOKEN_FILE", "");
     if (token.isEmpty() && !tokenFile.isEmpty()) {
@@ -97,6 +97,24 @@ public final class Options {
     } catch (IOException error) {
       throw new IllegalArgumentException("CLIPPER_TOKEN_FILE: cannot read a token from " + file);
     }
+  }
+
+  private static long whole(
+      Map<String, String> environment, String key, long otherwise, long least, long most) {
+    String value = text(environment, key, "");
+    if (value.isEmpty()) {
+      return otherwise;
+    }
+    try {
+      long number = Long.parseLong(value);
+      if (Character.isDigit(value.charAt(0)) && number >= least && number <= most) {
+        return number;
+      }
+    } catch (NumberFormatException error) {
+      // said below
+    }
+    throw new IllegalArgumentException(
+        "CLIPPER_" + key + " is '" + value + "': expected a number from " + least + " to " + most);
   }
 
   private static String text(Map<String, String> environment, String key, String otherwise) {

@@ -1,10 +1,13 @@
 package clipper.container;
 
+import java.io.IOException;
 import java.nio.ByteBuffer;
+import java.nio.CharBuffer;
 import java.nio.DoubleBuffer;
 import java.nio.FloatBuffer;
 import java.nio.IntBuffer;
 import java.nio.LongBuffer;
+import java.nio.charset.CharacterCodingException;
 import java.nio.charset.StandardCharsets;
 import java.util.Arrays;
 import java.util.List;
@@ -15,6 +18,8 @@ import java.util.List;
  */
 public final class Outputs {
   private static final int TEXT_BYTES_MAX = 16 << 10;
+  private static final int BESIDE_BYTES = 13; // of a row: a length, a confidence, a status
+  private static final int PADDING_MAX = 64; // of all parts of a payload
 
   /** What a model returned for one row alone. failure: why it failed; then the rest is null. */
   record Single(
@@ -118,7 +123,16 @@ public final class Outputs {
 
   /** Add the output of the next row, a text. */
   public void add(String text) {
-    append(DType.STR, ByteBuffer.wrap(text.getBytes(StandardCharsets.UTF_8)), 1);
+    append(DType.STR, utf8(text), 1);
+  }
+
+  /** Return a text as UTF-8. Throws: InvalidOutput for half of a surrogate pair. */
+  static ByteBuffer utf8(String text) {
+    try {
+      return StandardCharsets.UTF_8.newEncoder().encode(CharBuffer.wrap(text));
+    } catch (CharacterCodingException error) {
+      throw new InvalidOutput("a text that is not valid Unicode: half of a surrogate pair");
+    }
   }
 
   /** Add the output of the next row, bytes. */
@@ -276,54 +290,137 @@ public final class Outputs {
   /** Return a REPLY; valid until the next batch. Throws: InvalidOutput. */
   ByteBuffer encode(long id, long timeUs, boolean checked, boolean qualified, long payloadBytesMax) {
     checkCount();
-    byte[] why = text == null ? new byte[0] : text.toString().getBytes(StandardCharsets.UTF_8);
+    return encodePart(0, n, 0, id, timeUs, checked, qualified, payloadBytesMax);
+  }
+
+  /** Takes a frame, which is valid until it returns. */
+  interface Sender {
+    void send(ByteBuffer frame) throws IOException;
+  }
+
+  /** Check the outputs before sendParts(). Throws: InvalidOutput if one output alone is too large. */
+  void checkParts(boolean qualified, long payloadBytesMax) {
+    checkCount();
+    for (int start = 0; start < n; ) {
+      int end = fitting(start, qualified, payloadBytesMax);
+      long size = sizeOf(start, end, qualified);
+      if (size > payloadBytesMax || size > Wire.PAYLOAD_BYTES_CAP) {
+        throw tooLarge(size, payloadBytesMax);
+      }
+      start = end;
+    }
+  }
+
+  /**
+   * Pass the outputs to `sender` as one REPLY, or as several if they are too large for one frame.
+   */
+  void sendParts(
+      long id, long timeUs, boolean checked, boolean qualified, long payloadBytesMax, Sender sender)
+      throws IOException {
+    long at = 0;
+    for (int start = 0; start < n; ) {
+      int end = fitting(start, qualified, payloadBytesMax);
+      sender.send(encodePart(start, end, at, id, timeUs, checked, qualified, payloadBytesMax));
+      at += bytesOf(start, end);
+      start = end;
+    }
+  }
+
+  /** Return the end of the rows from `start` on that fit into one frame; of one row at least. */
+  private int fitting(int start, boolean qualified, long payloadBytesMax) {
+    long most = Math.min(payloadBytesMax, Wire.PAYLOAD_BYTES_CAP);
+    int textBytes = text == null ? 0 : text.toString().getBytes(StandardCharsets.UTF_8).length;
+    long size = PADDING_MAX + textBytes;
+    int end = start;
+    for (; end < n; end++) {
+      size += bytesOf(end, end + 1) + BESIDE_BYTES;
+      if (qualified && qualifiers != null && qualifiers[end] != null) {
+        size += qualifiers[end].length;
+      }
+      if (size > most && end > start) {
+        break;
+      }
+    }
+    return end;
+  }
+
+  private long bytesOf(int start, int end) {
+    if (!variable) {
+      return (long) (dataBytes / n) * (end - start);
+    }
+    long items = 0;
+    for (int i = start; i < end; i++) {
+      items += lengths[i];
+    }
+    return items * dtype.itemBytes;
+  }
+
+  private long sizeOf(int start, int end, boolean qualified) {
+    int rows = end - start;
     boolean qualifying = qualified && qualifiers != null;
-    int qualifierBytes = qualifying ? sizeOf(qualifiers) : 0;
-    long size = Wire.padded(dataBytes) + (variable ? Wire.padded(4 * n) : 0L);
-    size += confidence == null ? 0 : Wire.padded(4 * n);
-    size += qualifying ? Wire.padded(4 * n) + Wire.padded(qualifierBytes) : 0;
-    size += status == null ? 0 : Wire.padded(n) + why.length;
+    int textBytes = text == null ? 0 : text.toString().getBytes(StandardCharsets.UTF_8).length;
+    long size = Wire.padded((int) bytesOf(start, end)) + (variable ? Wire.padded(4 * rows) : 0L);
+    size += confidence == null ? 0 : Wire.padded(4 * rows);
+    size +=
+        qualifying ? Wire.padded(4 * rows) + Wire.padded(qualifierBytes(start, end)) : 0;
+    return size + (status == null ? 0 : Wire.padded(rows) + textBytes);
+  }
+
+  private static InvalidOutput tooLarge(long size, long payloadBytesMax) {
+    return new InvalidOutput(
+        "the outputs have " + size + " bytes; the server's limit is " + payloadBytesMax
+            + ". Return less, or lower batching.size_max.");
+  }
+
+  private ByteBuffer encodePart(
+      int start, int end, long at, long id, long timeUs, boolean checked, boolean qualified,
+      long payloadBytesMax) {
+    byte[] why = text == null ? new byte[0] : text.toString().getBytes(StandardCharsets.UTF_8);
+    long size = sizeOf(start, end, qualified);
     if (size > payloadBytesMax || size > Wire.PAYLOAD_BYTES_CAP) {
-      throw new InvalidOutput(
-          "the outputs have " + size + " bytes; the server's limit is " + payloadBytesMax
-              + ". Return less, or lower batch_max.");
+      throw tooLarge(size, payloadBytesMax);
     }
     if (Header.BYTES + size > frame.capacity()) {
       frame = direct((int) Math.min(2 * (Header.BYTES + size), Integer.MAX_VALUE - 64));
     }
     frame.clear().position(Header.BYTES);
-    header.flags = 0;
+    header.flags = end < n ? Header.PARTIAL : 0;
     if (variable) {
       header.flags |= Header.VARIABLE;
-      for (int i = 0; i < n; i++) {
+      for (int i = start; i < end; i++) {
         frame.putInt(lengths[i]);
       }
       pad();
     }
-    int end = frame.position() + dataBytes;
-    frame.put(frame.position(), data, 0, dataBytes).position(end);
+    int bytes = (int) bytesOf(start, end);
+    int after = frame.position() + bytes;
+    frame.put(frame.position(), data, (int) at, bytes);
+    for (int i = frame.position(); dtype == DType.BOOL && i < after; i++) {
+      frame.put(i, (byte) (frame.get(i) != 0 ? 1 : 0)); // of a mask of 0 and 255, for instance
+    }
+    frame.position(after);
     pad();
     if (confidence != null) {
       header.flags |= Header.CONFIDENCE;
-      for (float each : confidence) {
-        frame.putFloat(each);
+      for (int i = start; i < end; i++) {
+        frame.putFloat(confidence[i]);
       }
       pad();
     }
-    if (qualifying) {
-      putQualifiers();
+    if (qualified && qualifiers != null) {
+      putQualifiers(start, end);
     }
     if (status != null) {
       header.flags |= Header.ROW_STATUS;
-      frame.put(status);
+      frame.put(status, start, end - start);
       pad();
       frame.put(why);
     }
-    describe(id, timeUs, (int) size, checked);
+    describe(id, timeUs, end - start, (int) size, checked);
     return frame.flip();
   }
 
-  private void describe(long id, long timeUs, int size, boolean checked) {
+  private void describe(long id, long timeUs, int rows, int size, boolean checked) {
     header.kind = Kind.REPLY;
     header.dtype = dtype;
     header.rank = variable ? 1 : shape.length;
@@ -331,7 +428,7 @@ public final class Outputs {
     if (!variable) {
       System.arraycopy(shape, 0, header.dims, 0, shape.length);
     }
-    header.rows = n;
+    header.rows = rows;
     header.id = id;
     header.timeUs = timeUs;
     header.payloadBytes = size;
@@ -343,24 +440,24 @@ public final class Outputs {
     header.encode(frame, 0);
   }
 
-  private void putQualifiers() {
+  private void putQualifiers(int start, int end) {
     header.flags |= Header.QUALIFIERS;
-    for (byte[] each : qualifiers) {
-      frame.putInt(each == null ? 0 : each.length);
+    for (int i = start; i < end; i++) {
+      frame.putInt(qualifiers[i] == null ? 0 : qualifiers[i].length);
     }
     pad();
-    for (byte[] each : qualifiers) {
-      if (each != null) {
-        frame.put(each);
+    for (int i = start; i < end; i++) {
+      if (qualifiers[i] != null) {
+        frame.put(qualifiers[i]);
       }
     }
     pad();
   }
 
-  private static int sizeOf(byte[][] parts) {
+  private int qualifierBytes(int start, int end) {
     int size = 0;
-    for (byte[] each : parts) {
-      size += each == null ? 0 : each.length;
+    for (int i = start; i < end; i++) {
+      size += qualifiers[i] == null ? 0 : qualifiers[i].length;
     }
     return size;
   }

@@ -42,7 +42,9 @@ public final class RecordWriter {
   public void texts(String name, List<String> elements, int... shape) {
     byte[][] raw = new byte[elements.size()][];
     for (int i = 0; i < raw.length; i++) {
-      raw[i] = elements.get(i).getBytes(StandardCharsets.UTF_8);
+      ByteBuffer text = Outputs.utf8(elements.get(i));
+      raw[i] = new byte[text.remaining()];
+      text.get(raw[i]);
     }
     put(name, DType.STR, raw, shape);
   }

@@ -17,6 +17,7 @@ final class WarmUp {
   private static final long BATCH_US = 100_000; // a slower batch is the last
   private static final int ITEMS_MAX = 1 << 24;
   private static final int VARIABLE_LENGTH = 8;
+  private static final int ERROR_CHARS_MAX = 1000;
 
   private final Model model;
   private final Options options;
@@ -28,6 +29,9 @@ final class WarmUp {
 
   /** Type of one output; empty if unknown. */
   String output = "";
+
+  /** Why it failed; empty if it did not. */
+  String error = "";
 
   WarmUp(Model model, Options options) {
     this.model = model;
@@ -43,9 +47,10 @@ final class WarmUp {
       if (given != null) {
         measure();
       }
-    } catch (Exception | StackOverflowError | OutOfMemoryError error) {
-      System.err.println(
-          "model '" + options.name + "': it failed in its warm-up, and serves without: " + error);
+    } catch (Exception | Error failure) {
+      String why = "it failed in its warm-up, and serves without: " + failure;
+      System.err.println("model '" + options.name + "': " + why);
+      error = why.substring(0, Math.min(why.length(), ERROR_CHARS_MAX));
       timings.clear();
       output = "";
     }

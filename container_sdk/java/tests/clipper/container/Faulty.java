@@ -15,7 +15,7 @@ final class Faulty implements Model {
     for (int i = 0; i < batch.size(); i++) {
       String text = batch.text(i);
       switch (text) {
-        case "throw" -> throw new IllegalStateException("this row cannot be read");
+        case "throw" -> throw new IllegalStateException("this row cannot be read\nat frame 0");
         case "exit" -> Runtime.getRuntime().halt(7);
         case "kill" -> new ProcessBuilder("kill", "-9", "" + ProcessHandle.current().pid()).start();
         case "hang" -> Thread.sleep(3_600_000);

@@ -164,7 +164,8 @@ final class Vectors {
     Outputs outputs = new Outputs();
     outputs.reset(rows.n);
     Batch batch = new Batch(rows);
-    if (rows.status != null || rows.variable && !rows.dtype.isText()) {
+    // Outputs knows whether other replies follow.
+    if (rows.status != null || header.has(Header.PARTIAL) || rows.variable && !rows.dtype.isText()) {
       return null;
     }
     if (rows.variable) {

@@ -16,7 +16,7 @@ _IDLE_MAX = 16
 _SHOWN = 500
 
 
-class Unreachable(Exception):
+class Unreachable(ConnectionError):
     """The server does not answer, or not in time."""
 
 

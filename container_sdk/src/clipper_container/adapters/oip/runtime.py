@@ -34,6 +34,7 @@ from clipper_container.adapters.oip.tensors import (
     request,
     signature_of,
 )
+from clipper_container.backoff import Backoff
 from clipper_container.model import Model, UserValue
 from clipper_container.runtime import Artifact, ArtifactError, Loaded, Runtime
 
@@ -97,9 +98,8 @@ class Oip(Runtime):
         self._concurrency = round(concurrency or _number("CONCURRENCY", 4))
         self._places = threading.Lock()  # guards the folder
         self._reload_lock = threading.Lock()  # one reload of the list at a time
-        self._late: set[str] = (
-            set()
-        )  # models whose load timed out here and may still finish in the server
+        # models whose load timed out here and may still finish in the server
+        self._late: set[str] = set()
         self.binary = False
 
     def start(self) -> None:
@@ -111,7 +111,7 @@ class Oip(Runtime):
         with self._places:
             left = self.places.clear()
             self.places.list()
-        waiting = _CHECK_S
+        pauses = Backoff(_CHECK_S, _CHECK_S_MAX)
         while True:
             try:
                 status = self.server.request("GET", ready, within_s=2.0).status
@@ -124,8 +124,7 @@ class Oip(Runtime):
                 raise Unreachable(
                     f"{self.server.url} is not ready after {self._start_s:g} s: {why}"
                 ) from None
-            time.sleep(waiting)
-            waiting = min(_CHECK_S_MAX, waiting * 2)
+            time.sleep(pauses.next_s())
         if self.type != "tfserving":
             metadata = self.server.request("GET", "/v2", within_s=self.answer_s).json()
             self.binary = BINARY in (metadata.get("extensions") or [])
@@ -235,7 +234,7 @@ class Oip(Runtime):
 
     def _wait(self, model: str, until_s: float) -> None:
         """Wait until the model can be queried. Raises: TimeoutError."""
-        waiting = _CHECK_S / 4
+        pauses = Backoff(_CHECK_S / 4, _CHECK_S_MAX / 4)
         while True:
             reply = self._state(model)
             if reply.status == 200:
@@ -245,8 +244,7 @@ class Oip(Runtime):
                     f"{self.type} has not loaded {model!r} within {self.load_s:g} s:"
                     f" {reply.trouble}"
                 )
-            time.sleep(waiting)
-            waiting = min(_CHECK_S_MAX / 4, waiting * 2)
+            time.sleep(pauses.next_s())
 
     def _state(self, model: str) -> HttpReply:
         """Return a reply with status 200 if the model can be queried. Raises: ArtifactError if

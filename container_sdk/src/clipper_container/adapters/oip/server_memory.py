@@ -6,6 +6,8 @@ import os
 import socket
 from collections.abc import Iterator
 
+from clipper_container.machine import proportional_bytes
+
 _LISTENING = "0A"
 
 
@@ -19,7 +21,7 @@ def memory_of(host: str, port: int) -> int:
             return 0
         parents = dict(_parents())
         owners = [pid for pid in parents if sockets & _sockets(pid)]
-        return sum(_pss(pid) for pid in parents if _descends(pid, owners, parents))
+        return sum(proportional_bytes(pid) for pid in parents if _descends(pid, owners, parents))
     except OSError:
         return 0
 
@@ -71,11 +73,3 @@ def _descends(pid: int, owners: list[int], parents: dict[int, int]) -> bool:
             return True
         pid = parents.get(pid, 0)
     return False
-
-
-def _pss(pid: int) -> int:
-    try:
-        with open(f"/proc/{pid}/smaps_rollup") as file:
-            return sum(int(line.split()[1]) << 10 for line in file if line.startswith("Pss:"))
-    except OSError:
-        return 0

@@ -32,13 +32,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
+from clipper.component import Health, Stop, Worker
 from clipper.errors import StoreError
 from clipper.params.shard.durability.recovery import Recovered, Source, fsync_folder
-from clipper.params.shard.parameters import DENSE, Ids, Piece
+from clipper.params.shard.parameters import Ids, Piece
 from clipper.params.shard.replication.change_log import History
-from clipper.params.shard.replication.followers import pushes_paused
+from clipper.params.shard.replication.followers import note_pushes, pushes_paused
 from clipper.params.tables import TableSpec
 from clipper.settings.params import LOG_FULL
 from clipper_container.params.frames import packed, unpacked
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
     from clipper.params.shard.shard import Shard
 
 log = logging.getLogger("clipper.params")
+END_S = 60.0  # for a sync that is under way when the shard ends
 SLOT = 10  # follower number in the shard's log
 # Fields: magic, crc32 of what follows it, flags, unused, size, epoch, start, position, version.
 RECORD = struct.Struct("<4sIIIQQQQQ")
@@ -211,15 +211,9 @@ def with_log(base: Source | None, files: list[LogFile]) -> Source | None:
 
 
 def _pieces(before: Iterable[Piece], records: list[LogRecord]) -> Iterator[Piece]:
-    seen = ShardLoop()  # does not run: it knows the pushes
-    none = np.empty(0, np.int64)
+    seen = ShardLoop()
     for piece in itertools.chain(before, (one.piece() for one in records)):
-        for worker, window in piece.get("seen", {}).items():
-            seen.saw(worker, window)
-        pairs = piece.get("told", [])
-        for worker, sequence in zip(pairs[::2], pairs[1::2], strict=True):
-            if not seen.look(worker, sequence):
-                seen.note(DENSE, none, worker, sequence)
+        note_pushes(seen, piece)
         yield piece
     yield {"seen": seen.pushes_seen()}
 
@@ -259,7 +253,6 @@ class DiskLog:
         self._shard, self._folder, self._shards, self._bytes_max = shard, folder, shards, bytes_max
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._guard = threading.Lock()
-        self._closed = threading.Event()
         self._changed = threading.Event()  # a snapshot was taken, or failed
         self._file = -1
         self._path = folder
@@ -272,7 +265,7 @@ class DiskLog:
         self._marks_of: dict[Path, int] = {}
         self._specs: tuple[list[TableSpec], list[TableSpec], list[int]] = ([], [], [])
         self._stats: Piece = {"records": 0, "pushes": 0, "nbytes": 0, "seconds": 0.0, "error": ""}
-        self._thread = threading.Thread(target=self._run, name="clipper-shard-log", daemon=True)
+        self._worker = Worker("clipper-shard-log", self._run, once=True, vital=True)
 
     def start(self, found: Recovered) -> None:
         """Have pushes wait for the log from now on. Threads: the answering one, before the shard
@@ -281,7 +274,7 @@ class DiskLog:
         self._empty = found.is_new
         self._needs_snapshot = not (found.is_new or found.on_disk)
         self._stats["nbytes"] = sum(one.path.stat().st_size for one in log_files(self._folder))
-        self._thread.start()
+        self._worker.start()
 
     def _follow(self) -> None:
         core = self._shard.core
@@ -292,16 +285,21 @@ class DiskLog:
 
     def close(self) -> None:
         """End the thread."""
-        self._closed.set()
+        self._worker.request_stop()
         self._changed.set()
         os.eventfd_write(self._wake, 1)
-        if self._thread.ident is not None:
-            self._thread.join()
+        if self._worker.is_started:
+            if not self._worker.end(END_S):  # a disk that hangs: it still uses the file
+                return
             self._shard.core.sleep_at(SLOT, -1)
         if self._file >= 0:
             os.close(self._file)
         os.close(self._wake)
         self._file = self._wake = -1
+
+    def health(self) -> Health:
+        """Return the state of the thread; without it no push is acknowledged."""
+        return self._worker.health()
 
     def stats(self) -> Piece:
         """Return the records and pushes written since the start, the seconds that this took, the
@@ -334,11 +332,11 @@ class DiskLog:
 
     # -- the thread
 
-    def _run(self) -> None:
+    def _run(self, stop: Stop) -> None:
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         try:
-            while not self._closed.is_set():
+            while not self._worker.stop.requested:
                 if self._needs_snapshot:
                     self._take_snapshot()
                 elif self._stats["nbytes"] > self._bytes_max:
@@ -363,11 +361,11 @@ class DiskLog:
             done.set()
 
         self._shard.snapshots.request(0, on_done, whole=True)
-        while not done.wait(IDLE_S) and not self._closed.is_set():
+        while not done.wait(IDLE_S) and not self._worker.stop.requested:
             pass
         if failed:
             self._stats["error"] = str(failed[0])
-            self._closed.wait(RETRY_S)
+            self._worker.stop.wait(RETRY_S)
         elif done.is_set():
             self._needs_snapshot = False
 
@@ -385,7 +383,7 @@ class DiskLog:
         while self._stats["nbytes"] > LOG_FULL * self._bytes_max and self._snapshot_requested:
             self._stats["error"] = "pushes wait for a snapshot: the log is full"
             self._changed.wait(RETRY_S)
-            if self._closed.is_set():
+            if self._worker.stop.requested:
                 return
 
     def _commit(self) -> bool:
@@ -457,7 +455,7 @@ class DiskLog:
                 log.warning("%s: %s; pushes wait", self._path, error)
                 if self._file >= 0 and marks == self._file_marks:
                     os.ftruncate(self._file, self._end)
-                if self._closed.wait(RETRY_S):
+                if self._worker.stop.wait(RETRY_S):
                     return False
         os.fdatasync(self._file)
         size = sum(map(len, data))

@@ -10,7 +10,6 @@ A shard that finds nothing starts empty if it never had anything. If it had, it 
 """
 
 import errno
-import fcntl
 import logging
 import os
 import struct
@@ -26,6 +25,7 @@ from clipper.params.partition import shard_of_name
 from clipper.params.shard.parameters import Cursor, Ids, Parameters, Piece
 from clipper.params.shard.replication.change_log import History, ids_in, union
 from clipper.params.shard.replication.followers import Origin
+from clipper.state_dir import lock_file
 from clipper_container.params.connection import ShardConnection, call_once
 
 log = logging.getLogger("clipper.params")
@@ -134,15 +134,8 @@ class EpochFile:
         if folder is None:
             return
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._lock)
-            self._lock = -1
-            raise AlreadyExists(
-                f"another process runs the shard in {folder}.", hint="End it first."
-            ) from None
+        taken = f"another process runs the shard in {folder}."
+        self._lock = lock_file(folder / "lock", AlreadyExists(taken, hint="End it first."))
 
     @property
     def last(self) -> int:

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from clipper.clock import wall_time_us
+from clipper.component import Backoff, Health, Stop, Worker
 from clipper.errors import AlreadyExists, ClipperError, StoreError
 from clipper.params.shard.durability.disk_log import (
     DiskLog,
@@ -39,7 +40,7 @@ from clipper.params.shard.durability.disk_log import (
 from clipper.params.shard.durability.recovery import Source, fsync_folder, write_atomically
 from clipper.params.shard.parameters import DENSE, Ids, Piece
 from clipper.params.shard.replication.followers import pushes_paused
-from clipper_container.params.connection import ShardConnection, call_once
+from clipper_container.params.connection import call_once
 from clipper_container.params.frames import packed, unpacked
 from clipper_core.params.shard_loop import ShardLoop, each_once
 
@@ -59,6 +60,8 @@ PAUSE_S = 0.0001
 DRAINED_IDS = 1 << 16  # per read; a push waits some tens of microseconds for it
 DIRTY_IDS_MAX = 1 << 22
 SNAPSHOT_S = 600.0  # longest snapshot of another shard
+AGAIN_S = 0.1  # after an error of the thread, doubling up to the next
+AGAIN_S_MAX = 5.0
 BLOCK = struct.Struct("<QII")  # size, crc32, unused
 FILE, MANIFEST = "pieces.bin", "manifest.json"
 _PART = re.compile(r"shard-(\d+)-of-(\d+)")
@@ -410,8 +413,8 @@ class Snapshots:
             "seconds": 0.0,
             "error": "",
         }
-        self._thread = threading.Thread(
-            target=self._run, name="clipper-shard-snapshots", daemon=True
+        self._worker = Worker(
+            "clipper-shard-snapshots", self._run, once=True, again=Backoff(AGAIN_S, AGAIN_S_MAX)
         )
 
     def sources(self) -> list[Source]:
@@ -449,27 +452,24 @@ class Snapshots:
         return [base]
 
     def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        """Start the thread. Raises NotStarted."""
+        self._worker.start()
 
     def close(self, *, last: bool) -> None:
         """End the thread. last: take one more snapshot, if something has changed."""
         with self._due:
             self._closed = True
             self._due.notify()
-        if self._thread.ident is not None:
-            self._thread.join()
+        if not self._worker.end(SNAPSHOT_S):  # it still writes: what it leaves is not whole
+            last = False
         version = self._last.version if self._last else 0
         is_old = self._last is not None and self._last.position != self._shard.resync_log.position
-        if last and (self._shard.core.version != version or is_old or self._stale_tables()):
+        parameters = self._shard.parameters
+        is_first = self._last is None and bool(parameters.specs or parameters.dense.initialized)
+        if last and (self._shard.core.version != version or is_old or is_first):
             self._try(0, True, lambda answer: None)
         for _, _, on_done in self._requested:
             on_done(StoreError("the shard is ending."))
-
-    def _stale_tables(self) -> bool:
-        return self._last is None and bool(
-            self._shard.parameters.specs or self._shard.parameters.dense.initialized
-        )
 
     def request(self, number: int, on_done: SnapshotCallback, *, whole: bool = False) -> None:
         """Have a snapshot taken. number: 0 for the next one.
@@ -480,13 +480,17 @@ class Snapshots:
             self._requested.append((number, whole, on_done))
             self._due.notify()
 
+    def health(self) -> Health:
+        """Return the state of the thread."""
+        return self._worker.health()
+
     def stats(self) -> Piece:
         """Return statistics of the snapshots."""
         return dict(self._status)
 
     # -- its thread
 
-    def _run(self) -> None:
+    def _run(self, stop: Stop) -> None:
         every_s = self._config.settings.snapshot_s if self._config.number == 0 else 0.0
         next_s = time.monotonic() + every_s
         while True:
@@ -507,13 +511,11 @@ class Snapshots:
         """Ask all other shards for a snapshot of one number; those that are away are skipped."""
         number, config = self._next(), self._config
         for shard in range(1, config.shards):
-            connection: ShardConnection = self._shard.connection(shard, SNAPSHOT_S)
             try:
-                call_once(connection, "snapshot", number=number)
+                with self._shard.connection(shard, SNAPSHOT_S) as connection:
+                    call_once(connection, "snapshot", number=number)
             except (OSError, ClipperError) as error:
                 log.warning("snapshot %d: %s", number, error)
-            finally:
-                connection.close()
         self._try(number, False, lambda answer: None)
 
     def _next(self) -> int:
@@ -524,8 +526,14 @@ class Snapshots:
         began_s = time.monotonic()
         try:
             part = self._take(number or self._next(), whole)
-        except (OSError, ClipperError, MemoryError) as error:
-            log.warning("shard %d has no snapshot: %s", self._config.number, error)
+        except Exception as error:  # whoever waits for it is told of any
+            expected = isinstance(error, OSError | ClipperError | MemoryError)
+            log.warning(
+                "shard %d has no snapshot: %s",
+                self._config.number,
+                error,
+                exc_info=None if expected else error,
+            )
             self._status |= {"failed": self._status["failed"] + 1, "error": str(error)}
             ours = isinstance(error, ClipperError)
             on_done(
@@ -549,10 +557,14 @@ class Snapshots:
             "last": part.number,
             "seconds": seconds,
             "error": "",
+            "at_us": part.created_us,
+            "nbytes": part.nbytes,
         }
-        self._status |= {"at_us": part.created_us, "nbytes": part.nbytes}
         on_done({**message, "seconds": seconds})
-        self._prune()
+        try:
+            self._prune()
+        except Exception:  # the next one tries again
+            log.exception("shard %d does not remove old snapshots", self._config.number)
 
     def _cut_log(self) -> None:
         """Remove what the log on disk has of the time before the snapshot."""
@@ -561,7 +573,7 @@ class Snapshots:
                 self.log.cut()
             else:
                 remove_logs(self._config.folder)
-        except OSError as error:
+        except Exception as error:  # the next snapshot tries again
             log.warning("shard %d does not cut its log: %s", self._config.number, error)
 
     def _take(self, number: int, whole: bool) -> Part:

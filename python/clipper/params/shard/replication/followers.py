@@ -39,6 +39,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from clipper.component import Backoff, Health, Stop, Worker
 from clipper.errors import ClipperError, ShardAway
 from clipper.params.shard.parameters import DENSE, Cursor, Ids, Parameters, Piece
 from clipper.params.shard.replication.change_log import (
@@ -57,12 +58,12 @@ from clipper_core.params.embedding import Table
 from clipper_core.params.shard_loop import ShardLoop
 
 log = logging.getLogger("clipper.params")
+END_S = 60.0  # for a long poll that is under way when the shard ends
 STILL_BYTES_MAX = 4 << 20  # read while pushes are paused: about a millisecond
 ROUNDS_MAX = 4  # of reading beside pushes, before pushes are paused to complete a copy
 WAIT_S = 0.5  # of a long poll
-SILENT_S = (
-    3.0  # an incomplete follower silent for so long is waited for until it returns or is given up
-)
+# an incomplete follower silent for so long is waited for until it returns or is given up
+SILENT_S = 3.0
 REPLICAS_MAX = 7
 ANEW = {"anew": True}
 REPLAYS = f"{VERSION} {platform.machine()}"  # shards that agree on it compute the same
@@ -84,6 +85,16 @@ def pushes_paused(core: ShardLoop) -> Iterator[None]:
         yield
     finally:
         core.resume()
+
+
+def note_pushes(seen: ShardLoop, piece: Piece) -> None:
+    """Note the pushes that a piece says were seen, in a loop that does not run."""
+    for worker, window in piece.get("seen", {}).items():
+        seen.saw(worker, window)
+    pairs = piece.get("told", [])
+    for worker, sequence in zip(pairs[::2], pairs[1::2], strict=True):
+        if not seen.look(worker, sequence):
+            seen.note(DENSE, np.empty(0, np.int64), worker, sequence)
 
 
 # -- at the primary
@@ -499,12 +510,7 @@ class ShardReplica:
         """Write a piece of the primary."""
         self._difference = (-1, [])
         self.parameters.take(piece)
-        for worker, window in piece.get("seen", {}).items():
-            self._seen.saw(worker, window)
-        notice = piece.get("told", [])
-        for worker, sequence in zip(notice[::2], notice[1::2], strict=True):
-            if not self._seen.look(worker, sequence):
-                self._seen.note(DENSE, np.empty(0, np.int64), worker, sequence)
+        note_pushes(self._seen, piece)
         self.version = max(self.version, int(piece.get("version", 0)))
         if "history" in piece:
             self.history = History.decode(piece.get("history"))
@@ -621,24 +627,26 @@ class ReplicaFollower:
         self._may_stream = period_s == 0
         self._serial = -1
         self._mine = 0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(
-            target=self._run, name=f"clipper-follower-{of}", daemon=True
+        self._worker = Worker(
+            f"clipper-follower-{of}", self._run, once=True, again=Backoff(0.03, 0.5)
         )
 
     def start(self, mine: int) -> None:
         """Start the thread. mine: this shard's own epoch."""
         self._mine = mine
-        self._thread.start()
+        self._worker.start()
 
     def stop(self) -> None:
         """Tell the thread to end; it does within a long poll."""
-        self._stop.set()
+        self._worker.request_stop()
 
     def join(self) -> None:
         """Wait until the thread has ended."""
-        if self._thread.ident is not None:
-            self._thread.join()
+        self._worker.end(END_S)
+
+    def health(self) -> Health:
+        """Return the state of the thread."""
+        return self._worker.health()
 
     @property
     def replica(self) -> ShardReplica | None:
@@ -678,25 +686,25 @@ class ReplicaFollower:
             self._awaited = False
             self._progressed()
 
-    def _run(self) -> None:
+    def _run(self, stop: Stop) -> None:
         self.load()
-        while not self._stop.is_set():
+        while not stop.requested:
             try:
                 next_reply = self._once()
                 if self._period_s and not next_reply:
-                    self._stop.wait(self._period_s)
+                    stop.wait(self._period_s)
                 elif self._may_stream and not next_reply:
                     self._stream()
             except (OSError, ClipperError) as error:
                 log.debug("replica of shard %d: %s", self.of, error)
                 self._connection.close()
                 self._drop()
-                self._stop.wait(0.03)
+                stop.wait(0.03)
             except Exception:
                 log.exception("replica of shard %d: it starts from scratch", self.of)
                 self._connection.close()
                 self._drop(self._making or self._whole)
-                self._stop.wait(0.5)
+                stop.wait(0.5)
         self._connection.close()
 
     def load(self) -> None:
@@ -740,8 +748,12 @@ class ReplicaFollower:
             "serial": self._serial,
         }
         if current is not None and current is self._whole:
-            message |= {"keeps": True, "version": current.version}
-            message |= {"position": current.position, "exact": current.exact}
+            message |= {
+                "keeps": True,
+                "version": current.version,
+                "position": current.position,
+                "exact": current.exact,
+            }
         sent_s = time.monotonic()
         head, piece = self._call("synchronize", shard=self.shard, wait_s=wait_s, **message)
         if piece.get("quiet"):
@@ -771,9 +783,14 @@ class ReplicaFollower:
         copy = self._whole
         if copy is None or self._making is not None:
             return
-        message: Piece = {"shard": self.shard, "mine": self._mine, "epoch": copy.epoch}
-        message |= {"known": max(copy.epoch, self.epoch_min), "serial": self._serial}
-        message["replays"] = REPLAYS
+        message: Piece = {
+            "shard": self.shard,
+            "mine": self._mine,
+            "epoch": copy.epoch,
+            "known": max(copy.epoch, self.epoch_min),
+            "serial": self._serial,
+            "replays": REPLAYS,
+        }
         _, answer = self._call("stream", **message)
         if not answer["streams"]:
             self._may_stream = bool(answer.get("ever", True))
@@ -793,7 +810,7 @@ class ReplicaFollower:
     def _receive(
         self, copy: ShardReplica, receiver: ChangeReceiver, base: int, position: int
     ) -> None:
-        while not self._stop.is_set():
+        while not self._worker.stop.requested:
             changes = receiver.receive(WAIT_S)
             with self._lock:  # a fence comes before or after a message, not within
                 if copy.epoch < self.epoch_min or (changes and changes.epoch != copy.epoch):
@@ -818,7 +835,7 @@ class ReplicaFollower:
         with self._lock:
             self._making = fresh
         cursor: Cursor | None = [0, 0]
-        while cursor is not None and not self._stop.is_set():
+        while cursor is not None and not self._worker.stop.requested:
             _, part = self._call("walk", shard=self.shard, cursor=cursor)
             self._apply(fresh, head.epoch, part)
             cursor = part["next"]

@@ -91,11 +91,7 @@ class SetFill:
             if spec.name not in parameters.numbers():
                 shard.add_table(spec)
             elif parameters.specs[parameters.place(spec.name)] != spec:
-                with pushes_paused(shard.core):
-                    parameters.alter(spec)
-                shard.set_quotas()
-                shard.followers.end_streams()
-                shard.core.note(DENSE, [])
+                shard.alter_table(spec)
 
     def _take_seen(self, message: Piece) -> None:
         """Note which pushes the old shard has seen, and that pushes of their numbers are old."""

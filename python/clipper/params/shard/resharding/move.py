@@ -27,7 +27,6 @@ change. It takes the memory of both sets while it lasts.
 import contextlib
 import hashlib
 import logging
-import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -35,6 +34,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from clipper.component import State, Stop, Worker
 from clipper.errors import ClipperError, DoesNotFit, ShardAway
 from clipper.params.local.address_file import read_address_file
 from clipper.params.partition import shard_of_name
@@ -43,13 +43,13 @@ from clipper.params.shard.parameters import DENSE, PIECE_BYTES, Piece
 from clipper.params.shard.replication.followers import pushes_paused
 from clipper.params.shard.resharding.decision import decide, durable_decision, noted_move
 from clipper_container.params.connection import ShardConnection, addresses_in, call
-from clipper_container.params.frames import MessageKind, refusal
 from clipper_container.params.rows import split_by_shard
 
 if TYPE_CHECKING:
     from clipper.params.shard.shard import CallId, Shard
 
 log = logging.getLogger("clipper.params")
+END_S = 60.0  # for the thread of a move, whose connections are interrupted
 SLOT = 11  # follower number in the shard's log
 OPEN, SEALED, CLOSED, MOVED = range(4)  # of ShardLoop.access
 WORKERS_MAX = 1 << 15  # of all old shards: of each, the workers that pushed last are remembered
@@ -63,8 +63,6 @@ NEAR_BYTES = 1 << 20  # changes that are sent in less than the pause
 class RowSender:
     """Sends the rows of one shard to the shards of another set. Threads: its own; `seal` and
     `stop`, any.
-
-    error: why it has ended, if it failed.
     """
 
     def __init__(self, shard: "Shard", to: Path) -> None:
@@ -77,18 +75,23 @@ class RowSender:
         self._epochs = [0] * len(addresses)
         self._specs: Piece = {}
         self._drops = shard.parameters.drops
-        self.error = ""
+        self._error = ""
         self.sent, self.total = 0, shard.parameters.row_bytes
         self._is_near = False  # what is left is little
         self._seals = self._wanted = self._done = 0  # counts: the one to send all for; 0: none
-        self._stops = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="clipper-shard-move", daemon=True)
-        self._thread.start()
+        self._worker = Worker("clipper-shard-move", self._run, once=True)
+        self._worker.start()
 
     def seal(self, sealed: bool) -> None:
         """Send the rest, since nothing changes any more; or go on, since it does."""
         self._seals += sealed
         self._wanted = self._seals if sealed else 0
+
+    @property
+    def error(self) -> str:
+        """Return why it has ended, if it failed."""
+        health = self._worker.health()
+        return self._error or (health.why if health.state is State.FAILED else "")
 
     @property
     def phase(self) -> str:
@@ -99,25 +102,25 @@ class RowSender:
 
     def stop(self) -> None:
         """Have the thread end."""
-        self._stops.set()
+        self._worker.request_stop()
         for target in self._targets:
             target.interrupt()
 
     @property
     def runs(self) -> bool:
         """Tell whether the thread has not ended."""
-        return self._thread.is_alive()
+        return self._worker.is_running
 
-    def join(self) -> None:
-        """Wait for the end of the thread."""
-        self._thread.join()
+    def end(self) -> None:
+        """Wait for the end of the thread, at most END_S."""
+        self._worker.end(END_S)
 
     # -- the thread
 
-    def _run(self) -> None:
+    def _run(self, stop: Stop) -> None:
         try:
             self._copy()
-            while not self._stops.is_set():
+            while not stop.requested:
                 wanted = self._wanted
                 if wanted:
                     with pushes_paused(self._shard.core):
@@ -128,11 +131,11 @@ class RowSender:
                     self._done = wanted
                 self._is_near |= size < NEAR_BYTES
                 if not size:
-                    self._stops.wait(IDLE_S)
+                    stop.wait(IDLE_S)
         except Exception as error:
             if not isinstance(error, ClipperError | OSError):
                 log.exception("shard %d does not move", self._shard.config.number)
-            self.error = str(error) or type(error).__name__
+            self._error = str(error) or type(error).__name__
         finally:
             self._shard.core.unfollow(SLOT)
             for target in self._targets:
@@ -151,7 +154,7 @@ class RowSender:
         for piece in self._shard.parameters.pieces():
             self._send_piece(piece)
             self._send_changes()
-            if self._stops.is_set():
+            if self._worker.stop.requested:
                 return
 
     def _send_changes(self) -> int:
@@ -245,9 +248,7 @@ class RowSender:
         for target, request in zip(self._targets, requests, strict=False):
             target.send(request)
         for target, request in zip(self._targets, requests, strict=False):
-            head = target.wait(request)
-            if head.kind != MessageKind.ANSWER:
-                raise refusal(head, request.body, target.name)
+            head = target.wait_for_answer(request)
             before = self._epochs[target.number]
             self._epochs[target.number] = head.epoch
             if before not in (0, head.epoch):
@@ -372,4 +373,4 @@ class SetMove:
             self.finish({}, (0, 0, 0))
         if self._sender is not None:
             self._sender.stop()
-            self._sender.join()
+            self._sender.end()

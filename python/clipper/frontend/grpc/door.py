@@ -1,0 +1,94 @@
+"""The door of a gRPC server: connections, and calls that are refused before their message is read.
+
+grpcio calls the handlers of methods with the whole message. It looks for the handler of a call as
+soon as the metadata is there, and a handler of a stream of requests reads none unless it asks for
+it. So the door answers calls that may not be made by a handler of a stream that reads nothing.
+"""
+
+import functools
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from typing import Final, NoReturn
+
+import grpc
+import grpc.aio
+
+from clipper.errors import ClipperError, InvalidInput
+from clipper.frontend.auth.api_keys import ApiKeys
+from clipper.frontend.grpc.calls import OPEN_TO_ALL, abort
+
+# metadata of which two readers could take different ones, if a call had two
+_SINGLE: Final = frozenset(
+    (
+        "authorization",
+        "clipper-actor",
+        "clipper-deadline-ms",
+        "grpc-timeout",
+        "traceparent",
+        "x-request-id",
+    )
+)
+
+
+Check = Callable[[bytes], object]
+
+
+def check_of(keys: ApiKeys | None) -> Check | None:
+    """Return the check of API keys; None if no keys are configured."""
+    return None if keys is None else keys.check
+
+
+def connection_options(connections_max: int, ping_s_min: float) -> list[tuple[str, int]]:
+    """Return grpcio's options for the connections of a server. ping_s_min: the shortest interval of
+    a client's keepalive pings."""
+    return [
+        ("grpc.max_allowed_incoming_connections", connections_max),
+        ("grpc.http2.min_ping_interval_without_data_ms", round(ping_s_min * 1000)),
+        ("grpc.keepalive_permit_without_calls", 1),
+    ]
+
+
+class Door:
+    """Refuses calls without permission, and calls that repeat metadata that comes once
+    (grpc.GenericRpcHandler). Threads: the event loop's.
+
+    check: raises for a value of `authorization` without permission; None: all may call.
+    on_refused: called with the path of a refused call and its code. Add it before the other
+    handlers: it has none for a call that may be made.
+    """
+
+    def __init__(
+        self, check: Check | None, on_refused: Callable[[str, str], None] | None = None
+    ) -> None:
+        self._check_permission, self._on_refused = check, on_refused
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        """Return a handler that refuses the call; None for a call that may be made."""
+        try:
+            self._check(details)
+        except ClipperError as error:
+            refusal = functools.partial(self._refuse, error, details.method)
+            return grpc.stream_unary_rpc_method_handler(refusal)
+        return None
+
+    def _check(self, details: grpc.HandlerCallDetails) -> None:
+        """Raise NotAllowed or InvalidInput for a call that may not be made."""
+        metadata = [(str(name), value) for name, value in details.invocation_metadata or ()]
+        repeated = Counter(name for name, _ in metadata if name in _SINGLE)
+        for name, times in repeated.items():
+            if times > 1:
+                raise InvalidInput(f"the metadata {name} comes {times} times.")
+        service = details.method.removeprefix("/").partition("/")[0]
+        if self._check_permission is not None and service not in OPEN_TO_ALL:
+            self._check_permission(str(dict(metadata).get("authorization", "")).encode())
+
+    async def _refuse(
+        self,
+        error: ClipperError,
+        method: str,
+        requests: AsyncIterator[bytes],
+        context: grpc.aio.ServicerContext,
+    ) -> NoReturn:
+        if self._on_refused is not None:
+            self._on_refused(method, error.grpc_code)
+        await abort(context, error)

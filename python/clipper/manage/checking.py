@@ -1,0 +1,79 @@
+"""Checks of a configuration: what a server would refuse, found without starting one."""
+
+import tempfile
+
+from clipper.config import Config, roles_in
+from clipper.deploy.packages.artifact import artifact_of, is_data
+from clipper.deploy.packages.package import check_found, pack
+from clipper.deploy.packages.pulling import url_of
+from clipper.errors import UnknownModel, did_you_mean
+from clipper.manage.declared import declared, declared_model
+from clipper.options import types_of
+from clipper.selection import create_policy, default_policy, with_coverage
+from clipper.serving.query.missing_outputs import check_missing
+from clipper.serving.query.speculation import check_decider, check_times
+from clipper.serving.rollout.roles import check_roles
+from clipper.settings.server import ApplicationSettings, ModelSettings
+from clipper.types import VersionedModel
+
+
+def check_declared(config: Config, folder: str = "") -> list[str]:
+    """Check the models and applications that a file declares as a server does when it starts: files
+    and modules, policies, deciders, links, roles. folder: of the file.
+
+    Returns notes on what only the server can know. Raises: ClipperError that names the model or
+    application, and the line.
+    """
+    notes: list[str] = []
+    for name, model in config.models.items():
+        with declared(config, "models", name):
+            _check_model(name, model, config.server.no_pickle, folder)
+    for name, app in config.apps.items():
+        with declared(config, "apps", name):
+            notes += _check_application(name, app, config)
+    return notes
+
+
+def _check_model(name: str, wanted: ModelSettings, no_pickle: bool, folder: str) -> None:
+    types_of(
+        wanted.input or None,
+        wanted.output or "any",
+        wanted.inputs or None,
+        wanted.outputs or None,
+        None,
+    )
+    thing = declared_model(name, wanted)
+    if not isinstance(thing, str) or not thing or url_of(thing):
+        return
+    if is_data(thing):
+        artifact_of(thing)
+        return
+    with tempfile.TemporaryDirectory(prefix="clipper-check-") as place:
+        pack(thing, name, wanted.version or 1, place, wanted.code, no_pickle)
+    elsewhere = wanted.requirements or wanted.python or wanted.deployer not in ("", "process")
+    if not elsewhere:
+        check_found(thing, wanted.code, folder)
+
+
+def _check_application(name: str, app: ApplicationSettings, config: Config) -> list[str]:
+    links = [VersionedModel.parse(link) for link in app.models]
+    roles = roles_in(app.roles)
+    create_policy(with_coverage(app.policy or default_policy(links, roles), app.coverage))
+    check_missing(app.missing)
+    if roles:
+        check_roles(name, links, roles)
+    check_times(name, check_decider(name, app.decider, links), app.slo_ms)
+    unknown = [link for link in links if link.name not in config.models]
+    if not unknown or config.mesh.enabled:
+        return []
+    if config.server.state in ("", "memory"):
+        wanted = unknown[0].name
+        raise UnknownModel(
+            f"no model {wanted!r} is declared{did_you_mean(wanted, config.models) or '.'}",
+            hint=f"Declare it, [models.{wanted}], or keep a state that has it (server.state).",
+        )
+    return [
+        f"application {name!r} links {link.name!r}, which is not declared here: it must be in the"
+        " state of the server"
+        for link in unknown
+    ]

@@ -1,0 +1,28 @@
+# What every answer of an application counts: its duration, the models that it used, and how far
+# models agree. Models are places in arrays here; their names come in when somebody reads.
+#
+# Threads: any, with the GIL, which no function releases between reading a number and writing it.
+from clipper_core.runtime.histogram cimport Counter, LatencyHistogram
+
+cdef enum:
+    COMPARED_MAX = 16           # models that are compared with each other
+
+cdef class Bucket:
+    cdef readonly double rate, burst
+    cdef double tokens, at_s
+
+    cdef bint take_tokens(self, double now_s, double tokens) noexcept
+
+cdef class AnswerCounts:
+    cdef readonly tuple models  # sorted
+    # by the place of the model: Counter, and Mean
+    cdef list used, unused, wins, agreement
+    cdef list pairs             # the Mean of places i < j at i * k + j; None for too many models
+    cdef Counter answered
+    cdef LatencyHistogram duration
+    cdef Bucket comparing
+    cdef object clock
+
+    cdef Py_ssize_t place(self, object model) except -1
+    cdef double now_s(self) except? -1
+    cdef bint compare(self, dict arrived, object answer) except -1

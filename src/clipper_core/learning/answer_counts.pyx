@@ -1,0 +1,148 @@
+"""Counts of an application's answers."""
+cimport cython
+from cpython.dict cimport PyDict_GetItemWithError, PyDict_Next
+from cpython.object cimport PyObject
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
+
+from time import monotonic
+
+from numpy import ndarray
+
+from clipper_core.learning.label_feedback cimport Mean
+from clipper_core.runtime.histogram cimport count, histogram_record
+from clipper_core.runtime.machine cimport u64
+from clipper_core.runtime.object_member cimport ObjectMember, read_member
+from clipper_core.wire.comparison cimport ValueKey, key_closeness, key_of_output
+
+cdef double ARRAY_PRICE = 20.0  # comparisons of labels that one of arrays costs
+
+cdef ObjectMember OUTPUT        # of a prediction
+OUTPUT.name = b"output"
+
+
+@cython.final
+cdef class Bucket:
+    """A token bucket: at most `rate` tokens a second, and `burst` at once. Threads: any."""
+
+    def __cinit__(self, double rate, double burst, double now_s):
+        self.rate, self.burst = rate, burst
+        self.tokens, self.at_s = burst, now_s
+
+    cdef bint take_tokens(self, double now_s, double tokens) noexcept:
+        cdef double have = min(self.burst, self.tokens + (now_s - self.at_s) * self.rate)
+        cdef bint enough = have >= tokens
+        self.at_s = now_s
+        self.tokens = have - tokens if enough else have
+        return enough
+
+    def take(self, double now_s, double tokens=1.0):
+        """Take tokens; return whether there were enough."""
+        return self.take_tokens(now_s, tokens)
+
+
+@cython.final
+cdef class AnswerCounts:
+    """Counts the answers of an application to queries of these models. Threads: any.
+
+    models: sorted.  counts: of each model, an object with a Counter `used`, `unused` and `wins` and
+    a Mean `agreement`.  pairs: a Mean by (model, model), the first of them before the second in
+    `models`; it is not read for more than 16 models.  answered, duration: of answers that are no
+    default, and of all.  comparing: how many outputs may be compared.  clock: in seconds.
+    """
+
+    def __init__(self, tuple models not None, list counts not None, dict pairs not None,
+                 Counter answered not None, LatencyHistogram duration not None,
+                 Bucket comparing not None, clock):
+        cdef Py_ssize_t i, j, k = len(models)
+        self.models = models
+        self.used = [<Counter?> one.used for one in counts]
+        self.unused = [<Counter?> one.unused for one in counts]
+        self.wins = [<Counter?> one.wins for one in counts]
+        self.agreement = [<Mean?> one.agreement for one in counts]
+        self.answered = answered
+        self.duration = duration
+        self.comparing = comparing
+        self.clock = None if clock is monotonic else clock
+        if k > COMPARED_MAX:
+            return
+        self.pairs = [None] * (k * k)
+        for i in range(k):
+            for j in range(i + 1, k):
+                self.pairs[i * k + j] = <Mean?> pairs[models[i], models[j]]
+
+    cdef Py_ssize_t place(self, object model) except -1:
+        """Return the place of a model. Raises KeyError if it has none."""
+        cdef Py_ssize_t i
+        for i in range(len(self.models)):
+            if self.models[i] is model:
+                return i
+        if model not in self.models:
+            raise KeyError(model)
+        return self.models.index(model)
+
+    @cython.binding(False)
+    def add(self, u64 took_us, dict arrived not None, used, answer, bint is_default):
+        """Count an answer. Return whether Python has to compare the outputs, for which the budget
+        has been taken.
+
+        took_us: its duration.  arrived: the predictions by model, objects with `output`.  used: the
+        models that it is made of.  Raises KeyError for a model that is not among the models.
+        """
+        cdef PyObject* model
+        cdef PyObject* prediction
+        cdef Py_ssize_t at = 0
+        cdef Py_ssize_t n = len(arrived)
+        cdef tuple picked = used if type(used) is tuple else tuple(used)
+        histogram_record(self.duration.h, took_us)
+        if not is_default:
+            count(&self.answered.n, 1)
+        for one in picked:
+            count(&(<Counter> self.used[self.place(one)]).n, 1)
+        if len(picked) == 1 and not is_default:
+            count(&(<Counter> self.wins[self.place(picked[0])]).n, 1)
+        if n > len(picked):
+            while PyDict_Next(arrived, &at, &model, &prediction):
+                if <object> model not in picked:
+                    count(&(<Counter> self.unused[self.place(<object> model)]).n, 1)
+        if n < 2 or not self.comparing.take_tokens(
+                self.now_s(), (ARRAY_PRICE if isinstance(answer, ndarray) else 1.0)
+                * n * (n + 1) / 2):
+            return False
+        return not self.compare(arrived, answer)
+
+    cdef double now_s(self) except? -1:
+        cdef timespec now
+        if self.clock is not None:
+            return self.clock()
+        clock_gettime(CLOCK_MONOTONIC, &now)
+        return <double> now.tv_sec + 1e-9 * <double> now.tv_nsec
+
+    cdef bint compare(self, dict arrived, object answer) except -1:
+        """Compare each output with the answer, and with the others. Return False, and count
+        nothing, if Python has to do it."""
+        cdef ValueKey[COMPARED_MAX] keys
+        cdef ValueKey right
+        cdef Py_ssize_t[COMPARED_MAX] places
+        cdef Py_ssize_t i, j, n = 0, k = len(self.models)
+        # keys borrow their bytes
+        cdef list outputs = []
+        cdef PyObject* found
+        if self.pairs is None or not key_of_output(answer, &right):
+            return False
+        for i in range(k):
+            found = PyDict_GetItemWithError(arrived, self.models[i])
+            if found == NULL:
+                continue
+            outputs.append(read_member(&OUTPUT, <object> found))
+            if not key_of_output(outputs[n], &keys[n]):
+                return False
+            places[n] = i
+            n += 1
+        if n < len(arrived):
+            return False
+        for i in range(n):
+            (<Mean> self.agreement[places[i]]).add_one(key_closeness(&keys[i], &right), 1.0)
+            for j in range(i + 1, n):
+                (<Mean> self.pairs[places[i] * k + places[j]]).add_one(
+                    key_closeness(&keys[i], &keys[j]), 1.0)
+        return True

@@ -1,0 +1,187 @@
+"""Learned states: immutable blocks of numbers, and the cells that have the newest one."""
+cimport cython
+cimport numpy as cnp
+from cpython.ref cimport Py_INCREF
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
+
+import numpy as np
+
+from clipper_core.runtime.machine cimport relaxed
+from clipper_core.runtime.status cimport BAD_INPUT, raise_for
+
+cnp.import_array()
+
+
+# -- blocks
+
+@cython.final
+cdef class StateBlock:
+    """The numbers of a learned state as one immutable block of memory: an owner of it, made by
+    `state_block`. Threads: any."""
+
+    def __dealloc__(self):
+        if self.numbers != NULL and state_release(self.numbers[0]):
+            free(self.numbers)
+
+    @property
+    def seen(self):
+        """Return the summed weight of the observations."""
+        return _numbers(self).seen
+
+    @property
+    def labels(self):
+        """Return the bit set of the labels seen."""
+        return _numbers(self).labels
+
+    @property
+    def rows(self):
+        """Return f64[rows, columns], read-only."""
+        return block_rows(self)
+
+    @property
+    def sure(self):
+        """Return f64[bins, 2], read-only."""
+        return block_sure(self)
+
+
+cdef StateBlock block_with(cnp.ndarray rows, cnp.ndarray sure, double seen, u64 labels):
+    cdef StateBlock block = StateBlock.__new__(StateBlock)
+    cdef StateNumbers* numbers = <StateNumbers*> malloc(
+        sizeof(StateNumbers) + cnp.PyArray_NBYTES(rows) + cnp.PyArray_NBYTES(sure))
+    if numbers == NULL:
+        raise MemoryError()
+    numbers.refs.store(1, relaxed)
+    numbers.seen, numbers.labels = seen, labels
+    numbers.rows, numbers.columns = <u32> rows.shape[0], <u32> rows.shape[1]
+    numbers.bins = <u32> sure.shape[0]
+    memcpy(state_rows(numbers), cnp.PyArray_DATA(rows), cnp.PyArray_NBYTES(rows))
+    memcpy(state_sure(numbers), cnp.PyArray_DATA(sure), cnp.PyArray_NBYTES(sure))
+    block.numbers = numbers
+    return block
+
+
+def state_block(rows, sure, double seen, u64 labels):
+    """Return a block with copies of f64[rows, columns] and f64[bins, 2]."""
+    cdef cnp.ndarray numbers = np.ascontiguousarray(rows, np.float64)
+    cdef cnp.ndarray calibration = np.ascontiguousarray(sure, np.float64)
+    if numbers.ndim != 2 or calibration.ndim != 2 or calibration.shape[1] != 2:
+        raise_for(BAD_INPUT, "rows must be f64[rows, columns], and sure f64[bins, 2]")
+    return block_with(numbers, calibration, seen, labels)
+
+
+def block_of(array):
+    """Return the block whose view an array is; None: it is of none."""
+    return _block_of(array)
+
+
+cdef StateBlock _block_of(object array):
+    cdef object base
+    if not isinstance(array, cnp.ndarray) or cnp.PyArray_BASE(array) == NULL:
+        return None
+    base = <object> cnp.PyArray_BASE(array)
+    return base if type(base) is StateBlock else None
+
+
+cdef cnp.ndarray block_rows(StateBlock block):
+    cdef StateNumbers* numbers = _numbers(block)
+    return _view(block, numbers.rows, numbers.columns, state_rows(numbers))
+
+
+cdef cnp.ndarray block_sure(StateBlock block):
+    cdef StateNumbers* numbers = _numbers(block)
+    return _view(block, numbers.bins, 2, state_sure(numbers))
+
+
+cdef StateNumbers* _numbers(StateBlock block) except NULL:
+    if block.numbers == NULL:
+        raise_for(BAD_INPUT, "a block is made by state_block()")
+    return block.numbers
+
+
+cdef cnp.ndarray _view(StateBlock block, cnp.npy_intp n, cnp.npy_intp m, double* at):
+    cdef cnp.npy_intp[2] shape
+    shape[0], shape[1] = n, m
+    cdef cnp.ndarray view = cnp.PyArray_SimpleNewFromData(2, shape, cnp.NPY_DOUBLE, at)
+    cnp.PyArray_CLEARFLAGS(view, cnp.NPY_ARRAY_WRITEABLE)
+    # PyArray_SetBaseObject takes a reference over
+    Py_INCREF(block)
+    cnp.PyArray_SetBaseObject(view, block)
+    return view
+
+
+# -- cells
+
+cdef inline StateNumbers* _at(u64 address) noexcept nogil:
+    return <StateNumbers*> <void*> address
+
+
+cdef inline void _replaced(u64 before) noexcept nogil:
+    """Let the block go that a cell had in its word `before`."""
+    cdef StateNumbers* block = _at(before & ADDRESS)
+    if block != NULL and block_replaced(block[0], before):
+        free(block)
+
+
+@cython.final
+cdef class Held:
+    """The state of a context in memory, and the cell of its newest block. Threads: any, with the
+    GIL; changed under the lock of the states.
+
+    base: the state as the store has it, at this revision.  applied: by server, the number of the
+    last of its observations that is in the state.  since: journal number of the first observation
+    that the store lacks; 0: none.
+
+    prior: the state that this one is a beginning of, until its first observation; None afterwards.
+    origin: where `prior` comes from; None while that is to be searched again.  doubts: what was
+    written without an answer, by the number of its last observation.  own: up to which of this
+    server's observations are in `base`; none between that and `since` is in here, as when it began
+    while the store did not answer.  is_late: whether it began while the store did not answer.
+    touched: whether it was used since the hand of the clock was here.
+    """
+
+    def __init__(self, state, base, i64 revision, dict applied not None, *, u64 own=0):
+        self.base = base
+        self.revision = revision
+        self.applied = applied
+        self.own = own
+        self.touched = True
+        self.doubts = {}
+        self.publish(state)
+
+    def __dealloc__(self):
+        _replaced(cell_empty(self.word))
+
+    cpdef publish(self, object state):
+        """Make a state the newest one. Threads that read the block of the one before keep it until
+        they give it back."""
+        cdef StateBlock block = _block_of(getattr(state, "rows", None))
+        if block is None:
+            _replaced(cell_empty(self.word))
+        else:
+            _replaced(cell_publish(self.word, block.numbers[0], <u64> block.numbers))
+        self.state = state
+
+    def copied(self):
+        """Return copies of the newest block's (rows, sure), read as threads of the core do, without
+        the GIL; None: there is no block."""
+        cdef u64 address
+        cdef StateNumbers* block
+        cdef cnp.ndarray rows, sure
+        cdef cnp.npy_intp[2] shape
+        address = cell_hold(self.word)
+        if address == 0:
+            return None
+        block = _at(address)
+        try:
+            shape[0], shape[1] = block.rows, block.columns
+            rows = cnp.PyArray_SimpleNew(2, shape, cnp.NPY_DOUBLE)
+            shape[0], shape[1] = block.bins, 2
+            sure = cnp.PyArray_SimpleNew(2, shape, cnp.NPY_DOUBLE)
+            with nogil:
+                memcpy(cnp.PyArray_DATA(rows), state_rows(block), cnp.PyArray_NBYTES(rows))
+                memcpy(cnp.PyArray_DATA(sure), state_sure(block), cnp.PyArray_NBYTES(sure))
+        finally:
+            if cell_give_back(self.word, block[0], address):
+                free(block)
+        return rows, sure

@@ -1,0 +1,172 @@
+"""Containers of an engine that is faked: nothing of a stopped one is left."""
+
+import threading
+from collections.abc import Iterator
+from signal import Signals
+
+import pytest
+
+from clipper.deploy.deployer import ContainerSpec
+from clipper.deploy.docker.daemon import EngineAway
+from clipper.deploy.docker.engine_container import EngineContainers
+from clipper.deploy.replicas import ReplicaDeployer
+from clipper.processes import ChildState, NoticeKind, RestartPolicy, Supervisor
+from tests.unit.deploy.test_process import Events, until
+
+SPEC = ContainerSpec(name="svm", target="json:loads", connect="unix:/x", deployer="docker")
+QUICK = RestartPolicy(backoff_s_min=0.001, own_s_max=0.01, apart_s=0.0)
+
+
+class Engine:
+    """A fake of `Daemon`. hold: what a start waits for. away: how often it is away."""
+
+    kind = "docker"
+
+    def __init__(self, away: int = 0) -> None:
+        self.away = away
+        self.starts, self.hold = threading.Event(), threading.Event()
+        self.hold.set()
+        self.made: list[str] = []
+        self.runs: dict[str, threading.Event] = {}  # container -> set when it ends
+
+    def image(self, *given: object) -> str:
+        if self.away:
+            self.away -= 1
+            raise EngineAway("it is away")
+        return "image"
+
+    def create(self, image: str, spec: ContainerSpec, replica: int) -> str:
+        self.made.append(f"c{len(self.made)}")
+        return self.made[-1]
+
+    def start(self, container: str) -> None:
+        self.starts.set()
+        assert self.hold.wait(60)
+        self.runs[container] = threading.Event()
+
+    def output(self, container: str, all_of_it: bool) -> Iterator[bytes]:
+        yield b"up\n"
+        assert self.runs[container].wait(60)
+
+    def state(self, container: str) -> dict[str, object]:
+        return {"Running": not self.runs[container].is_set(), "ExitCode": 137}
+
+    def kill(self, container: str, number: Signals) -> None:
+        if container in self.runs:
+            self.runs[container].set()
+
+    def remove(self, container: str) -> None:
+        self.runs.pop(container, threading.Event()).set()
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def events() -> Events:
+    return Events()
+
+
+@pytest.fixture
+def engine(request: pytest.FixtureRequest) -> Engine:
+    """Return a new engine, of the class that a test names."""
+    made: Engine = getattr(request, "param", Engine)()
+    return made
+
+
+@pytest.fixture
+def deployer(engine: Engine, events: Events) -> Iterator[ReplicaDeployer]:
+    with Supervisor() as supervisor:
+        containers = EngineContainers(engine)  # type: ignore[arg-type]
+        with ReplicaDeployer(supervisor, containers, events, QUICK) as made:
+            yield made
+
+
+def test_a_container_runs_and_is_removed(
+    deployer: ReplicaDeployer, engine: Engine, events: Events
+) -> None:
+    deployer.start(SPEC)
+    events.next(NoticeKind.STARTED)
+    until(lambda: deployer.logs("svm", 1, 0) == ["up"])
+    deployer.stop("svm")
+    stopped = events.next(NoticeKind.STOPPED)
+    assert stopped.detail == "killed (SIGKILL)"
+    until(lambda: not engine.runs)
+
+
+def test_one_that_is_stopped_while_the_engine_starts_it_does_not_run_on(
+    deployer: ReplicaDeployer, engine: Engine, events: Events
+) -> None:
+    engine.hold.clear()
+    deployer.start(SPEC)
+    assert engine.starts.wait(60)
+    deployer.stop("svm")
+    events.next(NoticeKind.STOPPED)
+    engine.hold.set()
+    until(lambda: engine.made == ["c0"] and not engine.runs)
+    deployer.start(SPEC)
+    events.next(NoticeKind.STARTED)
+    assert [*engine.runs] == ["c1"]
+
+
+def test_an_engine_that_is_away_is_waited_for(events: Events) -> None:
+    engine = Engine(away=3)
+    with Supervisor() as supervisor:
+        containers = EngineContainers(engine)  # type: ignore[arg-type]
+        with ReplicaDeployer(supervisor, containers, events, QUICK) as deployer:
+            deployer.start(SPEC)
+            failed = events.next(NoticeKind.FAILED)
+            assert "it is away" in failed.detail
+            assert failed.again_s > 0
+            events.next(NoticeKind.STARTED)
+            (status,) = deployer.list()
+            assert (status.state, status.restart_count) == (ChildState.RUNNING, 0)
+            assert not any(event.kind is NoticeKind.EXITED for event in events.drain())
+
+
+class CutEngine(Engine):
+    """A fake of `Daemon` whose first stream of output is cut off, and whose containers end with
+    exit code 3.
+
+    cut: what the cut waits for.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cut = threading.Event()
+        self.streams = 0
+
+    def output(self, container: str, all_of_it: bool) -> Iterator[bytes]:
+        self.streams += 1
+        if self.streams == 1:
+            assert self.cut.wait(60)
+            raise ConnectionError("the engine has ended")
+        yield from super().output(container, all_of_it)
+
+    def state(self, container: str) -> dict[str, object]:
+        return {**super().state(container), "ExitCode": 3}
+
+
+@pytest.mark.parametrize("engine", [CutEngine], indirect=True)
+def test_a_container_that_ended_while_the_engine_was_away_is_not_to_blame(
+    deployer: ReplicaDeployer, engine: CutEngine, events: Events
+) -> None:
+    deployer.start(SPEC)
+    events.next(NoticeKind.STARTED)
+    engine.runs["c0"].set()
+    engine.cut.set()
+    ended = events.next(NoticeKind.EXITED)
+    assert (ended.detail, ended.by_itself) == ("ended while docker was away: exit 3", False)
+
+
+@pytest.mark.parametrize("engine", [CutEngine], indirect=True)
+def test_a_container_that_was_seen_to_run_after_the_engine_was_away_fails_by_itself(
+    deployer: ReplicaDeployer, engine: CutEngine, events: Events
+) -> None:
+    engine.cut.set()
+    deployer.start(SPEC)
+    events.next(NoticeKind.STARTED)
+    until(lambda: engine.streams == 2)
+    engine.runs["c0"].set()
+    ended = events.next(NoticeKind.EXITED)
+    assert (ended.detail, ended.by_itself) == ("exit 3", True)
