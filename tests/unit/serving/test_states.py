@@ -590,6 +590,38 @@ def test_the_first_observation_of_a_context_that_came_late_may_come_while_it_is_
     again.states.close()
 
 
+def test_a_policy_that_does_not_learn_asks_nothing_of_the_store() -> None:
+    store = Away()
+    server = Server(store, None)
+    store.refuses = True
+    learner = server.learner("static")
+    learner.state("u")
+    assert not server.states.dirty, "there is nothing to write"
+    store.refuses = False
+    server.states.close()
+
+
+def test_what_an_ended_server_has_learned_is_written_again_by_one_that_holds_it() -> None:
+    store, draw = MemoryStore(), random.Random(13)
+    ended = Server(store, None, "a")
+    ended.observe(ended.learner(KL), "u", observation(draw))
+    ended.states.close()
+    server = Server(store, None, "b")
+    learner = server.learner(KL)
+    assert learner.state("u").seen == 1
+    held = encoded(learner, "u")
+    for record in store.range(PREFIX)[0]:
+        store.delete(record.key)
+    server.states._sync.reset((), store.revision)
+    for _ in range(2):
+        server.states.flush()
+    assert not server.states.dirty
+    again = Server(store, None, "c")
+    assert encoded(again.learner(KL), "u") == held
+    for each in (server, again):
+        each.states.close()
+
+
 @pytest.mark.parametrize("how", ["hangs", "refuses"])
 def test_nobody_waits_for_a_store_that_is_away_and_nothing_is_lost(
     tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture

@@ -251,9 +251,12 @@ class StateSync:
                 self._states.catch_up(learner, user, each.held)
                 with self._states.lock:
                     each = self._snapshot(learner, user)
-            if self._states.node not in each.upto:  # it began while the store was not there
-                self._merge(each, self._store.get(learner.key(user)))
-                return None
+            if self._states.node not in each.upto:
+                # it began while the store was not there; or the store has lost what others wrote
+                record = self._store.get(learner.key(user))
+                if record is not None or not each.upto or each.revision != ABSENT:
+                    self._merge(each, record)
+                    return None
             each.data = sealed(learner.policy, learner.models, each.upto, each.state)
             if len(each.data) > VALUE_BYTES_MAX:
                 raise ValueError(f"it has {len(each.data)} bytes: at most {VALUE_BYTES_MAX}")
@@ -277,10 +280,9 @@ class StateSync:
         for _ in range(2):
             keys = [each.learner.key(each.user) for each in part]
             with self._states.lock:
-                for (
-                    each
-                ) in part:  # until it is known whether this was written, and the watch has it
-                    each.held.doubts[each.upto[self._states.node]] = each.state
+                for each in part:
+                    # until it is known whether this was written, and the watch has it
+                    each.held.doubts[each.upto.get(self._states.node, 0)] = each.state
             compares = [Compare(key, each.revision) for key, each in zip(keys, part, strict=True)]
             writes = [Put(key, each.data) for key, each in zip(keys, part, strict=True)]
             try:
@@ -317,7 +319,7 @@ class StateSync:
 
     def _is_written(self, each: Snapshot, record: Record | None) -> None:
         with self._states.lock:
-            held, number = each.held, each.upto[self._states.node]
+            held, number = each.held, each.upto.get(self._states.node, 0)
             held.doubts.clear()
             if record is not None:
                 self._written = max(self._written, record.revision)

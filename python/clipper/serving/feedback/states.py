@@ -522,16 +522,16 @@ class States:
         key: of the state in the store; empty: it is not there.
         """
         sets, name = learner.sets, name_of(user)
-        others = [other for other in sets.nearest(learner.models) if learner.learns]
+        others = list(sets.nearest(learner.models)) if learner.learns else []
         away = [
             sets.prefix_of(other) + name for other in others if not self._knows(sets, other, user)
         ]
         found: dict[str, Record] = {}
-        own = [key] if key else []
+        own = [key] if key and learner.learns else []
         try:
             records = self._read((*own, *away)) if own or away else ()
             found = {record.key: record for record in records if record is not None}
-            if key and (key not in found or not user):
+            if own and (key not in found or not user):
                 for earlier in sets.earlier_keys(learner.models, name):
                     if (record := self._read((earlier,))[0]) is not None:
                         own.append(earlier)
