@@ -4,6 +4,7 @@ The output is a file in memory, so that no program waits for its reader.
 """
 
 import contextlib
+import fcntl
 import os
 import pty
 import random
@@ -57,7 +58,7 @@ class Program:
             theirs, self._input = pty.openpty()[::-1] if terminal else os.pipe()
             opened.callback(self.end_input)
             try:
-                self._output = os.dup(self._input) if terminal else os.memfd_create("output")
+                self._output = os.dup(self._input) if terminal else _file_in_memory()
                 opened.callback(os.close, self._output)
                 os.set_blocking(self._output, not terminal)
                 screen = {"TERM": "xterm", "COLUMNS": "120", "LINES": "40"} if terminal else {}
@@ -190,6 +191,15 @@ class Program:
     def kill(self) -> int:
         """Kill it, with what it has started in its group."""
         return self.stop(signal.SIGKILL)
+
+
+def _file_in_memory() -> int:
+    """Return a file to whose end all is written. Without O_APPEND, Linux does not lock the position
+    of such a file: of two writes at the same time, from threads or processes, one goes over the
+    other."""
+    file = os.memfd_create("output")
+    fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_APPEND)
+    return file
 
 
 def free_ports(count: int) -> list[int]:

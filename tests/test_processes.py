@@ -16,7 +16,7 @@ SAYS = "import sys, time; print('ready', flush=True); print(sys.stdin.readline()
 
 
 def test_a_program_is_waited_for_asked_and_ended() -> None:
-    with Program(sys.executable, "-c", f"{SAYS}sys.exit(3)", until="ready") as program:
+    with Program(sys.executable, "-c", f"{SAYS}sys.exit(3)", until="ready\n") as program:
         assert program.lives
         assert program.lines == ["ready"]
         program.say("yes")
@@ -26,6 +26,24 @@ def test_a_program_is_waited_for_asked_and_ended() -> None:
         assert not program.lives
         assert "YES" in program.output
         assert program.kill() == 3, "its end stays what it was"
+
+
+WRITES = """
+import os
+other = os.fork()
+for number in range(20_000):
+    os.write(2 if other else 1, b"%s %d\\n" % (b"err" if other else b"out", number))
+if other:
+    os.waitpid(other, 0)
+"""
+
+
+def test_no_line_goes_over_one_that_is_written_at_the_same_time() -> None:
+    with Program(sys.executable, "-c", WRITES) as program:
+        assert program.wait() == 0
+        expected = {f"{name} {number}" for name in ("out", "err") for number in range(20_000)}
+        lost = sorted(expected - {*program.lines})
+        assert not lost, f"{len(lost)} lines were lost: {lost[:3]}"
 
 
 @pytest.mark.parametrize(
