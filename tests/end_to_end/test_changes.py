@@ -124,9 +124,12 @@ def test_every_policy_follows_another_while_feedback_comes(
             again.app("one", models=["bad", "good"], slo_ms=20_000, policy=policy)
         for learner in list(states._by_prefix.values()):
             learner.held("ann")
-        found = states_of(again)
+
+        def found() -> bool:
+            return {key: states_of(again).get(key) for key in wanted} == wanted
+
+        wait_until(found, "a state that the store did not hand out at once comes", PATIENCE_S)
     assert len(wanted) > 2 * len([name for name in POLICIES if learns(create_policy(name))])
-    assert {key: found.get(key) for key in wanted} == wanted
 
 
 def taught(server: clipper.ClipperServer, name: str, user: str, model: str) -> None:
@@ -174,15 +177,21 @@ def test_all_servers_answer_each_user_as_before_after_a_deployment(
                 server.app("app").predict(x, user=user).result(20).output for server in (one, other)
             ]
 
-        assert answers("bob") == [1, 1]
+        wait_until(lambda: answers("bob") == [1, 1], "both know bob", PATIENCE_S)
         wait_until(lambda: answers("ann") == [2, 2], "both know ann", PATIENCE_S)
     with clipper.start(**settings, folder=str(tmp_path / "a")) as again:
         again.deploy("two", twos, input="f64[2]")
         again.deploy("two", twos, input="f64[2]")
         handle = again.app("app")
         wait_until(lambda: "two:4" in models_of(again), "it serves", PATIENCE_S)
-        assert handle.predict(x, user="ann").result(20).output == 2
-        assert handle.predict(x, user="bob").result(20).output == 1
+        for user, model in (("ann", 2), ("bob", 1)):
+            wait_until(
+                lambda user=user, model=model: (
+                    handle.predict(x, user=user).result(20).output == model
+                ),
+                f"it knows {user}",
+                PATIENCE_S,
+            )
 
 
 @pytest.mark.parametrize("policy", ["stacking", "exp4", "logodds", "mixture"])

@@ -51,6 +51,7 @@ def test_each_server_applies_operations_of_another_one(
     one.deploy("m", lambda rows: rows.sum(axis=1), input="f64[2]")
     one.app("a", ["m"], slo_ms=20_000, default=-1)
     wait_until(lambda: connected(other, "m:1") == 1, "the other server runs it", PATIENCE_S)
+    wait_until(lambda: "a" in other.catalog.view.applications, "and knows who asks", PATIENCE_S)
     assert other.app("a").predict([1.0, 2.0]).result(60).output == 3.0
     other.scale("m", 2)
     wait_until(lambda: connected(one, "m:1") == 2, "the first one scales, too", PATIENCE_S)

@@ -25,6 +25,7 @@ from clipper.store.memory import MemoryStore
 from clipper.store.sqlite import SqliteStore
 from clipper.store.store import Put
 from clipper.types import VersionedModel
+from tests.memory_container import wait_until
 
 A, B, C = (VersionedModel(name, 1) for name in "abc")
 A2 = VersionedModel("a", 2)
@@ -48,10 +49,15 @@ class Server:
     """The learned states of a server, over a store and a journal that outlive it."""
 
     def __init__(
-        self, store, folder: Path | None, node: str = "n", contexts_max: int = 1000
+        self,
+        store,
+        folder: Path | None,
+        node: str = "n",
+        contexts_max: int = 1000,
+        write_s: float = 3600,
     ) -> None:
         self.journal = Journal(folder)
-        self.states = States(store, self.journal, node, contexts_max, write_s=3600)
+        self.states = States(store, self.journal, node, contexts_max, write_s)
         self.states.replay(self.read)
 
     def learner(self, text: str, models=(A, B), application: str = "app") -> Learner:
@@ -653,6 +659,22 @@ def test_nobody_waits_for_a_store_that_is_away_and_nothing_is_lost(
     again = Server(store, tmp_path / "b", "b")
     assert again.learner(KL).state("u").seen == 15
     again.states.close()
+
+
+def test_a_context_that_came_late_gets_what_the_store_has_without_any_feedback(
+    tmp_path: Path,
+) -> None:
+    store, draw = Away(), random.Random(14)
+    before = Server(store, tmp_path / "a", "a")
+    before.observe(before.learner(KL), "u", observation(draw))
+    before.states.close()
+    server = Server(store, tmp_path / "b", "b", write_s=0.01)
+    learner = server.learner(KL)
+    store.refuses = True
+    assert learner.state("u").seen == 0
+    store.refuses = False
+    wait_until(lambda: learner.state("u").seen == 1, "it is merged")
+    server.states.close()
 
 
 def test_a_context_that_was_only_read_gets_what_the_store_has(tmp_path: Path) -> None:

@@ -542,7 +542,9 @@ class States:
                 raise
             _log.warning("a context of %r begins as a new one: %s", learner.application, error)
             held.is_late = True
-            self.dirty[learner, user] = None  # so that it is merged
+            # who writes it merges it: also in a server that gets no feedback
+            self.dirty[learner, user] = None
+            self.start_writing()
             if held.prior is not None:  # it continues from its prior
                 is_shared = held.state is LATEST
                 held.origin = StateOrigin(learner.models, None, is_shared=is_shared)
