@@ -174,9 +174,10 @@ def test_one_word_settles_it_for_all_servers(
     one, other = start("one"), start("other")
     filled(one.catalog)
     wait_until(lambda: other.names == ALL, "the other follows", PATIENCE_S)
-    copy = (tmp_path / "other/catalog.copy").read_bytes()
     place.back()
     wait_until(lambda: one.is_refused and other.is_refused, "both notice it", PATIENCE_S)
+    # the copy is written after the names are known, and before the store is refused
+    copy = (tmp_path / "other/catalog.copy").read_bytes()
     with audit_context("ann", "store accept", dry=True):
         one.catalog.accept_store(restore=restore)
     assert one.store.range("catalog/")[0] == [], "a dry run writes nothing"
@@ -186,7 +187,9 @@ def test_one_word_settles_it_for_all_servers(
     wait_until(lambda: other.names == (ALL if restore else set()), "the other follows", PATIENCE_S)
     assert one.names == other.names
     assert [entry.actor for entry in entries(one.store)] == ["ann"]
-    assert (tmp_path / "other/catalog.copy.before").read_bytes() == copy
+    before = tmp_path / "other/catalog.copy.before"
+    wait_until(before.exists, "it keeps its copy, after it trusts the store", PATIENCE_S)
+    assert before.read_bytes() == copy
     one.catalog.register_application("c")
     wait_until(lambda: "c" in other.names, "changes are possible again", PATIENCE_S)
     one.close()

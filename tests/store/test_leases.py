@@ -1,5 +1,6 @@
 """Leases, on every backend; and what their holder knows by its own clock."""
 
+import contextlib
 import threading
 from collections.abc import Callable
 from time import monotonic
@@ -21,11 +22,21 @@ def next_change(watch: Watch) -> Event:
     raise AssertionError("no change within 20 s")
 
 
+def short_lease(store: Store, ttl_s: float, *keys: str) -> Lease:
+    """Return a lease that holds these keys, and that soon ends; one that has ended before it held
+    them is followed by a longer one."""
+    while True:
+        lease = store.lease(ttl_s)
+        with contextlib.suppress(LeaseLost):
+            store.txn((), [Put(key, b"1", lease.id) for key in keys])
+            return lease
+        ttl_s *= 2
+
+
 def test_keys_vanish_with_their_lease_as_one_revision(store: Store, short_s: float) -> None:
     store.put("kept", b"1")
-    lease = store.lease(short_s)
     watch = store.watch("")
-    store.txn((), (Put("b", b"2", lease.id), Put("a", b"1", lease.id)))
+    lease = short_lease(store, short_s, "b", "a")
     written = {next_change(watch).key for _ in range(2)}
     gone = [next_change(watch) for _ in range(2)]
     assert written == {"a", "b"}
@@ -37,24 +48,36 @@ def test_keys_vanish_with_their_lease_as_one_revision(store: Store, short_s: flo
 
 
 def test_a_read_does_not_see_keys_of_an_expired_lease(store: Store, short_s: float) -> None:
-    lease = store.lease(short_s)
-    store.put("a", b"1", lease.id)
-    record = store.get("a")
-    assert record is not None
-    assert record.lease == lease.id
+    short_lease(store, short_s, "a")
     wait_until(lambda: store.get("a") is None, "the key is gone")
     assert store.put_if("a", b"2", ABSENT).lease == ""
 
 
 def test_a_renewed_lease_does_not_expire(store: Store) -> None:
-    with store.lease(1) as lease:
+    ttl_s = 1.0
+    while not is_kept_alive(store, ttl_s):
+        ttl_s *= 2
+
+
+def is_kept_alive(store: Store, ttl_s: float) -> bool:
+    """Renew a lease for longer than it lives; return False if this thread was held up for so long
+    that it ended."""
+    asked_s, longest_s, record = monotonic(), 0.0, None
+    with store.lease(ttl_s) as lease, contextlib.suppress(LeaseLost):
+        until_s = asked_s + 1.3 * ttl_s
         store.put("a", b"1", lease.id)
-        until = monotonic() + 1.3
-        while monotonic() < until:
-            assert store.renew(lease.id) >= 1
+        while record is None:
+            before_s, is_over = asked_s, monotonic() >= until_s
+            asked_s = monotonic()
+            assert store.renew(lease.id) >= ttl_s
+            record = store.get("a") if is_over else None
+            longest_s = max(longest_s, monotonic() - before_s)
             assert not threading.Event().wait(0.02)
-        assert store.get("a") is not None
     assert store.get("a") is None, "revoked at the end"
+    if max(longest_s, monotonic() - asked_s) >= ttl_s:
+        return False
+    assert record is not None
+    return True
 
 
 def test_revoking_takes_its_keys_at_once(store: Store) -> None:
