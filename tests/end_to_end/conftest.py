@@ -1,4 +1,4 @@
-"""A server for each module of tests, with short heartbeats and restarts; models are removed after
+"""A server for each module of tests, with short pauses before restarts; models are removed after
 their test."""
 
 import itertools

@@ -79,7 +79,7 @@ def dial(address, folder, *options, token, answer="xs.sum(axis=1) * 2"):
 @pytest.mark.parametrize("protocol", ["2", "1"])
 def test_a_container_dials_in(address, protocol, tmp_path):
     with clipper.start(
-        address=address.replace("PATH", f"{tmp_path}/s"), heartbeat_ms=100, drain_s=0.2
+        address=address.replace("PATH", f"{tmp_path}/s"), heartbeat_ms=10_000, drain_s=0.2
     ) as server:
         assert server.address.startswith(address[:4])
         process = dial(server.address, tmp_path, "--protocol", protocol, token=server.token)
@@ -94,7 +94,7 @@ def test_a_container_dials_in(address, protocol, tmp_path):
 
 
 def test_only_objects_created_after_the_load_are_garbage_collected(tmp_path):
-    with clipper.start(heartbeat_ms=100, drain_s=0.2) as server:
+    with clipper.start(heartbeat_ms=10_000, drain_s=0.2) as server:
         answer = "[float(__import__('gc').get_freeze_count())] * len(xs)"
         process = dial(server.address, tmp_path, token=server.token, answer=answer)
         wait_until(lambda: "doubler:1" in server.stats()["models"])
@@ -109,7 +109,7 @@ def test_only_objects_created_after_the_load_are_garbage_collected(tmp_path):
 def test_strings_come_through_however_they_are_compressed(address, compression, protocol, tmp_path):
     texts = [f"grüße {i % 7} " * (i % 40) for i in range(500)]
     with clipper.start(
-        address=address, compression=compression, heartbeat_ms=100, drain_s=0.2
+        address=address, compression=compression, heartbeat_ms=10_000, drain_s=0.2
     ) as server:
         options = ("--protocol", protocol, "--input", "str")
         answer = "[float(zlib.crc32(x.encode())) for x in xs]"
@@ -132,7 +132,7 @@ def test_a_container_comes_back_to_a_new_server_at_the_same_address(tmp_path):
     settings = {
         "address": f"unix:{tmp_path}/s",
         "token": "secret",
-        "heartbeat_ms": 100,
+        "heartbeat_ms": 10_000,
         "drain_s": 0.1,
     }
     with clipper.start(**settings) as server:

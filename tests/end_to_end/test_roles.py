@@ -65,7 +65,7 @@ def test_a_stuck_observer_delays_no_query(role):
 
 
 def test_an_observer_whose_queue_is_full_delays_no_query(deploy, names):
-    with clipper.start(limits={"queue_rows_max": 16}, heartbeat_ms=100, drain_s=0.1) as server:
+    with clipper.start(limits={"queue_rows_max": 16}, heartbeat_ms=60_000, drain_s=0.1) as server:
         server.deploy("main", right, input="f64[2]", cache=False)
         with MemoryContainer(server.address, server.token, "full", input="f64[2]") as container:
             container.send_hello()
@@ -145,7 +145,7 @@ def test_a_decoy_records_what_models_saw(tmp_path: Path):
         handle = server.app("a", ["main"], roles={"saw": "decoy"}, slo_ms=SLO_MS)
         answers = [handle.predict(row(i), user="u").result(60) for i in range(20)]
         pending = handle.predict(row(20))
-        pending.wait()
+        pending.wait(60)
         found = list(server.recorded("a"))
         assert [record.id for record in found[:20]] == [answer.id for answer in answers]
         assert [record.answer for record in found[:20]] == [answer.output for answer in answers]

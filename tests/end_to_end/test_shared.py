@@ -199,7 +199,7 @@ def test_a_model_may_keep_its_inputs(server, deploy):
 
 @pytest.mark.parametrize("settings", [{"shared_memory": False}, {"address": "tcp://127.0.0.1:0"}])
 def test_without_sharing_rows_go_over_the_socket(settings):
-    with clipper.start(heartbeat_ms=100, drain_s=0.2, **settings) as server:
+    with clipper.start(heartbeat_ms=10_000, drain_s=0.2, **settings) as server:
         model = server.deploy("wide", first_and_sum, input=f"f32[{WIDE}]", cache=False)
         before = regions_of("self")
         check(model, rows_of(3000))

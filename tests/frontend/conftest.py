@@ -18,7 +18,8 @@ from clipper.settings.http import HttpSettings
 from clipper_container.model import Scored
 
 QUICK = {
-    "heartbeat_ms": 100,
+    # after three, a container that sends them counts as lost: no time that a busy machine needs
+    "heartbeat_ms": 2000,
     "warmup": False,
     "restart_ms_min": 20,
     "restart_ms_max": 200,
