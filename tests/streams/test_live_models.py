@@ -89,7 +89,7 @@ def test_versions_are_deployed_from_a_stream_without_a_failed_query(
             stream, described("digits", "onnx", contents[0], input="f64[64]", data=contents[0])
         )
         wait_until(lambda: client.xlen(stream + ".deployed") == 1, patience_s=START_S)
-        app = serving.app("digits", models=["digits"], slo_ms=5000, default=-1)
+        app = serving.app("digits", models=["digits"], slo_ms=60_000, default=-1)
         answers, stopping, ready = [], threading.Event(), []
         unhook = serving.catalog.on_change(
             lambda view: ready.append(
@@ -195,7 +195,10 @@ def test_an_invalid_model_is_refused_and_changes_nothing(
         )
     assert [str(model.id) for model in serving.catalog.models()] == ["m:1"]
     assert (
-        serving.app("asks").predict(digits[0][0].astype(np.float32), slo_ms=5000).result(60).output
+        serving.app("asks")
+        .predict(digits[0][0].astype(np.float32), slo_ms=60_000)
+        .result(60)
+        .output
         == 0
     )
     serving.catalog.unregister_application("asks")
