@@ -102,13 +102,14 @@ def test_a_hundred_event_loops_one_after_another(model, run):
     assert [run(one()) for _ in range(100)] == [6.0] * 100
 
 
-def test_wait_for_and_cancel_in_asyncio(deploy):
-    model = deploy(slow(0.3), input="f64[4]", cache=False)
+def test_wait_for_and_cancel_in_asyncio(gated):
+    waits, gate = gated
 
     async def patience():
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(model.predict(ROW), 0.05)
-        return await model.predict(ROW)
+            await asyncio.wait_for(waits.predict(ROW), 0.05)
+        gate.touch()
+        return await waits.predict(ROW)
 
     assert asyncio.run(patience()) == 6.0
 
@@ -165,25 +166,47 @@ def test_callbacks(model):
     assert sorted(results) == [6.0 + 4 * i for i in range(100)]
 
 
-def test_as_completed(model, deploy):
-    late = deploy(slow(0.3), input="f64[4]", cache=False).predict(ROW)
+@pytest.fixture
+def gated(deploy, tmp_path):
+    """Yield a model that answers once a file exists, and the file; it exists after the test."""
+    gate = tmp_path / "gate"
+
+    def predict(xs):
+        while not gate.exists():
+            time.sleep(0.005)
+        return xs.sum(axis=1)
+
+    yield deploy(predict, input="f64[4]", cache=False, warmup=False), gate
+    gate.touch()
+
+
+def test_as_completed(model, gated):
+    waits, gate = gated
+    late = waits.predict(ROW)
     early = [model.predict(ROW + i) for i in range(20)]
-    done = list(clipper.as_completed([late, *early], timeout=60))
-    assert done[-1] is late
-    assert set(done) == {late, *early}
+    done = clipper.as_completed([late, *early], timeout=60)
+    assert {next(done) for _ in early} == {*early}
+    gate.touch()
+    assert list(done) == [late]
+
+
+def test_not_all_are_completed_in_time(gated):
+    waits, _ = gated
     with pytest.raises(TimeoutError, match="not all of 1 futures"):
-        list(clipper.as_completed([deploy(slow(0.5), input="f64[4]").predict(ROW)], timeout=0.05))
+        list(clipper.as_completed([waits.predict(ROW)], timeout=0.05))
 
 
-def test_a_timeout_is_not_the_end_of_the_query(deploy):
-    future = deploy(slow(0.2), input="f64[4]").predict(ROW)
+def test_a_timeout_is_not_the_end_of_the_query(gated):
+    waits, gate = gated
+    future = waits.predict(ROW)
     with pytest.raises((TimeoutError, FutureTimeout), match="deadline"):
         future.result(0.01)
+    gate.touch()
     assert future.result(60) == 6.0
 
 
-def test_cancel(deploy):
-    future = deploy(slow(0.2), input="f64[4]").predict(ROW)
+def test_cancel(gated):
+    future = gated[0].predict(ROW)
     assert future.cancel()
     assert future.cancelled()
     assert future.cancel()

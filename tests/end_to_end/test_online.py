@@ -126,9 +126,11 @@ def test_correct_that_raises_harms_no_prediction(server, deploy, app):
         handle.feedback(handle.predict(ROW).result(30), label="1")
     wait_until(lambda: server.stats()["models"][model.name]["replicas"][0]["failed"] == 5)
     assert handle.predict(ROW).result(30).output == "3"
-    logs = "\n".join(server.logs(model.name))
-    assert "RuntimeError: I will not learn" in logs
-    assert "accuracy() returned nan; return a number from 0 to 1, or None" in logs
+    for said in (
+        "RuntimeError: I will not learn",
+        "accuracy() returned nan; return a number from 0 to 1, or None",
+    ):
+        wait_until(lambda said=said: said in "\n".join(server.logs(model.name)), said)
     assert server.stats()["models"][model.name]["accuracy"] is None
 
 

@@ -183,8 +183,10 @@ def test_the_end_of_the_supervising_thread_is_told_by_live_and_by_deploy(server,
     server._processes.post(dies)
     wait_until(lambda: server._processes.failure)
     assert any(one.vital and str(one.state) == "failed" for one in server.health())
-    (row,) = [row for row in rows_of(server, model) if row["state"] != "ready"]
-    assert (row["state"], row["pid"]) == ("failed", 0)
+    # its process ends with that thread, and its connection later
+    wait_until(
+        lambda: [(row["state"], row["pid"]) for row in rows_of(server, model)] == [("failed", 0)]
+    )
     with pytest.raises((DeployFailed, clipper.errors.NotStarted)):
         server.deploy("late", total, input="f64[2]")
 

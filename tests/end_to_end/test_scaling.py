@@ -36,10 +36,16 @@ def slowly(xs):
     return xs.sum(axis=1)
 
 
-def hanging(xs):
-    if xs[0, 0] == 13:
-        threading.Event().wait()
-    return xs.sum(axis=1)
+def hanging(place):
+    """Return a model that writes the file `place` for a row of 13, and does not answer it."""
+
+    def predict(xs):
+        if xs[0, 0] == 13:
+            place.touch()
+            threading.Event().wait()
+        return xs.sum(axis=1)
+
+    return predict
 
 
 class Load:
@@ -118,11 +124,18 @@ def test_a_fixed_number_stays_and_bounds_can_be_given_later(server):
         server.scale("m", (2, 1))
 
 
-def test_a_container_that_is_stuck_is_restarted(server):
-    model = server.deploy("m", hanging, input="f64[4]", cache=False)
+def test_a_container_that_is_stuck_is_restarted(server, tmp_path):
+    has = tmp_path / "has"
+    model = server.deploy("m", hanging(has), input="f64[4]", cache=False)
     (before,) = row_of(server, model)["replicas"]
-    stuck = model.predict(np.full(4, 13.0), slo_ms=100)
-    stuck.wait(20)
+
+    def is_stuck():
+        """Return whether it has the row. On a busy machine the deadline may come before it."""
+        stuck = model.predict(np.full(4, 13.0), slo_ms=100)
+        assert stuck.wait(20)
+        return has.exists() and stuck
+
+    stuck = wait_until(is_stuck)
     assert stuck.status() in (Status.DEADLINE, Status.REPLICA_LOST)
     assert model.predict(ROW, slo_ms=SLO_MS).result(20) == 6.0
     (after,) = row_of(server, model)["replicas"]

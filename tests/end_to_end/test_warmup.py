@@ -76,7 +76,7 @@ def test_a_model_that_fails_on_made_up_rows_is_ready_with_a_warning(
     assert model.predict("7").result(60) == 7
     (row,) = [one for one in server.manage.ps() if f"{one['name']}:{one['version']}" == model.name]
     assert (row["state"], row["error"]) == ("ready", "")
-    assert any("warmup" in line for line in server.logs(model.name))
+    wait_until(lambda: any("warmup" in line for line in server.logs(model.name)))
     given = deploy(numbers, input="str", warmup=["12", "34"])
     assert not any("warmup" in line for line in server.logs(given.name))
     assert server.stats()["models"][given.name]["output"] == "i64"
