@@ -13,7 +13,7 @@ from base64 import b64decode
 from pathlib import Path
 from typing import Any, Self
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 _KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, " ": 32, "ArrowDown": 40, "ArrowUp": 38}
 
