@@ -395,7 +395,8 @@ def test_recovery_uses_the_newer_of_replica_and_snapshot(shards: Shards) -> None
 def test_a_replaced_shard_that_still_runs_acknowledges_nothing(shards: Shards) -> None:
     """A shard is replaced while it still runs, as when a host was declared dead too early: its
     later pushes are not acknowledged."""
-    client = shards.up(2, replicas=1, without_replica_s=0.4).client(answer_s=0.5)
+    shards.up(2, replicas=1, without_replica_s=0.4)
+    client = shards.client(answer_s=1.0, patience_s=60.0)
     client.create(PLAIN)
     client.push("plain", [0, 2], -ones((2, 2)))
     before = client.pull("plain", [0])
@@ -403,9 +404,8 @@ def test_a_replaced_shard_that_still_runs_acknowledges_nothing(shards: Shards) -
     shards.begin(0, shards.root / "another-host" / "shard-0")
     assert shards.servers[0].ready.wait(PATIENCE_S)
     assert shards.servers[0].shard.core.epoch == 2
-    reply = client.push("plain", [0], -ones((1, 2)))
+    client.push("plain", [0], -ones((1, 2)))
     assert client.connections[0].epoch == 2, "only the successor acknowledges"
-    assert reply.repeated == ()
     assert np.allclose(client.pull("plain", [0]), 2 * before)
     until(lambda: bool(zombie.shard.ended))
     assert "fenced by epoch 2" in zombie.shard.ended
