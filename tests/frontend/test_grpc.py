@@ -1,10 +1,12 @@
 """gRPC by grpcio's own channel and our messages: services, deadlines, errors, streams, and the
 end."""
 
+import itertools
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,7 @@ from tests.memory_container import wait_until
 INFERENCE, APPLICATIONS = "inference.GRPCInferenceService", "clipper.v1.Applications"
 # however busy this machine is, a reply is at the client before the call's deadline
 WAY_BACK_MS = 1500
+WAY_THERE_S = 1.0  # and its request at the server
 HEALTH, REFLECTION = "grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection"
 
 
@@ -112,7 +115,26 @@ def start(**more: Any) -> clipper.ClipperServer:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[clipper.ClipperServer]:
+def gates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("gates")
+
+
+@pytest.fixture(scope="module")
+def numbers_of_gates() -> Iterator[int]:
+    return itertools.count(1)
+
+
+@pytest.fixture
+def gate(gates: Path, numbers_of_gates: Iterator[int]) -> Iterator[int]:
+    """Yield the first of a thousand rows that the model `stuck` has not answered when the test
+    ends."""
+    number = next(numbers_of_gates)
+    yield 1000 * number
+    (gates / f"{number}").touch()
+
+
+@pytest.fixture(scope="module")
+def server(gates: Path) -> Iterator[clipper.ClipperServer]:
     limits = {"message_bytes_max": 200_000, "queries_max": 5, "way_back_ms": WAY_BACK_MS}
     with start(grpc={"address": "127.0.0.1:0", **limits}) as started:
         started.deploy("sum", total, input="f64[3]")
@@ -121,7 +143,7 @@ def server() -> Iterator[clipper.ClipperServer]:
         started.app("beside", models=["beside"], slo_ms=5000)
         started.app("personal", models=["sum"], slo_ms=5000, policy="linucb")
         started.deploy("words", lambda rows: [row.upper() for row in rows], input="str")
-        started.deploy("stuck", slow, input="f64[1]", cache=False)
+        started.deploy("stuck", gated(gates), input="f64[1]", cache=False)
         started.app("total", models=["sum"], slo_ms=5000)
         started.app("learns", models=["sum"], slo_ms=5000, policy="stacking")
         started.app("shout", models=["words"], slo_ms=5000)
@@ -133,6 +155,19 @@ def server() -> Iterator[clipper.ClipperServer]:
 def slow(rows: Any) -> Any:
     time.sleep(0.3)
     return rows[:, 0]
+
+
+def gated(gates: Path) -> Callable[[Any], Any]:
+    """Return a model that answers rows from 1000 on when the file `1` exists, from 2000 on when `2`
+    does, and so on; others after 0.3 s."""
+
+    def predict(rows: Any) -> Any:
+        wanted = [gates / f"{int(x) // 1000}" for x in rows[:, 0] if x >= 1000]
+        while not all(gate.exists() for gate in wanted):
+            time.sleep(0.005)
+        return rows[:, 0] if wanted else slow(rows)
+
+    return predict
 
 
 @pytest.fixture(scope="module")
@@ -350,16 +385,19 @@ def test_calls_are_counted(server: clipper.ClipperServer, client: Client) -> Non
     wait_until(lambda: counted() == (before[0] + 1, before[1] + 1, before[2] + 2, before[3] + 3, 0))
 
 
-def test_too_many_calls_are_given_a_time_to_retry() -> None:
+def test_too_many_calls_are_given_a_time_to_retry(tmp_path: Path) -> None:
     with start(grpc={"address": "127.0.0.1:0", "calls_max": 2}) as server:
-        server.deploy("stuck", slow, input="f64[1]", cache=False)
+        server.deploy("stuck", gated(tmp_path), input="f64[1]", cache=False)
         client = Client(server.grpc_address)
         infer_async = client.method(INFERENCE, "ModelInfer").future
-        futures = [infer_async(tensor_of("stuck", [[i]], timeout=20_000_000)) for i in range(10)]
-        errors = [
-            error for future in futures if (error := future.exception(PATIENCE_S)) is not None
-        ]
-        assert len(errors) == 8
+        rows = [[1000 + i] for i in range(10)]
+        futures = [infer_async(tensor_of("stuck", [row], timeout=20_000_000)) for row in rows]
+        refused = wait_until(
+            lambda: len(done := [future for future in futures if future.done()]) == 8 and done
+        )
+        (tmp_path / "1").touch()
+        errors = [future.exception(PATIENCE_S) for future in refused]
+        assert all(future in refused or future.result(PATIENCE_S) for future in futures)
         info, retry = details_of(errors[0])
         assert (errors[0].code(), info.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "overloaded")
         assert "grpc.calls_max" in errors[0].details()
@@ -370,18 +408,18 @@ def test_too_many_calls_are_given_a_time_to_retry() -> None:
 # -- deadlines
 
 
-def test_a_deadline_is_the_querys_slo(client: Client) -> None:
-    error = client.refused(
-        INFERENCE, "ModelInfer", tensor_of("patient", [[1]]), timeout=WAY_BACK_MS / 1000 + 0.1
-    )
+def test_a_deadline_is_the_querys_slo(client: Client, gate: int) -> None:
+    timeout_s = WAY_BACK_MS / 1000 + WAY_THERE_S
+    row = tensor_of("patient", [[gate]])
+    error = client.refused(INFERENCE, "ModelInfer", row, timeout=timeout_s)
     assert error.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED)
     assert "stuck:1" in error.details(), "the client gave up before the answer came"
     answer = client(
         APPLICATIONS,
         "Predict",
         application="assured",
-        input=numbers(1),
-        timeout=WAY_BACK_MS / 1000 + 0.15,
+        input=numbers(gate),
+        timeout=timeout_s,
     )
     assert (answer.output.number, answer.default) == (-1.0, True)
 
@@ -393,10 +431,10 @@ def test_a_timeout_of_its_own_is_the_querys_slo(client: Client) -> None:
     assert np.frombuffer(response.raw_output_contents[0]) == [3.0]
 
 
-def test_a_query_has_no_longer_than_its_call(client: Client) -> None:
-    more_than_the_call = tensor_of("assured", [[6]], timeout=25_000_000)
+def test_a_query_has_no_longer_than_its_call(client: Client, gate: int) -> None:
+    more_than_the_call = tensor_of("assured", [[gate]], timeout=25_000_000)
     response = client(
-        INFERENCE, "ModelInfer", more_than_the_call, timeout=WAY_BACK_MS / 1000 + 0.15
+        INFERENCE, "ModelInfer", more_than_the_call, timeout=WAY_BACK_MS / 1000 + WAY_THERE_S
     )
     assert response.parameters["default"].bool_param
 
@@ -423,13 +461,16 @@ def in_flight(server: clipper.ClipperServer) -> int:
 
 
 def test_a_client_that_goes_away_takes_its_query_along(
-    server: clipper.ClipperServer, client: Client
+    server: clipper.ClipperServer, client: Client, gate: int, gates: Path
 ) -> None:
     wait_until(lambda: not in_flight(server))
     before = cancelled(server)
-    future = client.method(INFERENCE, "ModelInfer").future(tensor_of("patient", [[5]]))
+    future = client.method(INFERENCE, "ModelInfer").future(tensor_of("patient", [[gate]]))
     wait_until(lambda: in_flight(server))
     future.cancel()
+    wait_until(lambda: not in_flight(server))
+    # what it has sent to the container is counted when that replies
+    (gates / f"{gate // 1000}").touch()
     wait_until(lambda: cancelled(server) == before + 1)
 
 
@@ -581,12 +622,12 @@ def test_a_stream_of_infers(client: Client) -> None:
 
 
 def test_a_stream_that_is_left_takes_its_queries_along(
-    server: clipper.ClipperServer, client: Client
+    server: clipper.ClipperServer, client: Client, gate: int
 ) -> None:
     wait_until(lambda: not in_flight(server))
     before = cancelled(server)
     replies = client.method(INFERENCE, "ModelStreamInfer")(
-        iter([tensor_of("patient", [[i]]) for i in range(200)])
+        iter([tensor_of("patient", [[gate + i]]) for i in range(200)])
     )
     wait_until(lambda: in_flight(server) > 1)
     replies.cancel()
