@@ -253,7 +253,7 @@ def test_a_push_that_a_collector_refuses_is_not_retried(
     with tracing(collector) as server:
         predict(server)
         collector.await_that(lambda: counted(server, "refused") == 1)
-        assert "400" in caplog.text
+        collector.await_that(lambda: "400" in caplog.text)
         predict(server)
         collector.named(PREDICT)
     assert len(collector.posts) == 2
@@ -264,7 +264,7 @@ def test_a_collector_that_hangs_delays_no_request(collector: Collector) -> None:
     with tracing(collector, tracing={"queue_max": 3, "batch_max": 1}) as server:
         for _ in range(20):
             assert predict(server).json["output"] == 6
-        assert counted(server, "dropped") >= 15
+        collector.await_that(lambda: counted(server, "dropped") >= 15)
         collector.hold.set()
     assert 1 <= len(collector.named(PREDICT)) <= 5
 
