@@ -11,16 +11,18 @@ with idle connections while a container or a shard is killed; every second one l
 process instead, where a cgroup can be made. Starts begin another server on the same store, and end
 it in the midst of its start, or once it serves: on request, by SIGINT or by SIGKILL.
 
-It fails if an operation is not answered within `HANG_S`, if a version, an application, feedback or
-a push that was acknowledged is missing at the end, if a model does not answer within `DOWN_S` after
-a fault has ended, or if a process, a temporary file or a descriptor is left behind. It prints one
-row for each kind of fault, and the figures as JSON.
+It fails if a query does not end within `LATE_S`, or another operation within `HANG_S`, and shows
+what the threads of the server do then. It also fails if a version, an application, feedback or a
+push that was acknowledged is missing at the end, if a model does not answer within `DOWN_S` after a
+fault has ended, or if a process, a temporary file or a descriptor is left behind. It prints one row
+for each kind of fault, and the figures as JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import json
 import os
 import random
@@ -51,6 +53,8 @@ from tests.images.engines import Engine, NoEngine, running
 from tests.processes import Program
 
 HANG_S = 60.0
+LATE_S = 20.0  # queries have a deadline of at most SLO_MS
+SLO_MS = 1000
 START_S = 180.0  # for the first start, which builds an image
 DOWN_S = 5.0
 LEFT_S = 10.0  # for the end of what a server has started, after its own
@@ -61,6 +65,8 @@ DESCRIPTORS_MORE = 24  # that a server may have after all faults: fork servers t
 CHANGE_SHARE = 0.3  # of the faults after which a version is deployed and feedback is given
 FEEDBACK = 3
 LAST_LINES = 12  # of the server's log, with a problem
+ANSWER = "answer: "  # no line of a log begins so
+SHOW = signal.SIGUSR1  # the server shows what its threads of Python do
 MESHED = "meshed"
 PUSHED = "pushed"
 # A container that is a program of its own, as one in another language is.
@@ -78,8 +84,27 @@ def total(rows: np.ndarray) -> np.ndarray:
     return rows.sum(axis=1)
 
 
+class Hung(Exception):
+    """A query did not end."""
+
+
+def ended(future: Any) -> Any:
+    """Wait for the result of a query.
+
+    Raises: Hung, after it has shown what the threads do; or what the query ended with.
+    """
+    try:
+        return future.result(LATE_S)
+    except TimeoutError as error:
+        if isinstance(error, clipper.ClipperError):
+            raise
+        faulthandler.dump_traceback()
+        raise Hung(str(error)) from error
+
+
 class Served:
-    """Carries out what its parent asks, a line each, and answers with a line of JSON."""
+    """Carries out what its parent asks, a line each, and answers with a line of JSON that has the
+    number of the request."""
 
     def __init__(
         self,
@@ -101,12 +126,12 @@ class Served:
                 kind = kinds.get(name, {"model": total})
                 server.deploy(name, input="f64[2]", replicas=replicas, cache=False, **kind)
             if name not in server.catalog.view.applications:
-                server.app(name, models=[name], slo_ms=1000, default=-1.0, policy="ensemble")
+                server.app(name, models=[name], slo_ms=SLO_MS, default=-1.0, policy="ensemble")
         if MESHED not in server.catalog.view.versions:
             server.register_model(MESHED, "meshed.py:total", key=str(folder))
         self._n = 0
         self._shards = shards
-        self._client = Client(shards.folder, patience_s=HANG_S, answer_s=2.0)
+        self._client = Client(shards.folder, patience_s=LATE_S, answer_s=2.0)
         adds = {"optimizer": "sgd", "optimizer_settings": {"rate": 1.0}, "initializer": "zeros"}
         with contextlib.suppress(AlreadyExists):
             self._client.create(TableSpec("t", 1, **adds))
@@ -118,9 +143,9 @@ class Served:
             return len(self._client.pull("t", [0, 1])) == SHARDS
         row = [float(self._n), 1.0]
         if name == MESHED:
-            found = self._server.predict(MESHED, np.array(row), slo_ms=1000).result(HANG_S)
+            found = ended(self._server.predict(MESHED, np.array(row), slo_ms=SLO_MS))
             return not found.is_default
-        answer = self._server.app(name).predict(row).result(HANG_S)
+        answer = ended(self._server.app(name).predict(row))
         return not answer.is_default and answer.output == sum(row)
 
     def deploy(self, name: str) -> str:
@@ -138,7 +163,7 @@ class Served:
         for _ in range(FEEDBACK):
             self._n += 1
             row = [float(self._n), 2.0]
-            answer = app.predict(row).result(HANG_S)
+            answer = ended(app.predict(row))
             if not answer.is_default:
                 counted += bool(app.feedback(answer.id, label=sum(row)))
         return counted
@@ -193,6 +218,7 @@ def started_set(shards: LocalSet) -> Iterator[LocalSet]:
 def serve(state: str, folder: str, engine: str) -> None:
     """Run the server until the end of standard input. engine: the settings of Docker, in JSON, or
     empty if there is none."""
+    faulthandler.register(SHOW)
     models = {**APPS, BOXED: 1} if engine else APPS
     docker = json.loads(engine or "{}")
     mesh = {"enabled": True, "name": "node", "hosts": 1, "failure_s": 1.0}
@@ -204,15 +230,17 @@ def serve(state: str, folder: str, engine: str) -> None:
         ) as server,
     ):
         served = Served(server, shards, Path(folder), models)
-        print(json.dumps({"http": server.http_address}), flush=True)
+        print(ANSWER + json.dumps({"number": 0, "http": server.http_address}), flush=True)
         for line in sys.stdin:
-            verb, _, name = line.strip().partition(" ")
+            number, verb, name = line.rstrip("\n").split(" ")
             try:
                 found = {"ok": getattr(served, verb)(name)}
             except (clipper.ClipperError, OSError) as error:
                 found = {"error": f"{type(error).__name__}: {error}"[:300]}
+            except Hung as error:
+                found = {"hung": str(error)}
             # at the begin of a line, whatever was logged
-            print(f"\n{json.dumps(found)}", flush=True)
+            print(f"\n{ANSWER}{json.dumps({'number': int(number), **found})}", flush=True)
 
 
 # -- the store
@@ -324,19 +352,49 @@ class Watched:
         self.temporary.mkdir(exist_ok=True)
         self.program = Program(*words, environment={"TMPDIR": str(self.temporary)})
         group.add(self.program.pid)
+        self._asked = 0
         self.http = self._answer(START_S)["http"] if awaited else ""
 
     def _answer(self, limit_s: float = HANG_S) -> dict[str, Any]:
-        """Return the next line that is no log."""
-        while not (line := self.program.line(limit_s)).startswith("{"):
-            pass
-        found: dict[str, Any] = json.JSONDecoder().raw_decode(line)[0]
-        return found
+        """Return the answer to the last request. Those to earlier ones are late: their requests
+        have been counted as hung.
+
+        Raises: AssertionError, with what its threads do, if it hangs.
+        """
+        give_up = time.monotonic() + limit_s
+        while True:
+            try:
+                line = self.program.line(max(0.0, give_up - time.monotonic()))
+            except AssertionError as error:
+                raise AssertionError(f"{error}\n{self._threads()}") from error
+            if line.startswith(ANSWER):
+                found: dict[str, Any] = json.JSONDecoder().raw_decode(line, len(ANSWER))[0]
+                if found["number"] == self._asked:
+                    return found
 
     def ask(self, verb: str, name: str = "") -> dict[str, Any]:
-        """Ask for something. Raises AssertionError if it hangs."""
-        self.program.say(f"{verb} {name}")
-        return self._answer()
+        """Ask for something. Raises AssertionError as `_answer`."""
+        self._asked += 1
+        self.program.say(f"{self._asked} {verb} {name}")
+        found = self._answer()
+        assert "hung" not in found, f"{verb} {name}: {found['hung']}\n{self._threads()}"
+        return found
+
+    def _threads(self) -> str:
+        """Return what the threads of the server do: in Python, and in the kernel."""
+        if not self.program.lives:
+            return "it has ended"
+        known = len(self.program.output)
+        os.kill(self.program.pid, SHOW)
+        with contextlib.suppress(AssertionError):
+            self.program.until(lambda: "(most recent call first)" in self.program.output[known:])
+            time.sleep(1.0)  # until it has shown all of them
+        texts = [self.program.output[known:]]
+        for task in Path(f"/proc/{self.program.pid}/task").iterdir():
+            with contextlib.suppress(OSError):
+                each = [(task / name).read_text().strip() for name in ("comm", "wchan", "syscall")]
+                texts.append(" ".join((task.name, *each)))
+        return "\n".join(texts)
 
     def children(self) -> dict[int, str]:
         """Return the command lines of all processes below the server."""
@@ -429,10 +487,11 @@ class Run:
                 continue
             if took is None or took > DOWN_S:
                 seen.down += 1
-                last = self.watched.program.lines[-LAST_LINES:]
+                lines = self.watched.program.lines
+                last = [line for line in lines if line and not line.startswith(ANSWER)]
                 self.problems.append(
                     f"{model} is down after {name} for {took or HANG_S:.1f} s; the server's last"
-                    f" lines: {last}"
+                    f" lines: {last[-LAST_LINES:]}"
                 )
         seen.longest_s = max(seen.longest_s, time.monotonic() - began)
         if self.chance.random() < CHANGE_SHARE:
