@@ -353,9 +353,9 @@ class Watched:
         self.program = Program(*words, environment={"TMPDIR": str(self.temporary)})
         group.add(self.program.pid)
         self._asked = 0
-        self.http = self._answer(START_S)["http"] if awaited else ""
+        self.http = self._answer("its start", START_S)["http"] if awaited else ""
 
-    def _answer(self, limit_s: float = HANG_S) -> dict[str, Any]:
+    def _answer(self, asked: str, limit_s: float = HANG_S) -> dict[str, Any]:
         """Return the answer to the last request. Those to earlier ones are late: their requests
         have been counted as hung.
 
@@ -366,7 +366,7 @@ class Watched:
             try:
                 line = self.program.line(max(0.0, give_up - time.monotonic()))
             except AssertionError as error:
-                raise AssertionError(f"{error}\n{self._threads()}") from error
+                raise AssertionError(f"{asked}: {error}\n{self._threads()}") from error
             if line.startswith(ANSWER):
                 found: dict[str, Any] = json.JSONDecoder().raw_decode(line, len(ANSWER))[0]
                 if found["number"] == self._asked:
@@ -376,7 +376,7 @@ class Watched:
         """Ask for something. Raises AssertionError as `_answer`."""
         self._asked += 1
         self.program.say(f"{self._asked} {verb} {name}")
-        found = self._answer()
+        found = self._answer(f"{verb} {name}")
         assert "hung" not in found, f"{verb} {name}: {found['hung']}\n{self._threads()}"
         return found
 
@@ -392,7 +392,7 @@ class Watched:
         texts = [self.program.output[known:]]
         for task in Path(f"/proc/{self.program.pid}/task").iterdir():
             with contextlib.suppress(OSError):
-                each = [(task / name).read_text().strip() for name in ("comm", "wchan", "syscall")]
+                each = [(task / name).read_text().strip() for name in ("comm", "wchan")]
                 texts.append(" ".join((task.name, *each)))
         return "\n".join(texts)
 
