@@ -57,7 +57,7 @@ def gated(gate: Gate) -> Iterator[clipper.ClipperServer]:
     """Yield a server whose application `app` waits for the gate and has a short queue."""
     limits = {"queue_rows_max": 16, "tasks_max": 256}
     with clipper.start(
-        http={"address": "127.0.0.1:0", "header_s": 0.2, "idle_s": 0.4, "pipeline_max": 6},
+        http={"address": "127.0.0.1:0", "header_s": 1.0, "idle_s": 1.2, "pipeline_max": 6},
         limits=limits,
         **QUICK,
     ) as server:
@@ -242,9 +242,10 @@ def test_slow_clients_end_and_others_do_not_notice(
 ) -> None:
     gate.open()
     host, _, port = gated.http_address.rpartition(":")
-    slow = [socket.create_connection((host, int(port)), timeout=PATIENCE_S) for _ in range(100)]
-    for i, connection in enumerate(slow):
-        connection.sendall(
+    slow = []
+    for i in range(100):
+        slow.append(socket.create_connection((host, int(port)), timeout=PATIENCE_S))
+        slow[-1].sendall(
             [
                 b"GET /v2",
                 b"POST /api/app/predict HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{",
