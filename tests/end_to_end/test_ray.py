@@ -85,7 +85,7 @@ def cluster(tmp_path: Path, there: None) -> Iterator[Program]:
         "--wait",
         str(PATIENCE_S),
     ) as up:
-        up.until("mesh-1  ready", "mesh-2  ready")
+        up.until("mesh-1  ready", "mesh-2  ready", limit_s=PATIENCE_S)
         yield up
 
 
@@ -121,7 +121,7 @@ def test_nodes_on_ray_are_one_mesh_and_come_back_when_they_are_killed(
     with clipper.connect(found["admin"]) as client:
         client.mesh.ensure_loaded("m1", sync=True)  # its copy may have been the killed node's
         assert client.mesh.status("m1").status == "LOADED"
-    assert cluster.stop() == 0
+    assert cluster.stop(limit_s=PATIENCE_S) == 0
     assert "2 nodes ended" in cluster.output
     assert "mesh-1  ended  left:" in cluster.output
 
@@ -154,7 +154,7 @@ def test_no_query_fails_while_servers_are_replaced_and_their_actor_or_node_is_ki
         with grpc.insecure_channel(f"127.0.0.1:{servers.grpc}") as channel:
             call = channel.unary_unary("/inference.GRPCInferenceService/ServerReady")
             assert call(b"", timeout=PATIENCE_S) == b"\x08\x01", "ready: true"
-    assert servers.program.wait() == 0
+    assert servers.program.wait(PATIENCE_S) == 0
 
 
 @pytest.mark.slow
@@ -182,7 +182,7 @@ def kill_shards_actors_and_nodes(tmp_path: Path, machines: on_ray.RayMachines) -
         "0.3",
     )
     with running("params", "up", *words, "--folder", "set", "--wait", str(PATIENCE_S)) as up:
-        up.until("params-0  ready", "params-1  ready", "2 shards serve")
+        up.until("params-0  ready", "params-1  ready", "2 shards serve", limit_s=PATIENCE_S)
         with Client("set", patience_s=PATIENCE_S) as client:
             client.create(
                 TableSpec(
@@ -222,8 +222,8 @@ def kill_shards_actors_and_nodes(tmp_path: Path, machines: on_ray.RayMachines) -
             "set",
         )
         with running(*words) as down:
-            down.until("ended 2 shards on Ray")
-            down.wait()
+            down.until("ended 2 shards on Ray", limit_s=PATIENCE_S)
+            down.wait(PATIENCE_S)
     assert running_shards(tmp_path / "set") == []
     with open(tmp_path / "set" / "shards.json") as file:
         assert json.load(file)["engine"] == "ray"
@@ -251,7 +251,7 @@ def move_shards(folder: Path, machines: on_ray.RayMachines) -> None:
             again = (*words, "--shards", str(shards), "--resource", "new")
             with running("params", "reshard", *again) as moved:
                 moved.until(f"{shards} shards serve", limit_s=PATIENCE_S)
-                moved.wait()
+                moved.wait(PATIENCE_S)
             assert len(client.pull("counts", IDS)) == IDS.size
             assert len(client) == shards
             if shards == 3:
@@ -264,5 +264,5 @@ def move_shards(folder: Path, machines: on_ray.RayMachines) -> None:
     with Client(folder) as client:
         assert client.call(1, "stats")["pid"] == pid
     with running("params", "down", *on, "--folder", str(folder)) as down:
-        down.until("ended 2 shards on Ray")
-        down.wait()
+        down.until("ended 2 shards on Ray", limit_s=PATIENCE_S)
+        down.wait(PATIENCE_S)
