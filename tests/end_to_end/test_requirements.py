@@ -24,6 +24,7 @@ from clipper.processes import Supervisor
 from tests.frontend.conftest import QUICK
 from tests.memory_container import wait_until
 from tests.processes import Program
+from tests.threads import join
 
 
 @pytest.fixture(scope="module")
@@ -247,7 +248,7 @@ def test_one_builds_and_the_others_wait(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        join(thread)
     assert len(found) == 3
     assert len(set(found)) == 1
     assert builders[0].sweep([(("odd-size==1.0",), "")]) == 0

@@ -16,6 +16,7 @@ import clipper
 from clipper.errors import InvalidInput, Overloaded, ShuttingDown, StillLinked, UnknownApplication
 from clipper_container.model import Scored
 from tests.conftest import PATIENCE_S
+from tests.threads import join
 
 SLO_MS = 20_000
 OWN = Path(__file__).resolve().parents[1] / "selection"
@@ -181,7 +182,7 @@ def test_it_is_changed_under_load_and_nothing_is_lost(
     finally:
         stop.set()
         for thread in threads:
-            thread.join(PATIENCE_S)
+            join(thread)
     assert not wrong, wrong[:3]
     assert sum(seen.values()) == sum(query_counts)
     assert {"all", "first"} < set(seen)
@@ -400,10 +401,10 @@ def test_several_starters_and_collectors(server: Any, one: Any, two: Any, app: A
     for thread in (*starters, *collectors):
         thread.start()
     for thread in starters:
-        thread.join(PATIENCE_S * 4)
+        join(thread)
     collector.close()
     for thread in collectors:
-        thread.join(PATIENCE_S * 4)
+        join(thread)
     expected = {
         (f"{thread_number}-{i}", handles[i % 2].name, i % 10)
         for thread_number in range(3)
@@ -422,7 +423,7 @@ def test_a_server_that_closes_ends_its_collectors() -> None:
         found: list[Any] = []
         waits = threading.Thread(target=lambda: found.extend(collector))
         waits.start()
-    waits.join(PATIENCE_S)
+    join(waits)
     assert len(found) == 1
     for refused in (
         lambda: collector.start("a", row(1)),

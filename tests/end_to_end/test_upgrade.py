@@ -16,6 +16,7 @@ import numpy as np
 
 import clipper
 from tests.memory_container import wait_until
+from tests.threads import join
 
 PATIENCE_S = 60.0
 QUICK = {
@@ -121,7 +122,7 @@ class Load:
         finally:
             self._stop.set()
             for thread in self._threads:
-                thread.join(PATIENCE_S)
+                join(thread)
 
 
 def pids(server: clipper.ClipperServer, model: str) -> list[int]:
@@ -171,8 +172,8 @@ def test_a_rolling_upgrade_fails_no_query() -> None:
             load.goes_on("m:2")
         assert load.wrong == []
         assert load.sent == load.answered
+        wait_until(lambda: server.stats()["issued"] == server.stats()["answered"])
         stats = server.stats()
-        assert stats["issued"] == stats["answered"]
         assert stats["applications"]["a"]["answers"]["default"] == {}
 
 
