@@ -15,7 +15,8 @@ from clipper_container.worker import all_servers
 from clipper_container.worker.all_servers import AllServers
 from clipper_container.worker.handshake import ContainerOptions, ContainerRejected
 from tests.memory_container import wait_until
-from tests.processes import Program
+from tests.processes import Program, free_ports
+from tests.threads import join
 
 PATIENCE_S = 30.0
 TOKEN = "token-of-all-servers"
@@ -63,9 +64,8 @@ def container(
         yield raised
     finally:
         stop.request()
-        thread.join(PATIENCE_S)
+        join(thread)
         stop.close()
-        assert not thread.is_alive()
 
 
 def answers(one: clipper.ClipperServer) -> None:
@@ -78,14 +78,14 @@ def test_servers_that_come_and_go_are_all_served() -> None:
         listed = [one.address]
         with container(listed):
             wait_until(lambda: ready(one), "the first one is served", PATIENCE_S)
-            other = stack.enter_context(server())
+            other = stack.enter_context(server(free_ports(1)[0]))
             listed.append(other.address)
             wait_until(lambda: ready(other), "so is one that comes later", PATIENCE_S)
             threads = [threading.Thread(target=answers, args=(each,)) for each in (one, other)]
             for thread in threads:
                 thread.start()
             for thread in threads:
-                thread.join(PATIENCE_S)
+                join(thread)
             answers(one)
             port = int(other.address.rpartition(":")[2])
             other.close()

@@ -152,13 +152,13 @@ def test_a_guaranteed_time_must_be_measured(
         app(slow, one, slo_ms=300, default=-1, decider=f"guaranteed_time(floor={slow.name})")
     with pytest.raises(InvalidInput, match=r"'onex'.*does not link - did you mean 'one'"):
         app(slow, one, slo_ms=300, default=-1, decider="guaranteed_time(floor=onex)")
-    decider = "guaranteed_time(floor=one, margin_ms=20)"
+    decider = "guaranteed_time(floor=one, margin_ms=500)"
     for _ in range(200):
         server.model(one.name).predict(next(rows)).result(PATIENCE_S)
     with pytest.raises(
         InvalidInput, match=rf"no model is known to answer within 0\.001 ms: {one.name} takes"
     ):
-        app(slow, one, slo_ms=20.001, default=-1, decider=decider)
+        app(slow, one, slo_ms=500.001, default=-1, decider=decider)
     handle = app(slow, one, slo_ms=1500, default=-1, decider=decider)
     answer = handle.predict(next(rows)).result(PATIENCE_S)
     assert (answer.output, answer.models, answer.missing) == (1, ids(one), ids(slow))
