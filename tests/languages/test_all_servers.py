@@ -21,7 +21,7 @@ TOKEN = "t" * 32
 # Serves at an address; answers each line of its input once the container is connected.
 SERVER = """
 import sys, time, clipper
-server = clipper.start(address=sys.argv[1], token=sys.argv[2], heartbeat_ms=100, drain_s=0.2)
+server = clipper.start(address=sys.argv[1], token=sys.argv[2], heartbeat_ms=2000, drain_s=0.2)
 print("listens", flush=True)
 for line in sys.stdin:
     while server.stats()["models"].get("hand:1", {}).get("has") != 1:

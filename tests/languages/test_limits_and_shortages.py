@@ -183,9 +183,9 @@ def test_a_model_that_throws_beside_predict_serves_on(language: str) -> None:
         app = server.app("stubborn", models=["stubborn"], slo_ms=SLO_MS, default=-1.0)
         (before,) = server.stats()["models"]["stubborn:1"]["replicas"]
         for label in range(5):
-            answer = app.predict([0.0, 0.0]).result(20)
+            answer = app.predict([0.0, 0.0]).result(60)
             app.feedback(answer, label=float(label))
-        wait_until(lambda: app.predict([0.0, 0.0]).result(20).output == 5.0)
+        wait_until(lambda: app.predict([0.0, 0.0]).result(60).output == 5.0)
         (after,) = server.stats()["models"]["stubborn:1"]["replicas"]
         assert (after["pid"], after["state"]) == (before["pid"], "ready")
         for call in ("correct()", "accuracy()"):
@@ -218,7 +218,7 @@ def test_a_container_of_several_servers_waits_for_a_thread(language: str, tmp_pa
         resource.prlimit(process.pid, resource.RLIMIT_AS, (infinity, infinity))
         with clipper.start(address=address, token=TOKEN, drain_s=0.2) as one:
             wait_until(lambda: "hand:1" in one.stats()["models"])
-            assert one.model("hand").predict(np.ones(3), slo_ms=SLO_MS).result(20) == 0.0
+            assert one.model("hand").predict(np.ones(3), slo_ms=SLO_MS).result(60) == 0.0
 
 
 # -- connections of Java

@@ -37,7 +37,7 @@ from tests.processes import Program
 from tests.signals import freeze
 
 QUICK: dict[str, Any] = {
-    "heartbeat_ms": 100,
+    "heartbeat_ms": 2000,
     "warmup": False,
     "restart_ms_min": 20,
     "restart_ms_max": 200,

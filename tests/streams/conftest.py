@@ -32,7 +32,7 @@ def shout(xs: Any) -> Any:
 @pytest.fixture(scope="module")
 def server() -> Iterator[clipper.ClipperServer]:
     with clipper.start(
-        heartbeat_ms=100, warmup=False, restart_ms_min=20, restart_ms_max=200, drain_s=1.0
+        heartbeat_ms=2000, warmup=False, restart_ms_min=20, restart_ms_max=200, drain_s=1.0
     ) as started:
         started.deploy("total", total, input="f64[3]")
         started.app("sums", models=["total"], slo_ms=30_000, default=-1)
