@@ -26,7 +26,7 @@ print("listens", flush=True)
 for line in sys.stdin:
     while server.stats()["models"].get("hand:1", {}).get("has") != 1:
         time.sleep(0.02)
-    print(server.model("hand").predict(line.strip(), slo_ms=20_000).result(20), flush=True)
+    print(server.model("hand").predict(line.strip(), slo_ms=60_000).result(60), flush=True)
 """
 
 

@@ -220,7 +220,7 @@ def test_push_sent_again_with_its_sequence_is_applied_where_it_was_not(shards: S
     with pytest.raises(ShardAway) as away:
         client.push("counts", [1, 2], -ones((2, 1)))
     assert away.value.sequence > 0
-    assert shards.begin(1).ready.wait(20)
+    assert shards.begin(1).ready.wait(60)
     again = client.push("counts", [1, 2], -ones((2, 1)), sequence=away.value.sequence)
     assert again.repeated == (0,)
     assert client.pull("counts", [1, 2]).ravel().tolist() == [2, 2]

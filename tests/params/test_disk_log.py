@@ -48,7 +48,7 @@ def up(shards: Shards, count: int = 1, **settings: Any) -> Client:
 def again(shards: Shards, *which: int) -> None:
     for shard in which or tuple(shards.servers):
         shards.lose(shard)
-        assert shards.begin(shard).ready.wait(20)
+        assert shards.begin(shard).ready.wait(60)
 
 
 class Disk:
@@ -205,7 +205,7 @@ def test_torn_record_is_cut_off_and_a_damaged_one_is_refused(
     assert not flags & MORE
     files[-1].write_bytes(whole[: ends[-1] - 3])
     server = shards.begin(0)
-    assert server.ready.wait(20)
+    assert server.ready.wait(60)
     assert counted(shards.client()) == [3 + 4 + 4]
 
 
@@ -252,7 +252,7 @@ def test_shard_that_recovers_from_a_replica_makes_it_durable_first(shards: Shard
     shutil.rmtree(shards.root / "shard-0")
     (shards.root / "shard-0").mkdir()
     write_atomically(shards.root / "shard-0" / "epoch", b"1")
-    assert shards.begin(0).ready.wait(20)
+    assert shards.begin(0).ready.wait(60)
     push(client)
     shards.wait_for_copies()
     shards.down(snapshot=False)

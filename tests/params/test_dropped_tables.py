@@ -96,7 +96,7 @@ def test_dropped_table_does_not_return_after_a_kill(
         client.push("plain", range(8), -ones((8, 5)))
     for shard in (0, 1):
         shards.lose(shard)
-        assert shards.begin(shard).ready.wait(20)
+        assert shards.begin(shard).ready.wait(60)
         client.push("adam", [0, 1], ones((2, 2)))  # when it is answered, the copies are there
         if settings.get("replicas"):
             shards.wait_for_copies()
@@ -111,7 +111,7 @@ def test_dropped_table_does_not_return_after_a_kill(
         other.create(TableSpec("plain", 2, **SGD))
     shards.down()
     for shard in (0, 1):
-        assert shards.begin(shard).ready.wait(20)
+        assert shards.begin(shard).ready.wait(60)
     dim = 5 if again else 2
     assert shards.client().pull("plain", [7]).shape == (1, dim)
 
@@ -155,7 +155,7 @@ def test_restored_snapshot_from_before_has_the_table(tmp_path: Path, shards: Sha
     (tmp_path / "shards.json").write_text(json.dumps(address_file))
     assert restore(tmp_path, tmp_path, 1) == 1
     for shard in (0, 1):
-        assert shards.begin(shard).ready.wait(20)
+        assert shards.begin(shard).ready.wait(60)
     assert shards.client().pull("plain", [1]).tolist() == [[3] * 3]
 
 

@@ -55,7 +55,7 @@ def test_a_shard_that_an_operator_reset_starts_again(shards: Shards) -> None:
     client = trained(shards)
     client.call(1, "begin_anew")
     shards.lose(1)
-    assert shards.begin(1).ready.wait(20)
+    assert shards.begin(1).ready.wait(60)
     client.create(PLAIN)
     assert client.pull("plain", [1])[0, 0] == 0
 

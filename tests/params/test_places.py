@@ -64,7 +64,7 @@ def test_clients_find_shards_that_moved(tmp_path: Path) -> None:
             )
             servers.pop(number).close(snapshot=False)
             servers[number] = begin(tmp_path, number)
-            assert servers[number].ready.wait(20)
+            assert servers[number].ready.wait(60)
             assert servers[number].shard.recovery[1] == f"its replica in shard {1 - number}"
         after = read_address_file(tmp_path)["addresses"]
         assert not {*before} & {*after}

@@ -55,7 +55,7 @@ def test_table_has_no_more_rows_than_its_quota(shards: Shards, quota: dict[str, 
     assert_copied(shards)
     shards.wait_for_copies()
     shards.lose(0)
-    assert shards.begin(0).ready.wait(20)
+    assert shards.begin(0).ready.wait(60)
     with pytest.raises(QuotaExceeded):
         client.push("t", [30], ones((1, 2)))
 

@@ -100,7 +100,7 @@ def come_back(shards: Shards, traffic: Traffic) -> dict[str, int]:
     """Start shard 1, and wait for its copy of shard 0; return the bytes that were sent for it."""
     traffic.since_last()
     shards.begin(1)
-    assert shards.servers[1].ready.wait(20)
+    assert shards.servers[1].ready.wait(60)
     assert copied_rows(shards, 0) == rows_of(shards, 0)
     return traffic.since_last()
 
@@ -202,7 +202,7 @@ def test_killed_shard_reads_its_snapshot_and_the_changes_since(
         shards.lose(0)
         traffic.since_last()
         shards.begin(0)
-        assert shards.servers[0].ready.wait(20)
+        assert shards.servers[0].ready.wait(60)
         assert "changes since" in shards.servers[0].shard.recovery[1]
         assert rows_of(shards, 0) == before
         assert copied_rows(shards, 0) == before
@@ -218,7 +218,7 @@ def test_a_shard_that_shut_down_reads_its_snapshot(shards: Shards, traffic: Traf
     shards.end(0)
     traffic.since_last()
     shards.begin(0)
-    assert shards.servers[0].ready.wait(20)
+    assert shards.servers[0].ready.wait(60)
     assert rows_of(shards, 0) == before
     assert copied_rows(shards, 0) == before
     moved = traffic.since_last()

@@ -84,7 +84,7 @@ def test_rows_are_trained_and_copied_over_tls(tls_shards: TlsShards, authority: 
         assert (tables.pull("t", [1]) == 4).all()
     shards.wait_for_copies()
     shards.lose(0)
-    assert shards.begin(0).ready.wait(20)
+    assert shards.begin(0).ready.wait(60)
     assert (client.pull("t", ids[2:]) == 3).all()
 
 

@@ -46,7 +46,7 @@ def test_rate_is_changed_while_a_table_is_trained(shards: Shards) -> None:
     for shard in (0, 1):  # it comes back with what it was changed to
         shards.wait_for_copies()
         shards.lose(shard)
-        assert shards.begin(shard).ready.wait(20)
+        assert shards.begin(shard).ready.wait(60)
         shards.client().create(PLAIN)
     client.push("plain", [1, 2], -ones((2, 3)))
     assert client.pull("plain", [1, 2]).tolist() == [[4.0] * 3] * 2
@@ -194,7 +194,7 @@ def test_rows_of_fewer_bits_survive_snapshot_copy_and_file(
     copy_table(client, "small", "twin")
     shards.wait_for_copies()
     shards.lose(0)  # it comes back from its replica, the next time from a snapshot
-    assert shards.begin(0).ready.wait(20)
+    assert shards.begin(0).ready.wait(60)
     assert (client.pull("small", every) == rows).all()
     shards.down()
     for shard in (0, 1):

@@ -581,11 +581,11 @@ def test_a_server_restores_its_state_from_etcd(etcd_server: EtcdServer, tmp_path
     settings = {"state": f"{etcd_server.url}/{tmp_path.name}", "folder": str(tmp_path)}
     with clipper.start(**settings) as server:
         server.deploy("m", total, input="f64[2]")
-        app = server.app("a", models=["m"], policy="exp4", slo_ms=5000)
+        app = server.app("a", models=["m"], policy="exp4", slo_ms=60_000)
         assert app.feedback(app.predict(np.ones(2)).result(60), label=2.0)
     with clipper.start(**settings) as server:
         app = server.app("a")
-        assert server.model("m").predict(np.ones(2), slo_ms=10_000).result(60) == 2.0
+        assert server.model("m").predict(np.ones(2), slo_ms=60_000).result(60) == 2.0
         assert app._resolve("a").learner.state(None).seen == 1
 
 
@@ -600,14 +600,14 @@ def test_feedback_continues_without_etcd_and_is_written_later(
     }
     with clipper.start(**settings) as server:
         server.deploy("m", total, input="f64[2]")
-        app = server.app("a", models=["m"], policy="kl_ucb", slo_ms=10_000, default=-1.0)
-        assert app.feedback(app.predict(np.ones(2), user="u").result(20), label=2.0)
+        app = server.app("a", models=["m"], policy="kl_ucb", slo_ms=60_000, default=-1.0)
+        assert app.feedback(app.predict(np.ones(2), user="u").result(60), label=2.0)
         if how == "stopped":
             own_etcd.send(signal.SIGSTOP)
         else:
             own_etcd.kill()
         for user in ("u", "v", ""):
-            answer = app.predict(np.ones(2), user=user).result(20)
+            answer = app.predict(np.ones(2), user=user).result(60)
             assert (answer.output, answer.is_default) == (2.0, False)
             assert app.feedback(answer, label=2.0)
         if how == "stopped":

@@ -311,11 +311,11 @@ def test_a_server_restores_its_state_from_redis(own_redis: RedisServer, tmp_path
     settings = {"state": own_redis.url, "folder": str(tmp_path)}
     with clipper.start(**settings) as server:
         server.deploy("m", total, input="f64[2]")
-        app = server.app("a", models=["m"], policy="exp4", slo_ms=5000)
+        app = server.app("a", models=["m"], policy="exp4", slo_ms=60_000)
         assert app.feedback(app.predict(np.ones(2)).result(60), label=2.0)
     with clipper.start(**settings) as server:
         app = server.app("a")
-        assert server.model("m").predict(np.ones(2), slo_ms=10_000).result(60) == 2.0
+        assert server.model("m").predict(np.ones(2), slo_ms=60_000).result(60) == 2.0
         assert app._resolve("a").learner.state(None).seen == 1
 
 
@@ -331,8 +331,8 @@ def test_feedback_continues_without_redis_and_is_written_later(
     }
     with clipper.start(**settings) as server:
         server.deploy("m", total, input="f64[2]")
-        app = server.app("a", models=["m"], policy="kl_ucb", slo_ms=10_000, default=-1.0)
-        assert app.feedback(app.predict(np.ones(2), user="u").result(20), label=2.0)
+        app = server.app("a", models=["m"], policy="kl_ucb", slo_ms=60_000, default=-1.0)
+        assert app.feedback(app.predict(np.ones(2), user="u").result(60), label=2.0)
         cached: Any = server._store
         control = cached._store
         match how:
@@ -346,10 +346,10 @@ def test_feedback_continues_without_redis_and_is_written_later(
             case "out of memory":
                 control._redis.config_set("maxmemory", "1")
         for user in ("u", "v", ""):
-            answer = app.predict(np.ones(2), user=user).result(20)
+            answer = app.predict(np.ones(2), user=user).result(60)
             assert (answer.output, answer.is_default) == (2.0, False)
             assert app.feedback(answer, label=2.0)
-        answers = app.predict_many(np.ones((5, 2)), user="w").result(20)
+        answers = app.predict_many(np.ones((5, 2)), user="w").result(60)
         assert app.feedback_many(answers, [2.0] * 5).counted == 5
         match how:
             case "stopped":

@@ -35,6 +35,7 @@ def test_a_shard_is_started_again_and_found_where_it_is_then(tmp_path: Path) -> 
                 )
             )
             client.push("t", range(10), -np.ones((10, 2)))
+            until(lambda: not any(client.call(shard, "stats")["exposed"] for shard in range(2)))
             os.kill(both[1].status()["pid"], signal.SIGKILL)
             client.push("t", range(10), -np.ones((10, 2)))
             assert (client.pull("t", range(10)) == 2).all()
