@@ -94,9 +94,12 @@ class Program:
     @property
     def output(self) -> str:
         """All that it has printed until now."""
+        self._read()
+        return self._seen.decode("utf-8", "replace")
+
+    def _read(self) -> None:
         while self._output >= 0 and (data := self._more()):
             self._seen += data
-        return self._seen.decode("utf-8", "replace")
 
     def _more(self) -> bytes:
         if not self._terminal:
@@ -145,7 +148,8 @@ class Program:
         return line.decode()
 
     def _line_end(self) -> int:
-        return len(self.output) and self._seen.find(b"\n", self._next) + 1
+        self._read()
+        return self._seen.find(b"\n", self._next) + 1
 
     def say(self, line: object = "") -> None:
         """Write a line to its input."""
