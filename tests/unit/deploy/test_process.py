@@ -22,7 +22,10 @@ from clipper.processes import ChildState, Notice, NoticeKind, RestartPolicy, des
 from clipper.processes.restarts import StartLimit
 from tests.unit.deploy.deployers import ProcessDeployer
 
-QUICK = RestartPolicy(backoff_s_min=0.005, backoff_s_max=0.02, grace_s=5.0, apart_s=0.0)
+# exits count as one series, however long a start takes
+QUICK = RestartPolicy(
+    backoff_s_min=0.005, backoff_s_max=0.02, window_s=3600.0, grace_s=5.0, apart_s=0.0
+)
 PATIENCE_S = 60.0  # what starts has a low priority, and gets little of a machine that is busy
 
 
