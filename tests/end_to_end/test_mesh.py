@@ -31,6 +31,7 @@ from clipper.errors import (
 )
 from clipper.mesh.decisions.maintenance import MeshView
 from clipper.mesh.reports import MigrationProgress, ModelStatus
+from clipper.mesh.routing import lookups
 from clipper.metrics.stats import MeshStats
 from tests.end_to_end.test_hosts import onnx_file
 from tests.memory_container import wait_until
@@ -224,6 +225,8 @@ def test_unknown_names_delay_no_query_while_the_store_hangs(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hangs = threading.Event()
+    monkeypatch.setattr(lookups, "WAIT_S", 0.25)
+    monkeypatch.setattr(lookups, "LOOP_WAIT_S", 0.05)
     with clipper.start(mesh={"enabled": True, **QUICK}, http="127.0.0.1:0") as server:
         server.register_model("m1", "models.py:double", key=str(folder), input="f64[3]")
         predict(server, "m1")
@@ -271,7 +274,7 @@ def test_cold_query_without_a_deadline_of_its_own_waits_for_the_load(tmp_path: P
     settings = {"enabled": True, **QUICK, "deadline_ms": 100.0}
     with clipper.start(mesh=settings, http="127.0.0.1:0") as server, ThreadPoolExecutor(3) as pool:
         server.register_model("late", "late.py:f", "python", str(tmp_path), input="f64[3]")
-        # the first query over HTTP would wait for the store for 50 ms only
+        # the first query over HTTP would wait for the store for a while only
         wait_until(lambda: is_known(server, "late"))
         tensor = {"name": "x", "shape": [1, 3], "datatype": "FP64", "data": [1, 2, 3]}
         url = f"http://{server.http_address}/v2/models/late/infer"

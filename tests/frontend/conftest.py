@@ -70,9 +70,12 @@ def beside(rows: Any) -> Any:
 
 @pytest.fixture(autouse=True, scope="session")
 def patient_queries() -> Iterator[None]:
-    """Give a query that names no SLO half a minute, for a machine that is busy."""
+    """Give a query that names no SLO half a minute, for a machine that is busy; and the look-up of
+    a model that was just registered."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("clipper.serving.models.running_models._MODEL_SLO_US", 30_000_000)
+        for limit in ("WAIT_S", "LOOP_WAIT_S"):
+            patch.setattr(f"clipper.mesh.routing.lookups.{limit}", 20.0)
         yield
 
 
