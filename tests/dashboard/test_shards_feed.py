@@ -8,6 +8,7 @@ from clipper.errors import InvalidInput
 from clipper.manage.dashboard.shards import SHARDS_MAX, TABLES_MAX, of_shards, shards_now
 from clipper.params.client.stats_cache import StatsCache
 from clipper_core.runtime.histogram import LatencyHistogram
+from tests.memory_container import wait_until
 
 ABSENT = {"shard": 1, "away": "connection refused"}
 KEYS = (
@@ -131,8 +132,7 @@ def test_readers_of_statistics_do_not_wait() -> None:
     assert list(observer.latest()) == [], "it hangs, and nobody waits for it"
     go.set()
     assert read.acquire(timeout=20)
-    while not observer.latest():
-        pass
+    wait_until(observer.latest)
     assert read.acquire(timeout=20), "the question before was one more"
     observer.stop()
     observer.stop()
