@@ -53,8 +53,14 @@ def test_names_of_ended_servers_leave_the_states_and_each_may_return(
         pod.states.close()
     learner = stays.learner(TEXT)
     counted = 2 * PODS - PODS // 2
-    stays.states.flush()
-    wait_until(lambda: seen(learner) == seen(learner, "u") == counted, "all is there", 20)
+
+    def has(count: int) -> bool:
+        """Return whether it knows of so many observations; it may have begun without what the store
+        has, which it asks for again with its next write."""
+        stays.states.flush()
+        return seen(learner) == seen(learner, "u") == count
+
+    wait_until(lambda: has(counted), "all is there")
 
     def named() -> set[str]:
         records = [store.get(learner.key(user)) for user in (SHARED, "u")]
@@ -70,6 +76,6 @@ def test_names_of_ended_servers_leave_the_states_and_each_may_return(
     wait_until(lambda: stays.states.flush() or named() == {"stays"}, "it is written", 20)
     for number in range(PODS):
         Sharing(connect(), tmp_path, f"pod-{number}", now_s).states.close()
-    wait_until(lambda: seen(learner) == seen(learner, "u") == 2 * PODS + 1, "all is there", 20)
+    wait_until(lambda: has(2 * PODS + 1), "all is there")
     assert named() == {"stays"} | {f"pod-{number}" for number in range(1, PODS, 2)}
     stays.states.close()

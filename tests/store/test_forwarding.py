@@ -50,6 +50,12 @@ class Counting:
         return Reply(counted=len(fresh), duplicates=len(feedback.ids) - len(fresh))
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a server wait for one that is slow to take its feedback."""
+    monkeypatch.setattr(forwarding, "REPLY_S", 60.0)
+
+
 @pytest.fixture
 def start(connect: Connect, tmp_path: Path) -> Iterator[Start]:
     """Yield a function that starts the parts of a server that receive and forward feedback."""
