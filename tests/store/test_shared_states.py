@@ -101,13 +101,14 @@ def test_two_servers_that_follow_each_other_count_each_observation_once(
             draw.choice(servers).states.flush()
 
     def settled() -> bool:
+        """Return whether each server has heard of all states, which come one after the other."""
         for server in servers:
             server.states.flush()
-        return all(seen(server.learner(TEXT)) == 150 for server in servers)
+        learners = [server.learner(TEXT) for server in servers]
+        return all(seen(one) == sum(seen(one, user) for user in "uvw") == 150 for one in learners)
 
     wait_until(settled)
     for server in servers:
-        assert sum(seen(server.learner(TEXT), user) for user in "uvw") == 150
         server.states.close()
 
 
