@@ -1,5 +1,7 @@
 """A fork server that lacks descriptors or gets what is no request: its children go on."""
 
+import errno
+import importlib
 import json
 import os
 import resource
@@ -18,10 +20,10 @@ ENTRY = "clipper_container.forking.replica:become"
 class ForkServer:
     """A fork server, and requests to it."""
 
-    def __init__(self):
+    def __init__(self, *words):
         self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            words = [sys.executable, "-P", "-m", "clipper_container", "fork-server"]
+            words = [sys.executable, "-P", *(words or ("-m", "clipper_container")), "fork-server"]
             self.process = subprocess.Popen(words, stdin=theirs.fileno(), stderr=subprocess.DEVNULL)
         self.connection.settimeout(60)
         self.number = 0
@@ -88,6 +90,78 @@ def test_without_descriptors_it_refuses_and_its_children_live(server, free):
         socket_.close()
         assert server.read()[0]["code"] == 0
         os.close(fd)
+
+
+FAILS_ONCE = """
+import errno, os, socket, sys
+from clipper_container.__main__ import main
+
+def fails_once(place, name, code):
+    real = getattr(place, name)
+
+    def call(*given, **named):
+        setattr(place, name, real)
+        raise OSError(code, os.strerror(code))
+
+    setattr(place, name, call)
+
+fails_once({place}, {name!r}, errno.{code})
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "code"),
+    [
+        ("os", "listdir", "EMFILE"),
+        ("os", "fork", "ENOMEM"),
+        ("os", "pidfd_open", "ENFILE"),
+        ("socket", "send_fds", "ENOBUFS"),
+        ("socket", "send_fds", "ETOOMANYREFS"),
+    ],
+)
+def test_a_request_that_fails_anywhere_is_answered_and_leaves_no_child(place, name, code):
+    server = ForkServer("-c", FAILS_ONCE.format(place=place, name=name, code=code))
+    refused, fds, control = server.request()
+    assert (refused["id"], refused.get("own"), fds) == (1, True, [])
+    if name == "send_fds":  # the end of the child that nobody knows
+        assert server.read()[0]["code"] == -signal.SIGKILL
+    assert children(server.process.pid) == []
+    control.close()
+    made, (pid_fd,), control = server.request()
+    assert children(server.process.pid) == [made["pid"]]
+    control.close()
+    assert server.read()[0]["code"] == 0
+    os.close(pid_fd)
+    server.close()
+
+
+def test_a_child_takes_no_further_descriptor_to_read_what_it_is_to_do(monkeypatch):
+    from clipper_container.forking.replica import received
+
+    def none_is_free(fd):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "dup", none_is_free)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        ours.send(b'{"title": "x"}')
+        assert received(theirs.fileno()) == ({"title": "x"}, [])
+        theirs.send(b"later")
+        assert ours.recv(9) == b"later", "it stays open"
+
+
+def test_an_import_for_which_something_lacks_is_no_reason_not_to_fork(monkeypatch):
+    from clipper_container.forking import preload
+
+    def lacks(name):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(preload, "unsafe_now", str)  # a test has threads
+    monkeypatch.setattr(importlib, "import_module", lacks)
+    made = preload.Imports()
+    made.preload(["any"])
+    assert len(made) == 0
 
 
 def test_what_is_no_request_ends_nothing(server):

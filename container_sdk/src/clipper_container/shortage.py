@@ -11,7 +11,16 @@ from collections.abc import Iterator
 from typing import Final
 
 _OWN: Final = frozenset(
-    {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT}
+    {
+        errno.EAGAIN,
+        errno.EDQUOT,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOBUFS,
+        errno.ENOMEM,
+        errno.ENOSPC,
+        errno.ETOOMANYREFS,
+    }
 )
 SPARE_MAX: Final = 8  # a start takes two pipes, a pair of sockets and a pidfd
 

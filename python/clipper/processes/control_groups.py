@@ -64,19 +64,27 @@ class ControlGroups:
         except OSError:  # `clipper doctor` tells
             return
         until_s = time.monotonic() + END_S
-        for left in place.glob(f"{NAME}*"):
-            if (lock := _locked(left)) >= 0:
-                _end_until(left, until_s)
-                os.close(lock)
-        for _ in range(_TRIES):
-            folder = place / f"{NAME}{os.getpid()}-{secrets.token_hex(4)}"
-            try:
-                folder.mkdir()
-            except OSError:  # there are limits
-                return
-            if (lock := _locked(folder)) >= 0:
-                self._folder, self._lock = folder, lock
-                return
+        with contextlib.suppress(OSError):  # there are limits
+            for left in place.glob(f"{NAME}*"):
+                if (lock := _locked(left)) >= 0:
+                    _end_until(left, until_s)
+                    os.close(lock)
+            for _ in range(_TRIES):
+                if self._make(place / f"{NAME}{os.getpid()}-{secrets.token_hex(4)}"):
+                    return
+
+    def _make(self, folder: Path) -> bool:
+        """Make the group of this server; return False if another has taken it for an old one.
+        Raises: OSError; then it is not there."""
+        folder.mkdir()
+        try:
+            lock = _locked(folder)
+        except OSError:
+            folder.rmdir()
+            raise
+        if lock >= 0:
+            self._folder, self._lock = folder, lock
+        return lock >= 0
 
     def new(self) -> Path | None:
         """Make a group; return the file by which a process joins it. None where there is none."""

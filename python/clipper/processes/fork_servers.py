@@ -233,10 +233,11 @@ class ForkServers:
                 if is_own(error):
                     raise
                 return f"no fork server: {error}"
-        if fresh := [name for name in names if name not in found.names]:
-            found.names.update(fresh)
-            for begin in range(0, len(fresh), _NAMES_A_PACKET):
-                _send(found, {"imports": fresh[begin : begin + _NAMES_A_PACKET]})
+        fresh = [name for name in names if name not in found.names]
+        for begin in range(0, len(fresh), _NAMES_A_PACKET):
+            packet = fresh[begin : begin + _NAMES_A_PACKET]
+            _send(found, {"imports": packet})
+            found.names.update(packet)
         return found
 
     def _imports(self, program: Program) -> tuple[list[str], frozenset[str]]:
@@ -286,7 +287,11 @@ class ForkServers:
             raise OSError(one.refuses)
         self._look_later()
         if key.preload:
-            _send(one, {"preload": list(key.preload)})
+            try:
+                _send(one, {"preload": list(key.preload)})
+            except OSError as error:
+                self._end(one, str(error))
+                raise
         log.info(
             "fork server %d: %s",
             one.pid,
@@ -464,12 +469,22 @@ class ForkServers:
 
 
 def _send(one: _ForkServer, message: Mapping[str, object], fds: Sequence[int] = ()) -> bool:
-    """Send a message; return whether the fork server will read it."""
+    """Send a message; return whether the fork server will read it. Raises: OSError if this process
+    lacks what it takes."""
     try:
         socket.send_fds(one.connection, [json.dumps(message).encode()], [*fds])
-    except OSError:
+    except BlockingIOError:  # it has many already
+        return False
+    except OSError as error:
+        _raise_own(error)
         return False
     return True
+
+
+def _raise_own(error: OSError) -> None:
+    """Raise an error that says that this process lacks something; others are answers."""
+    if is_own(error):
+        raise error
 
 
 def _forget_old(known: dict[_Name, _Value]) -> None:
@@ -479,15 +494,20 @@ def _forget_old(known: dict[_Name, _Value]) -> None:
 
 
 def _is_frozen(pid: int) -> bool:
-    """Return whether a process is stopped, as by SIGSTOP, so that it answers nothing."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
-        return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+    """Return whether a process is stopped, as by SIGSTOP, so that it answers nothing. Raises:
+    OSError if this process lacks what it takes."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+    except OSError as error:
+        _raise_own(error)
     return False
 
 
 def _circumstances() -> tuple[object, ...]:
     """Return what a process inherits besides its environment; a fork server is used while it is
-    the same: limits, nice value, cores, cgroup and umask.
+    the same: limits, nice value, cores, cgroup and umask. Raises: OSError if this process lacks
+    what it takes.
     """
     limits = tuple(
         (name, resource.getrlimit(getattr(resource, name)))
@@ -501,6 +521,9 @@ def _circumstances() -> tuple[object, ...]:
         frozenset(os.sched_getaffinity(0)),
     ]
     for path, wanted in (("/proc/self/cgroup", ""), ("/proc/self/status", "Umask:")):
-        with contextlib.suppress(OSError), open(path, encoding="ascii", errors="replace") as file:
-            found.append(tuple(line for line in file if line.startswith(wanted)))
+        try:
+            with open(path, encoding="ascii", errors="replace") as file:
+                found.append(tuple(line for line in file if line.startswith(wanted)))
+        except OSError as error:
+            _raise_own(error)
     return tuple(found)

@@ -4,7 +4,7 @@ import contextlib
 import json
 import signal
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, Protocol
 
@@ -134,38 +134,49 @@ class ForkedChild:
     def forked(self, pid: int, pid_fd: int) -> None:
         """See Requester."""
         self._runs(Process(pid, pid_fd))
-        with contextlib.suppress(OSError):  # it has ended; its pidfd tells
-            socket.send_fds(self._control, [self._message], [*self._work.descriptors()])
-        self._told.watch(pid_fd, self._has_ended)
-        self._told.started(pid, "forked")
+        self._told.do(partial(self._or_fails, partial(self._instruct, pid, pid_fd)))
 
     def refused(self, why: str) -> None:
         """See Requester."""
-        try:
-            self._spawn(why)
-        except (OSError, MemoryError, ValueError) as error:
-            self._told.failed(error)
+        self._told.do(partial(self._or_fails, partial(self._spawn, why)))
 
     def lacks(self, why: str) -> None:
         """See Requester."""
-        self._told.lacks(why)
+        self._told.do(partial(self._told.lacks, why))
 
     def code(self, pid: int, code: int) -> None:
         """See Requester."""
         if self._is(pid):  # not of a process before this one
-            self._over(End(code, describe_exit(code)))
+            self._told.do(partial(self._over, End(code, describe_exit(code))))
 
     def lost(self, pid: int) -> None:
         """See Requester."""
-        if not self._is(pid):
-            return
+        if self._is(pid):
+            self._told.do(self._has_lost)
+
+    # -- its life
+
+    def _or_fails(self, start: Callable[[], None]) -> None:
+        """Go on with a start; tell if it fails."""
+        try:
+            start()
+        except (OSError, MemoryError, ValueError) as error:
+            self._told.failed(error)
+
+    def _instruct(self, pid: int, pid_fd: int) -> None:
+        """Tell a forked process what it is to do. Raises: OSError."""
+        self._told.watch(pid_fd, self._has_ended)
+        with contextlib.suppress(ConnectionError):  # it has ended; its pidfd tells
+            socket.send_fds(self._control, [self._message], [*self._work.descriptors()])
+        self._told.started(pid, "forked")
+
+    def _has_lost(self) -> None:
+        """Note that the fork server of the process has ended."""
         self._lost = True
         if self._gone:
             self._over(self._end_of_lost())
         elif not self._session:
             self.signal(signal.SIGKILL)  # the kernel does it too
-
-    # -- its life
 
     def _is(self, pid: int) -> bool:
         return self._process is not None and self._process.pid == pid

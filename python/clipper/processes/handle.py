@@ -85,6 +85,10 @@ class Told(Protocol):
     def ended(self, end: End) -> None:
         """Tell that the process has ended. It is the last call for this start."""
 
+    def do(self, handler: Callable[[], object]) -> None:
+        """Call a handler now, which something tells that other children share, unless this start is
+        over."""
+
     def watch(self, fd: int, handler: Callable[[], object]) -> None:
         """Call a handler while a descriptor is readable."""
 

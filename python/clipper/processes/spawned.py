@@ -116,8 +116,13 @@ class Process:
         except (ProcessLookupError, PermissionError):
             pass
         except OSError:  # Linux before 6.9
-            with contextlib.suppress(OSError):
-                os.killpg(self.pid, signal.SIGKILL)
+            _kill_group(self.pid)
+
+
+def _kill_group(pid: int) -> None:
+    """Kill what is in the group of a process, if any."""
+    with contextlib.suppress(OSError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def spawn(command: StartCommand, output: int, folder: StartFolder | None) -> Process:
@@ -141,7 +146,7 @@ def spawn(command: StartCommand, output: int, folder: StartFolder | None) -> Pro
         )
         undo.callback(popen.wait)
         # what it has started by now, too; its group is there, since the program runs
-        undo.callback(os.killpg, popen.pid, signal.SIGKILL)
+        undo.callback(_kill_group, popen.pid)
         process = Process(popen.pid, os.pidfd_open(popen.pid), popen)
         undo.pop_all()
     return process

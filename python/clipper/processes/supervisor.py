@@ -348,7 +348,8 @@ class Supervisor:
         self._spares = SpareDescriptors()
         self._io = loop
         self._thread = threading.get_ident()
-        self._do(self._groups.open)
+        with self.spare_descriptors():
+            self._do(self._groups.open)
 
     async def _close(self) -> None:
         self._giving = True  # none starts any more
@@ -641,9 +642,14 @@ class _Told:
         """See Told."""
         self._take(ChildEvent(Happened.ENDED, end=end))
 
+    def do(self, handler: Callable[[], object]) -> None:
+        """See Told."""
+        if self._open:
+            self._supervisor._do(handler, self._entry)
+
     def watch(self, fd: int, handler: Callable[[], object]) -> None:
         """See Told."""
-        self._supervisor.loop.add_reader(fd, self._guarded, handler)
+        self._supervisor.loop.add_reader(fd, self.do, handler)
         self._fds.add(fd)
 
     def unwatch(self, fd: int) -> None:
@@ -654,12 +660,12 @@ class _Told:
 
     def later(self, pause_s: float, handler: Callable[[], object]) -> None:
         """See Told."""
-        self._timers.append(self._supervisor.loop.call_later(pause_s, self._guarded, handler))
+        self._timers.append(self._supervisor.loop.call_later(pause_s, self.do, handler))
 
     def post(self, handler: Callable[[], object]) -> None:
         """See Told."""
         with contextlib.suppress(NotStarted):
-            self._supervisor._post(partial(self._guarded, handler))
+            self._supervisor._post(partial(self.do, handler))
 
     def close(self) -> None:
         """Hear nothing more of this start."""
@@ -677,7 +683,3 @@ class _Told:
     def _take(self, event: ChildEvent) -> None:
         if self._open:
             self._supervisor._take(self._entry, event)
-
-    def _guarded(self, handler: Callable[[], object]) -> None:
-        if self._open:
-            self._supervisor._do(handler, self._entry)

@@ -1,12 +1,14 @@
 """Control groups of children: what a child has started ends with it, in whichever session it is."""
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -91,6 +93,26 @@ def test_where_no_group_can_be_made_the_reason_is_told(
     (tmp_path / "own").write_text(own)
     with pytest.raises(OSError, match=why):
         own_group(tmp_path / "mounts", tmp_path / "own")
+
+
+def test_a_group_that_cannot_be_locked_is_not_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, flags: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(control_groups, "own_group", partial(Path, tmp_path))
+    made = ControlGroups()
+    with monkeypatch.context() as lacking:
+        lacking.setattr(os, "open", full)
+        made.open()
+    assert [*tmp_path.iterdir()] == []
+    assert made.new() is None
+    (tmp_path / f"{NAME}1-left").mkdir()  # of a server that has ended
+    with monkeypatch.context() as lacking:
+        lacking.setattr(os, "open", full)
+        made.open()
+    assert [path.name for path in tmp_path.iterdir()] == [f"{NAME}1-left"]
 
 
 @pytest.mark.parametrize("how", ["stop", "kill", "kill before Linux 5.14"])

@@ -123,6 +123,22 @@ def test_a_start_that_fails_half_way_leaves_nothing_that_the_program_started(
     until(lambda: not marked.left())
 
 
+def test_a_start_that_fails_once_another_part_has_reaped_its_process_is_undone(
+    marked: "Marked", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(pid: int) -> int:
+        until(lambda: not os.path.exists(f"/proc/{pid}"))
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr("os.pidfd_open", full)
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
+    try:
+        with pytest.raises(OSError, match="too many"):
+            spawn(StartCommand(["true"], marked.environment), 1, None)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
 def opened() -> Sequence[str]:
     return sorted(os.listdir("/proc/self/fd"))
 

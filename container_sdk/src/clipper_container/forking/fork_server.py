@@ -150,7 +150,14 @@ class ForkServer:
                 answer = {"id": request["id"], "error": why, "own": True}
             else:
                 answer, passed = self._fork(_Request(**request), fds, poll)
-        self._send(answer, passed)
+        try:
+            self._send(answer, passed)
+        except OSError as error:
+            if not passed:
+                raise
+            # the child waits on its control socket, and is known to nobody else
+            signal.pidfd_send_signal(passed[0], signal.SIGKILL)
+            self._send({"id": answer["id"], "error": str(error), "own": is_own(error)})
         return True
 
     def _send(self, message: Message, fds: Sequence[int] = ()) -> None:

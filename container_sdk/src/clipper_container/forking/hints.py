@@ -12,6 +12,7 @@ from clipper_container.forking import Message
 from clipper_container.forking.preload import NOT_BEFORE_A_FORK
 from clipper_container.loading import files
 from clipper_container.loading.targets import MAGIC, PACKED
+from clipper_container.shortage import is_own
 
 HEAD_BYTES_MAX = 1 << 18
 SOURCES_MAX = 64
@@ -35,6 +36,8 @@ def imports_of(target: str, code: Sequence[str], folder: str) -> tuple[str, ...]
     target, code: as for `load_target`. folder: where the model runs. A packed file names them in
     its first line; of a `module:attribute` the import statements of its source, and of the local
     modules which that imports, are read.
+
+    Raises: OSError if this process lacks what it takes to read them.
     """
     if target.endswith(PACKED):
         about = _head(target)
@@ -58,7 +61,9 @@ def _head(path: str) -> Message:
         with open(path, "rb") as file:
             head = file.readline(HEAD_BYTES_MAX)
         found = json.loads(head.removeprefix(MAGIC))
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        if is_own(error):
+            raise
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -86,8 +91,9 @@ def _source(module: str, folders: Sequence[str]) -> ast.AST | None:
             try:
                 with open(os.path.join(folder, name), "rb") as file:
                     return ast.parse(file.read(SOURCE_BYTES_MAX))
-            except (OSError, SyntaxError, ValueError):
-                continue
+            except (OSError, SyntaxError, ValueError) as error:
+                if is_own(error):
+                    raise
     return None
 
 

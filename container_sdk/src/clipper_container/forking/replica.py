@@ -66,10 +66,13 @@ def received(control: int) -> tuple[Message | None, list[int]]:
     """Read what a child is to do, and the descriptors for it; None at the end of the stream: the
     requesting process has given up, or has ended.
     """
-    with socket.socket(fileno=os.dup(control)) as connection:
+    connection = socket.socket(fileno=control)  # no further descriptor may be free
+    try:
         data, folders, _, _ = socket.recv_fds(
             connection, REQUEST_BYTES_MAX, 1, socket.MSG_CMSG_CLOEXEC
         )
+    finally:
+        connection.detach()
     found: Message | None = json.loads(data) if data else None
     return found, folders
 
