@@ -64,7 +64,7 @@ def test_a_query_has_no_context_while_its_shard_is_unavailable(two: Shards, rows
     client = two.client()
     wait_until(lambda: client.begin_anew() == [1], "it has come back without what it had")
     client.create(TableSpec("users", 3, initializer="normal"))
-    assert any(rows(whose[1]) for _ in range(100)), "it is back"
+    wait_until(lambda: rows(whose[1]), "it is back")
     assert rows.stats()["away"] >= 1
 
 

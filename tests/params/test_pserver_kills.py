@@ -22,6 +22,7 @@ from clipper.params import Client
 from clipper.params.local.local_set import LocalSet, read_address_file
 from clipper.params.partition import shard_of_name
 from clipper.settings.params import ParamsSettings
+from tests.params.conftest import until
 from tests.params.document import Shard, array, document, tensor
 from tests.processes import Program, free_ports
 
@@ -89,6 +90,12 @@ class Worker:
             shard.close()
 
 
+def has_copies(folder: Path) -> bool:
+    """Return whether each shard has a copy in the other one, so that it may be killed."""
+    with Client(folder, patience_s=PATIENCE_S) as client:
+        return not any(client.call(shard, "stats")["exposed"] for shard in range(2))
+
+
 def trained(folder: Path, kills: dict[int, int]) -> tuple[list[float], Any, Any, int]:
     """Train with one worker. kills: the shard that is killed, by step. Returns the losses, the
     rows, the dense vector and the number of repeated requests."""
@@ -110,6 +117,7 @@ def trained(folder: Path, kills: dict[int, int]) -> tuple[list[float], Any, Any,
         truth, losses = draw.standard_normal(USERS), []
         for step in range(STEPS):
             if step in kills:
+                until(lambda: has_copies(folder))
                 os.kill(local.pids()[kills[step]], signal.SIGKILL)
             ids = draw.integers(0, USERS, BATCH)
             losses.append(worker.step(ids, truth[ids]))
