@@ -406,7 +406,7 @@ def test_a_client_that_closes_its_connection_ends_that_of_its_server(
 
 
 FAR = """
-import http.server, threading
+import http.server, sys, threading
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         if self.path == "/hold":
@@ -414,31 +414,33 @@ class Handler(http.server.BaseHTTPRequestHandler):
             threading.Event().wait()
         self.send_response(200)
         self.end_headers()
-server = http.server.ThreadingHTTPServer(("10.213.7.2", 8000), Handler)
+server = http.server.ThreadingHTTPServer((sys.argv[1], 8000), Handler)
 print("listens", flush=True)
 server.serve_forever()
 """
 
 
 @contextlib.contextmanager
-def machine() -> Iterator[tuple[Program, str]]:
-    """Run FAR in a network of its own; yield its process and the name of the link to it."""
+def machine() -> Iterator[tuple[Program, str, str]]:
+    """Run FAR in a network of its own, which no other run of the tests has; yield its process, the
+    name of the link to it, and its address."""
     if os.getuid() != 0 or shutil.which("ip") is None:
         pytest.skip("only root can make a network, with iproute2")
-    link = f"far{os.getpid()}"
+    link, number = f"far{os.getpid()}", os.getpid() % (1 << 14)
+    here, there = (f"10.213.{number >> 6}.{(number & 63) * 4 + end}" for end in (1, 2))
     for words in (
         ("netns", "add", link),
         ("link", "add", f"{link}h", "type", "veth", "peer", "name", "eth0", "netns", link),
-        ("addr", "add", "10.213.7.1/30", "dev", f"{link}h"),
+        ("addr", "add", f"{here}/30", "dev", f"{link}h"),
         ("link", "set", f"{link}h", "up"),
-        ("-n", link, "addr", "add", "10.213.7.2/30", "dev", "eth0"),
+        ("-n", link, "addr", "add", f"{there}/30", "dev", "eth0"),
         ("-n", link, "link", "set", "eth0", "up"),
     ):
         subprocess.run(["ip", *words], check=True)
-    inside = ["ip", "netns", "exec", link, sys.executable, "-c", FAR]
+    inside = ["ip", "netns", "exec", link, sys.executable, "-c", FAR, there]
     with Program(*inside, until="listens\n") as process:
         try:
-            yield process, link
+            yield process, link, there
         finally:
             subprocess.run(["ip", "link", "del", f"{link}h"], check=True)
             subprocess.run(["ip", "netns", "del", link], check=True)
@@ -450,8 +452,8 @@ def test_a_connection_to_a_server_that_was_taken_out_ends_with_its_machine(
     front: Ingress, monkeypatch: pytest.MonkeyPatch, sends: bool
 ) -> None:
     monkeypatch.setattr(ingress, "SILENT_S", 1.0)
-    with machine() as (process, link):
-        front.route([Backend("far", {"http": "http://10.213.7.2:8000"})])
+    with machine() as (process, link, address):
+        front.route([Backend("far", {"http": f"http://{address}:8000"})])
         wait_until(lambda: front.ready == {"far"}, "it is ready")
         host, port = ingress.host_port(front.addresses["http"])
         with socket.create_connection((host, port), timeout=3 * PATIENCE_S) as client:
