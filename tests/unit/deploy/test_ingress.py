@@ -143,7 +143,9 @@ def test_a_server_that_closes_without_an_answer_gets_no_more_before_its_next_pro
     front: Ingress, servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that is about to end does so: the kernel still accepts for it."""
-    monkeypatch.setattr(ingress, "PROBE_GAP_S", 60.0)
+    monkeypatch.setattr(ingress, "PROBE_S", PATIENCE_S)
+    servers[0].answers = threading.Semaphore(0)
+    wait_until(lambda: servers[0].probes == 1, "a probe waits, so that no other begins")
     servers[0].closes = True
     broken = 0
     for _ in range(6):
@@ -151,6 +153,7 @@ def test_a_server_that_closes_without_an_answer_gets_no_more_before_its_next_pro
             assert get(front) == b"b"
         except ConnectionError:
             broken += 1
+    servers[0].answers.release(1000)
     assert broken == 1
 
 
