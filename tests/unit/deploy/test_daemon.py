@@ -155,6 +155,7 @@ def test_containers_on_a_state_that_is_ours_now_are_left_over(tmp_path: Path) ->
         ({"ExitCode": 3}, "exit 3"),
         ({"ExitCode": 137}, "killed (SIGKILL)"),
         ({"ExitCode": 139}, "killed (SIGSEGV)"),
+        ({"ExitCode": 255}, "exit 255"),
         ({"ExitCode": 137, "OOMKilled": True}, "killed for memory (its limit, memory_mib, is 64)"),
     ],
 )

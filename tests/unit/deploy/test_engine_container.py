@@ -125,14 +125,14 @@ def test_an_engine_that_is_away_is_waited_for(events: Events) -> None:
 
 
 class CutEngine(Engine):
-    """A fake of `Daemon` whose first stream of output is cut off, and whose containers end with
-    exit code 3.
+    """A fake of `Daemon` whose first stream of output is cut off.
 
-    cut: what the cut waits for.
+    cut: what the cut waits for. end: how its containers end.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self.end: dict[str, object] = {"ExitCode": 3}
         self.cut = threading.Event()
         self.streams = 0
 
@@ -144,19 +144,125 @@ class CutEngine(Engine):
         yield from super().output(container, all_of_it)
 
     def state(self, container: str) -> dict[str, object]:
-        return {**super().state(container), "ExitCode": 3}
+        return {**super().state(container), **self.end}
 
 
-@pytest.mark.parametrize("engine", [CutEngine], indirect=True)
-def test_a_container_that_ended_while_the_engine_was_away_is_not_to_blame(
-    deployer: ReplicaDeployer, engine: CutEngine, events: Events
+class AwayEngine(CutEngine):
+    """A fake of `Daemon` which is away each time that a container ends."""
+
+    def output(self, container: str, all_of_it: bool) -> Iterator[bytes]:
+        yield b"up\n"
+        assert self.runs[container].wait(60)
+        raise ConnectionError("the engine has ended")
+
+    def start(self, container: str) -> None:
+        super().start(container)
+        self.runs[container].set()
+
+
+@pytest.mark.parametrize("engine", [AwayEngine], indirect=True)
+@pytest.mark.parametrize(
+    ("end", "detail"),
+    [
+        # so an engine ends them when it stops, or starts again; ours end with 0 at its SIGTERM
+        ({"ExitCode": 0}, "exit 0"),
+        ({"ExitCode": 137}, "killed (SIGKILL)"),
+        ({"ExitCode": 143}, "killed (SIGTERM)"),
+        # an engine says this of one whose end it has not seen
+        ({"ExitCode": 255}, "exit 255"),
+    ],
+)
+def test_containers_that_their_engine_has_ended_are_not_to_blame(
+    deployer: ReplicaDeployer,
+    engine: AwayEngine,
+    events: Events,
+    end: dict[str, object],
+    detail: str,
+) -> None:
+    engine.end = end
+    deployer.start(SPEC)
+    for _ in range(2 * QUICK.exits_max):
+        ended = events.next(NoticeKind.EXITED)
+        assert (ended.detail, ended.by_itself) == (f"ended while docker was away: {detail}", False)
+    deployer.stop("svm")
+    assert not any(event.kind is NoticeKind.FAILED for event in events.drain()), "it is never held"
+
+
+@pytest.mark.parametrize("engine", [AwayEngine], indirect=True)
+@pytest.mark.parametrize(
+    ("end", "detail", "by_itself"),
+    [
+        ({"ExitCode": 3}, "exit 3", True),
+        ({"ExitCode": 139}, "killed (SIGSEGV)", True),
+        ({"ExitCode": 137, "OOMKilled": True}, "killed for memory", False),
+        ({"ExitCode": 0, "OOMKilled": True}, "killed for memory", False),
+    ],
+)
+def test_a_container_that_crashes_while_its_engine_is_away_has_failed(
+    deployer: ReplicaDeployer,
+    engine: AwayEngine,
+    events: Events,
+    end: dict[str, object],
+    detail: str,
+    by_itself: bool,
+) -> None:
+    engine.end = end
+    deployer.start(SPEC)
+    ended = events.next(NoticeKind.EXITED)
+    assert (ended.detail, ended.by_itself) == (f"ended while docker was away: {detail}", by_itself)
+    held = events.next(NoticeKind.FAILED)
+    assert "held" in held.detail
+    assert len(engine.made) == QUICK.exits_max
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Return a set of names; threads whose names begin with one of them cannot be started."""
+    lacking: set[str] = set()
+    real = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name.startswith(tuple(lacking)):
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    return lacking
+
+
+def test_a_container_is_stopped_without_a_free_thread(
+    deployer: ReplicaDeployer, engine: Engine, events: Events, threads: set[str]
 ) -> None:
     deployer.start(SPEC)
     events.next(NoticeKind.STARTED)
-    engine.runs["c0"].set()
-    engine.cut.set()
-    ended = events.next(NoticeKind.EXITED)
-    assert (ended.detail, ended.by_itself) == ("ended while docker was away: exit 3", False)
+    threads.add("clipper-signal")
+    deployer.stop("svm")
+    assert events.next(NoticeKind.STOPPED).detail == "killed (SIGKILL)"
+    until(lambda: not engine.runs)
+
+
+def test_a_start_without_a_free_thread_is_made_later_and_waits_for_the_one_before(
+    deployer: ReplicaDeployer,
+    engine: Engine,
+    events: Events,
+    threads: set[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine.hold.clear()
+    deployer.start(SPEC)
+    assert engine.starts.wait(60)
+    deployer.stop("svm")
+    threads.add("clipper-container")
+    deployer.start(SPEC)
+    short = events.next(NoticeKind.RESTARTING)
+    assert "can't start new thread" in short.detail
+    threads.clear()
+    until(lambda: deployer.list()[0].state is ChildState.STARTING)
+    assert engine.made == ["c0"], "the one before has the name of the container"
+    engine.hold.set()
+    events.next(NoticeKind.STARTED)
+    assert engine.made == ["c0", "c1"]
+    assert not any("the supervisor failed" in record.message for record in caplog.records)
 
 
 @pytest.mark.parametrize("engine", [CutEngine], indirect=True)

@@ -15,13 +15,15 @@ from clipper.component import Stop, Worker
 from clipper.deploy.deployer import ContainerSpec
 from clipper.deploy.docker.daemon import Daemon, EngineAway
 from clipper.deploy.replicas import Replicas
-from clipper.errors import ClipperError, DeployFailed
+from clipper.errors import ClipperError, DeployFailed, NotStarted
 from clipper.processes import End, Handle, Told, describe_exit
 from clipper.processes.output import LINE_BYTES_MAX, LineSplitter
 
 PID: Final = 1  # the model's process id inside its container
 CLOSE_S: Final = 30.0  # for the threads, once all containers have ended
 _AGAIN_S: Final = 0.5
+_SIGNALS: Final = 64
+_UNKNOWN: Final = 255  # the exit code of a container whose end its engine has not seen
 
 
 class EngineContainers:
@@ -82,13 +84,19 @@ class EngineContainer:
         worker = Worker(name, partial(self._live, told), once=True)
         before = self._began(self._spec, self._replica, worker)
         self._before, self._worker = before, worker
-        worker.start()
+        try:
+            worker.start()
+        except NotStarted as error:
+            if before is not None:
+                self._began(self._spec, self._replica, before)
+            told.lacks(error.message)
 
     def hurry(self) -> None:
         """See Handle. An image takes the time that it takes."""
 
     def signal(self, number: Signals) -> None:
-        """See Handle. A thread calls the engine, which may take its time."""
+        """See Handle. A thread calls the engine, which may take its time; the supervisor's waits
+        for it where there is no other."""
         if self._id:
             self._signal(self._id, number)
 
@@ -103,7 +111,11 @@ class EngineContainer:
 
     def _signal(self, container: str, number: Signals) -> None:
         send = partial(self._send, container, number)
-        Worker(f"clipper-signal-{self._spec.name}", send, once=True).start()
+        worker = Worker(f"clipper-signal-{self._spec.name}", send, once=True)
+        try:
+            worker.start()
+        except NotStarted:
+            send(worker.stop)
 
     def _send(self, container: str, number: Signals, stop: Stop) -> None:
         self._daemon.kill(container, number)
@@ -167,7 +179,7 @@ class EngineContainer:
 
     def _follow(self, container: str, told: Told, stop: Stop) -> End:
         """Read the output until the container ends; return how it ended. Waits for an engine that
-        is temporarily away: a container that is found ended then has probably ended with it.
+        is temporarily away; its own end may have been that of the container.
         """
         all_of_it = True
         cut = False  # since it was last seen to run
@@ -183,7 +195,7 @@ class EngineContainer:
                     detail = describe_end(state, self._spec.memory_mib)
                     if cut:
                         detail = f"ended while {self._daemon.kind} was away: {detail}"
-                    return End(exit_code(state), detail, own=cut)
+                    return End(exit_code(state), detail, own=cut and may_be_its_engine(state))
                 cut = False
             except DeployFailed as error:
                 cut = True
@@ -216,7 +228,15 @@ def exit_code(state: dict[str, object]) -> int:
     number = code if isinstance(code, int) else 0
     if state.get("OOMKilled"):
         return -SIGKILL
-    return 128 - number if number > 128 else number
+    return 128 - number if 128 < number <= 128 + _SIGNALS else number
+
+
+def may_be_its_engine(state: dict[str, object]) -> bool:
+    """Return whether an engine may have ended a container as it stopped, or started again: by
+    SIGTERM, at which ours exit with 0, or SIGKILL; or does not know how it ended.
+    """
+    code = exit_code(state)
+    return not state.get("OOMKilled") and (code in (0, _UNKNOWN) or End(code).is_stop)
 
 
 def describe_end(state: dict[str, object], memory_mib: int) -> str:
