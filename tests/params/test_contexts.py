@@ -34,7 +34,7 @@ def write_addresses(folder: Path, *addresses: str) -> None:
 
 @pytest.fixture
 def rows(two: Shards) -> Iterator[UserRows]:
-    found = UserRows(two.root, "users", answer_s=5.0, pause_s=0.0)
+    found = UserRows(two.root, "users", answer_s=60.0, pause_s=0.0)
     yield found
     found.close()
 
@@ -69,7 +69,7 @@ def test_a_query_has_no_context_while_its_shard_is_unavailable(two: Shards, rows
 
 
 def test_after_a_timeout_no_query_waits_for_a_while(two: Shards) -> None:
-    rows = UserRows(two.root, "users", pause_s=3600.0)
+    rows = UserRows(two.root, "users", answer_s=60.0, pause_s=3600.0)
     assert rows("u1")
     two.down(snapshot=False)
     assert rows("u1") is None
@@ -98,7 +98,7 @@ def test_a_row_with_too_large_numbers_is_not_used_as_context(two: Shards) -> Non
     two.client().create(
         TableSpec("huge", 1, initializer="constant", initializer_settings={"value": 1e9})
     )
-    rows = UserRows(two.root, "huge", answer_s=5.0)
+    rows = UserRows(two.root, "huge", answer_s=60.0)
     assert rows("u1") is None
     assert rows("u2") is None
     assert rows.stats() == {"table": "huge", "pulled": 0, "away": 0, "unusable": 2}

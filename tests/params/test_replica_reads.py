@@ -11,6 +11,7 @@ import pytest
 
 from clipper.errors import InvalidInput
 from clipper.params import Client, TableSpec
+from clipper.params.client import client as client_module
 from clipper.params.shard.replication import replica_reads
 from clipper.params.shard.replication.followers import ReplicaFollower
 from clipper_container.params.connection import call_once
@@ -39,8 +40,15 @@ def pulls(shards: Shards) -> int:
     return sum(server.shard.core.stats()["pulls"] for server in shards.servers.values())
 
 
+def wait_for_replicas(monkeypatch: pytest.MonkeyPatch, wait_s: float = 60.0) -> None:
+    """Have clients wait so long for a replica, before they ask the shard itself."""
+    monkeypatch.setattr(client_module, "REPLICA_WAIT_S", wait_s)
+
+
 @pytest.mark.parametrize("settings", [{"replicas": 2}, {"replication": "periodic"}])
-def test_own_pushes_are_read_from_replicas(shards: Shards, settings: dict[str, Any]) -> None:
+def test_own_pushes_are_read_from_replicas(
+    shards: Shards, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
     client = shards.up(3, **{"replicas": 1, "period_s": 0.01, **settings}).client()
     client.create(PLAIN)
     token: dict[int, tuple[int, int]] = {}
@@ -54,6 +62,7 @@ def test_own_pushes_are_read_from_replicas(shards: Shards, settings: dict[str, A
     if settings.get("replicas"):
         before, there = pulls(shards), served(shards)
         until(lambda: streams(shards))
+        wait_for_replicas(monkeypatch)
         for dtype in ("f32", "f16", "i8"):
             rows = client.pull("plain", [*IDS, 3, 1 << 50], dtype, after=token, unique=True)
             assert rows[:, 0].tolist() == [20.0] * 11 + [0.0]
@@ -78,17 +87,22 @@ def test_replica_that_lags_answers_only_clients_that_accept_the_lag(
     assert all(each.wait(60) for each in asks_in_vain)
     start_s = time.monotonic()
     token = client.push("plain", IDS, -ones((10, 2))).token
+    wait_for_replicas(monkeypatch)
     assert (client.pull("plain", IDS, max_staleness_s=math.inf) == 1).all()
     assert (client.pull("plain", IDS, after=first) == 1).all()
     assert (client.pull("plain", IDS, max_staleness_s=30.0) == 1).all()
-    behind = sum(server.shard.replica_reads.behind for server in shards.servers.values())
+
+    def behind() -> int:
+        return sum(server.shard.replica_reads.behind for server in shards.servers.values())
+
+    before = behind()
+    wait_for_replicas(monkeypatch, 0.05)
     assert (client.pull("plain", IDS, after=token) == 2).all(), "the shards answer"
     assert (client.pull("plain", IDS, max_staleness_s=0.05) == 2).all()
     assert (client.pull("plain", IDS, max_staleness_s=30.0, after=token) == 2).all()
     monkeypatch.setattr(replica_reads, "OPEN_MAX", 0)
     assert (client.pull("plain", IDS, after=token) == 2).all()
-    counts = [server.shard.replica_reads.behind for server in shards.servers.values()]
-    assert sum(counts) == behind + 8
+    until(lambda: behind() == before + 8)
     assert time.monotonic() - start_s < 30
     other = {shard: (epoch - 1, version) for shard, (epoch, version) in token.items()}
     assert (client.pull("plain", IDS, after=other) == 2).all(), "a token of another life"
@@ -116,12 +130,15 @@ def test_replica_waits_for_a_push_that_is_on_its_way(shards: Shards) -> None:
     assert pull(client, shard=1)["behind"], "it has no such copy"
 
 
-def test_rows_are_read_from_a_replica_while_their_shard_is_unavailable(shards: Shards) -> None:
+def test_rows_are_read_from_a_replica_while_their_shard_is_unavailable(
+    shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client = shards.up(3, replicas=1).client(patience_s=0.2)
     client.create(PLAIN)
     client.push("plain", IDS, -ones((10, 2)))
     until(lambda: streams(shards))
     shards.lose(1)
+    wait_for_replicas(monkeypatch)
     assert (client.pull("plain", [1, 4, 7], max_staleness_s=math.inf) == 1).all()
     assert (client.pull("plain", [1, 4, 7], max_staleness_s=60.0) == 1).all()
 

@@ -27,6 +27,7 @@ from clipper.errors import (
     UnknownTable,
 )
 from clipper.params import Client, TableSpec
+from clipper.params.client.user_rows import UserRows
 from clipper.params.local.address_file import read_address_file
 from clipper.params.local.local_set import LocalSet, supervisor_of
 from clipper.params.local.served_set import ServedSet, settings_of
@@ -180,9 +181,14 @@ def test_tables_can_be_named_at_deployment(
 
 @pytest.mark.slow
 def test_a_users_row_is_the_context_of_their_queries(
-    server: clipper.ClipperServer, deploy: Callable[..., None]
+    server: clipper.ClipperServer,
+    deploy: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One of two models is right for a user; the user's vector determines which."""
+    # every query waits for its row, also where one takes more than 50 ms
+    patient = partial(UserRows, answer_s=PATIENCE_S)
+    monkeypatch.setattr("clipper.params.local.served_set.UserRows", patient)
     for label in (0, 1):
         deploy(f"says-{label}", partial(constant, label), input="i64[1]")
     server.params.create(
