@@ -7,6 +7,7 @@ import pytest
 
 from bench.system.faults.params_history import PushHistory, Read
 from clipper.params import TableSpec
+from clipper.params.client import client as client_module
 from clipper.params.shard.replication.followers import ShardReplica
 from tests.params.conftest import Shards, ones, until
 from tests.params.test_streams import SGD
@@ -41,12 +42,17 @@ def test_a_planted_bug_of_replicas_is_detected(
     shards: Shards, planted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Readers detect replicas that answer without having the required pushes."""
-    if planted:
-        monkeypatch.setattr(ShardReplica, "has", lambda *_: True)
     client = shards.up(2, replicas=1, replication="periodic", period_s=0.03).client()
     client.create(TableSpec("counts", 2, **SGD))
     client.push("counts", np.arange(4), np.zeros((4, 2)))
-    until(lambda: all(s.shard.copies[1 - i].replica is not None for i, s in shards.servers.items()))
+    copies = [copy for server in shards.servers.values() for copy in server.shard.copies.values()]
+    until(lambda: all(one.replica and one.replica.parameters.specs for one in copies))
+    if planted:
+        # they lag, and answer, however busy this machine is
+        monkeypatch.setattr(ShardReplica, "has", lambda *_: True)
+        monkeypatch.setattr(client_module, "REPLICA_WAIT_S", 60.0)
+        for copy in copies:
+            monkeypatch.setattr(copy, "_once", list)
     record, draw, token = PushHistory(), random.Random(1), {}
     for turn in range(40):
 
