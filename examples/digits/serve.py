@@ -1,7 +1,9 @@
 """A first server: two models, an application, a query.
 
-Run: python examples/digits/serve.py
+Run: python examples/digits/serve.py [SLO_MS]
 """
+
+import sys
 
 from sklearn.datasets import load_digits
 from sklearn.ensemble import RandomForestClassifier
@@ -10,7 +12,7 @@ from sklearn.svm import SVC
 import clipper
 
 
-def main() -> None:
+def main(slo_ms: float = 50) -> None:
     """Train, serve and query."""
     X, y = load_digits(return_X_y=True)
     forest = RandomForestClassifier(30, random_state=0).fit(X[:900], y[:900])
@@ -22,10 +24,10 @@ def main() -> None:
         server.deploy(
             "forest", forest, replicas=2, batching="aimd"
         )  # estimator, function, or "module:function"
-        app = server.app("digits", models=["svm", "forest"], slo_ms=50, default=-1)
+        app = server.app("digits", models=["svm", "forest"], slo_ms=slo_ms, default=-1)
 
         future = app.predict(X[900], user="u1")  # at once
-        answer = future.result(timeout=1)  # or: await future
+        answer = future.result()  # or: await future
         print(
             f"the scan shows {y[900]}; answered {answer.output}, confidence"
             f" {answer.confidence:.2f},",
@@ -40,4 +42,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(float, sys.argv[1:]))

@@ -1,7 +1,9 @@
 """A text classifier: `str` inputs, labels as outputs.
 
-Run: python examples/digits/strings.py
+Run: python examples/digits/strings.py [SLO_MS]
 """
+
+import sys
 
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.naive_bayes import MultinomialNB
@@ -31,7 +33,7 @@ SENTENCES = {
 }
 
 
-def main() -> None:
+def main(slo_ms: float = 100) -> None:
     texts = [text for group in SENTENCES.values() for text in group]
     labels = [label for label, group in SENTENCES.items() for _ in group]
     classifier = make_pipeline(TfidfVectorizer(), MultinomialNB()).fit(texts, labels)
@@ -40,15 +42,15 @@ def main() -> None:
         server.deploy(
             "topic", classifier, input="str"
         )  # predict gets a list of str, and returns one label for each
-        app = server.app("topic", models=["topic"], slo_ms=100, default="unknown")
+        app = server.app("topic", models=["topic"], slo_ms=slo_ms, default="unknown")
         for text in (
             "snow and a cold morning",
             "the team has a new coach",
             "fresh butter with salt",
         ):
-            answer = app.predict(text).result(timeout=1)
+            answer = app.predict(text).result()
             print(f"{text!r}: {answer.output} (confidence {answer.confidence:.2f})")
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(float, sys.argv[1:]))
