@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -50,12 +51,16 @@ def with_ray() -> str:
 
 
 @pytest.fixture
-def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in [name for name in os.environ if name.startswith(("CLIPPER_", "RAY_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PYTHONPATH", with_ray())
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     monkeypatch.chdir(tmp_path)
+    # a command without an address finds the Ray that is named there: no other process's
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as own:
+        monkeypatch.setenv("RAY_TMPDIR", own)
+        yield
 
 
 @pytest.fixture
