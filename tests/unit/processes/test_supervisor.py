@@ -502,7 +502,8 @@ def test_whatever_happens_every_stop_is_answered_and_nothing_is_left(
         assert not processes.stop(names, limit_s=LIMIT_S)
         assert {each.state for each in processes.list()} <= {ChildState.STOPPED, ChildState.FAILED}
         assert not any(each.pid for each in processes.list())
-        assert not marked.left()
+        # what a child has left was killed with it, and takes a moment to end
+        until(lambda: not marked.left())
     assert added > 30
     assert shortages.count
     assert opened() == before
