@@ -125,10 +125,10 @@ struct Claims : Scenario {
     }
     int threads() const override { return claimers; }
     void run(int t) override {
-        clipper::claims_lock(lock);
+        clipper::spin_lock(lock);
         got[t] = used;
         used = got[t] + 1;
-        clipper::claims_unlock(lock);
+        clipper::spin_unlock(lock);
     }
     void finish() override {
         EXPECT(used == uint32_t(claimers), "a slot is lost or given twice");

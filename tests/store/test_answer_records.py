@@ -17,7 +17,7 @@ from clipper.settings.server import FeedbackSettings
 from clipper.store import MemoryStore, Store
 from clipper.store.expiring import LeasedLists, expiring_lists
 from clipper.types import VersionedModel
-from clipper_core.learning.label_feedback import Joined
+from clipper_core.learning.answer_window import Joined
 from tests.memory_container import wait_until
 from tests.store.test_shared_states import Connect, connect
 from tests.threads import join
@@ -34,17 +34,17 @@ class Server:
         self.learning = Learning(MemoryStore(), None, FeedbackSettings())
         limits = RecordLimits(600.0, every_s, 1 << 14, bytes_max, 1 << 30)
         self.records = AnswerRecords(store, A, limits, self.learning._read)
-        self.window = FeedbackWindow(1 << 14, 600.0, keep=self.records.add)
+        self.window = FeedbackWindow(1 << 14, 600.0, keep=self.records.add, node=A)
         self.records.start()
 
     def learner(self, text: str = "kl_ucb") -> Learner:
         return self.learning.learner("app", text, [M])[1]
 
     def answer(self, number: int, text: str = "kl_ucb", output: object = 7) -> str:
-        id = f"{A}-{number:x}"
+        number += 1
         predictions = {M: Prediction(output, 0.5)}
-        self.window.add(id, self.learner(text), "u", Plan((M,), (0.25,)), predictions, output)
-        return id
+        self.window.add(number, self.learner(text), "u", Plan((M,), (0.25,)), predictions, output)
+        return f"{A}-{number:x}"
 
     def give_feedback(self, id: str) -> bool:
         """Take feedback about an answer of this server, as `observe` does."""
@@ -172,7 +172,7 @@ def test_records_stay_below_their_limits_and_the_oldest_are_removed(server: Buil
         last = small.answer(number, output=draw.randbytes(100).hex())
     wait_until(lambda: small.records.written == 1499, "all but the large one are written", 20)
     assert small.records.nbytes <= 100_000
-    found = other.records.take_many([big, f"{A}-1", last], "app")
+    found = other.records.take_many([big, f"{A}-2", last], "app")
     assert [isinstance(one, Joined) for one in found] == [False, False, True]
     store = small.records._store
     wait_until(lambda: store.get(SIZES + A) is not None, "it tells its size", 20)

@@ -1,10 +1,10 @@
 # The HTTP server of the hot path: plain predictions are answered without the GIL.
 #
-# May import: runtime, wire, cache, results, scheduling, engine.
+# May import: runtime, wire, cache, learning, results, scheduling, engine.
 #
 # `http_server` has the worker threads and their epoll loops, `http_connection` one connection,
 # `http_head` the parser of request heads, `http_route` the table of routes, the state of a query,
-# the bodies of the Open Inference Protocol, and recent answers, which feedback refers to by id.
+# and the bodies of the Open Inference Protocol.
 # `json_value` reads and writes JSON without Python objects.
 #
 # A request that is not plain (another route, TLS, a chunked body) is passed to Python with its

@@ -12,6 +12,7 @@ from clipper_core.engine.engine cimport Engine
 from clipper_core.engine.model cimport Model
 from clipper_core.http.http_head cimport Head
 from clipper_core.http.json_value cimport LargeBody, Wanted
+from clipper_core.learning.answer_window cimport Ring
 from clipper_core.results.completion cimport Block, CompletionState
 from clipper_core.runtime.byte_buffer cimport Bytes
 from clipper_core.runtime.histogram cimport Counter, Histogram, LatencyHistogram
@@ -36,34 +37,6 @@ cdef bint infer_read(const Wanted* wanted, bint finite, const u8* body, u64 n, u
 # them; NULL: everything is written to `out`.
 cdef bint infer_write(Bytes* out, const Value* value, bint binary, u64* json_bytes,
                       LargeBody* large) noexcept nogil
-
-# -- Recent answers that were written without Python, to which feedback can refer by their id.
-#
-# A table of one entry per id, addressed by the low bits of the id: an answer replaces the one whose
-# id is smaller by the size of the table. Outputs that are blobs are shared with the cache and
-# counted; above `bytes_max` the oldest are removed.
-#
-# Threads: any. A spin lock guards the table; it is held for a few dozen instructions.
-cdef struct Entry:
-    u64 number                  # of the answer; 0: free
-    u64 given_us                # when it was given, monotonic
-    Value value                 # holds a reference
-    u32 owner                   # the application whose feedback may refer to it: a number that the
-                                # caller chooses
-
-cdef cppclass RecentState:
-    atomic[u32] lock
-    u64 mask
-    u64 bytes                   # of blobs that are held
-    u64 bytes_max
-    u64 count
-    Entry* entries
-
-cdef void recent_add(RecentState* r, u64 number, u32 owner, const Value* value,
-                     u64 now_us) noexcept nogil
-
-cdef class RecentAnswers:
-    cdef RecentState* state
 
 # -- Routes, and the state of a query.
 cdef enum Form:                 # of a request and its answer
@@ -97,8 +70,8 @@ cdef cppclass RouteState:
     Histogram* took
     atomic[u64]* ok             # of HTTP
     Histogram* requests
-    RecentState* recent         # where answers are stored for feedback; NULL: they are not
-    u32 owner                   # the owner of its answers there
+    Ring* window                # where answers are kept for feedback; NULL: they are not
+    void* owner                 # of its answers there
     void* object                # the HotRoute
 
 cdef cppclass Query:

@@ -2,16 +2,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from clipper_core.engine.model import Model
+from clipper_core.learning.answer_window import AnswerOwner, AnswerWindow
 from clipper_core.runtime.histogram import Counter, LatencyHistogram
-
-class RecentAnswers:
-    def __init__(self, size: int, bytes_max: int) -> None: ...
-    def add(self, number: int, owner: int, output: Any) -> None: ...
-    def take(self, number: int) -> tuple[int, Any, float | None, float] | None: ...
-    def numbers(self) -> list[int]: ...
-    def __len__(self) -> int: ...
-    @property
-    def nbytes(self) -> int: ...
 
 class HotRoute:
     subject: Any
@@ -28,8 +20,8 @@ class HotRoute:
         ok: Counter,
         requests: LatencyHistogram,
         subject: Any,
-        recent: RecentAnswers | None = None,
-        owner: int = 0,
+        window: AnswerWindow | None = None,
+        owner: AnswerOwner | None = None,
     ) -> None: ...
     @property
     def users(self) -> int: ...

@@ -12,8 +12,9 @@ from clipper_core.http.json_value cimport (
     Text, json_begin_bytes, json_count, json_f64, json_is_plain, json_put, json_read_i64,
     json_read_row, large_body, large_body_chunk, large_body_drop, value_belief,
 )
+from clipper_core.learning.answer_window cimport AnswerOwner, AnswerWindow, ring_add
 from clipper_core.results.completion cimport (
-    ENGINE_ID_BITS, block_drop, claims_lock, claims_unlock, slot_fill, slots_claim,
+    ENGINE_ID_BITS, block_drop, slot_fill, slots_claim,
 )
 from clipper_core.runtime.dtype cimport (
     ANY, BOOL, BYTES, F16, F32, F64, I16, I32, I64, I8, STR, U16, U32, U64, U8, all_finite,
@@ -22,6 +23,7 @@ from clipper_core.runtime.dtype cimport (
 from clipper_core.runtime.histogram cimport count, histogram_record
 from clipper_core.runtime.machine cimport acquire, aligned_new, i64, monotonic_us, relaxed
 from clipper_core.runtime.row_hash cimport Key
+from clipper_core.runtime.spin_lock cimport spin_lock, spin_unlock
 from clipper_core.runtime.status cimport (
     BAD_INPUT, CANCELLED, CLOSED, NO_MEMORY, OK, PENDING, Status, raise_for,
 )
@@ -471,136 +473,6 @@ cdef bint infer_write(Bytes* out, const Value* value, bint binary, u64* json_byt
     return True
 
 
-# -- Recent answers that were written without Python, to which feedback can refer by their id.
-
-cdef enum:
-    RECENT_SIZE_MAX = 1 << 28
-
-cdef u64 SPREAD = 0x9E3779B97F4A7C15
-
-
-cdef inline u64 _place(const RecentState* r, u64 number) noexcept nogil:
-    """Return the place of an id in the table. Ids of one engine follow each other; those of another
-    begin elsewhere in the table, by the golden ratio."""
-    cdef u64 begin = ((((number >> ENGINE_ID_BITS) * SPREAD) >> 32) * (r.mask + 1)) >> 32
-    return (number + begin) & r.mask
-
-
-cdef inline u64 _bytes_of(const Value* value) noexcept nogil:
-    return (<Blob*> value.word).nbytes + sizeof(Blob) if value.tag == TAG_BLOB else 0
-
-
-cdef void _clear(RecentState* r, Entry* entry) noexcept nogil:
-    """Empty an entry. The caller holds the lock."""
-    if entry.number == 0:
-        return
-    r.bytes -= _bytes_of(&entry.value)
-    r.count -= 1
-    value_drop(&entry.value)
-    entry.number = 0
-    entry.value.tag = TAG_NONE
-
-
-cdef void recent_add(RecentState* r, u64 number, u32 owner, const Value* value,
-                     u64 now_us) noexcept nogil:
-    cdef u64 at = _place(r, number), i
-    cdef Entry* entry = &r.entries[at]
-    if _bytes_of(value) > r.bytes_max:
-        return
-    claims_lock(r.lock)
-    _clear(r, entry)
-    entry.number, entry.given_us, entry.owner, entry.value = number, now_us, owner, value[0]
-    value_hold(&entry.value)
-    r.bytes += _bytes_of(value)
-    r.count += 1
-    for i in range(1, r.mask + 1):          # the entry after an answer is the oldest
-        if r.bytes <= r.bytes_max:
-            break
-        _clear(r, &r.entries[(at + i) & r.mask])
-    claims_unlock(r.lock)
-
-
-cdef class RecentAnswers:
-    """The last answers that were written without Python, by their number. Threads: any.
-
-    size: answers, at least so many; rounded up to a power of two.  bytes_max: of outputs that are
-    no scalars. MemoryError when there is no memory for the table.
-    """
-
-    def __cinit__(self, u64 size, u64 bytes_max):
-        cdef u64 capacity = 1
-        if not 1 <= size <= RECENT_SIZE_MAX:
-            raise_for(BAD_INPUT, f"size={size}: it must lie between 1 and {RECENT_SIZE_MAX}")
-        while capacity < size:
-            capacity *= 2
-        self.state = <RecentState*> aligned_new(sizeof(RecentState))
-        if self.state != NULL:
-            self.state.entries = <Entry*> calloc(capacity, sizeof(Entry))
-        if self.state == NULL or self.state.entries == NULL:
-            raise_for(NO_MEMORY, f"no memory for {capacity} recent answers")
-        self.state.mask, self.state.bytes_max = capacity - 1, bytes_max
-
-    def __dealloc__(self):
-        cdef u64 i
-        if self.state == NULL:
-            return
-        if self.state.entries != NULL:
-            for i in range(self.state.mask + 1):
-                _clear(self.state, &self.state.entries[i])
-            free(self.state.entries)
-        free(self.state)
-
-    def add(self, u64 number, u32 owner, output):
-        """Remember an answer. Raises TypeError for an output that cannot be a prediction."""
-        cdef Value value = object_value(output)
-        if number:
-            recent_add(self.state, number, owner, &value, monotonic_us())
-        value_drop(&value)
-
-    def take(self, u64 number):
-        """Remove the answer of that number. Return (owner, output, confidence, seconds since it was
-        given); None if it is not there."""
-        cdef RecentState* r = self.state
-        cdef Entry* entry = &r.entries[_place(r, number)]
-        cdef Entry found
-        cdef bint is_there
-        with nogil:
-            claims_lock(r.lock)
-            is_there = number != 0 and entry.number == number
-            if is_there:
-                found = entry[0]
-                value_hold(&found.value)
-                _clear(r, entry)
-            claims_unlock(r.lock)
-        if not is_there:
-            return None
-        try:
-            prediction = value_prediction(&found.value)
-        finally:
-            value_drop(&found.value)
-        return found.owner, prediction[0], prediction[1], (monotonic_us() - found.given_us) * 1e-6
-
-    def numbers(self):
-        """Return the numbers of the stored answers, in no order."""
-        cdef RecentState* r = self.state
-        cdef u64 i
-        found = []
-        claims_lock(r.lock)
-        for i in range(r.mask + 1):
-            if r.entries[i].number:
-                found.append(r.entries[i].number)
-        claims_unlock(r.lock)
-        return found
-
-    def __len__(self):
-        return self.state.count
-
-    @property
-    def nbytes(self):
-        """Bytes of the outputs that are no scalars."""
-        return self.state.bytes
-
-
 # -- Routes, and the state of a query.
 cdef enum:
     ROW_BYTES_MAX = 16777216    # longer rows are Python's
@@ -656,10 +528,10 @@ cdef bint _read_predict(RouteState* r, const u8* body, u64 n, Bytes* row) noexce
 cdef u64 _number(CompletionState* d) noexcept nogil:
     """Return the number of an answer without a slot."""
     cdef u64 number
-    claims_lock(d.lock)
+    spin_lock(d.lock)
     number = d.next_id
     d.next_id += 1
-    claims_unlock(d.lock)
+    spin_unlock(d.lock)
     return number
 
 
@@ -879,8 +751,8 @@ cdef bint query_answer(Query* q, const Value* value, u32 latency_us, const char*
         large_body_chunk(body, out)
     else:
         out.put(body.at(), body.size())
-    if q.route.recent != NULL:
-        recent_add(q.route.recent, q.number, q.route.owner, value, monotonic_us())
+    if q.route.window != NULL:
+        ring_add(q.route.window, q.number, q.route.owner, value, monotonic_us())
     _count(q, latency_us)
     rest[0] = large
     return True
@@ -921,20 +793,20 @@ cdef class HotRoute:
     models: their names in an answer, in JSON; for `infer`, the text before the request's id.
     counts: counters of the application's stats: queries, answered, decided, used, wins. took: its
     durations, microseconds. ok, requests: of HTTP: responses with 200, and their durations.
-    subject: returned with a query that Python answers. recent: stores the answers for feedback, as
-    those of `owner`; None: they are not stored. Raises ValueError for a model whose rows cannot be
+    subject: returned with a query that Python answers. window: keeps the answers for feedback, as
+    those of `owner`, which it has; None: they are not kept. Raises ValueError for a model whose rows cannot be
     read without Python.
     """
 
     def __init__(self, Model model, str form, str node, bytes models, u64 slo_us,
                  double confidence_min, counts,
                  LatencyHistogram took, Counter ok, LatencyHistogram requests, subject,
-                 RecentAnswers recent=None, u32 owner=0):
+                 AnswerWindow window=None, AnswerOwner owner=None):
         cdef RouteState* r = new RouteState()
         self.state = r
         queries, answered, decided, used, wins = counts
         self.model, self.subject = model, subject
-        self.counters = (queries, answered, decided, used, wins, took, ok, requests, recent)
+        self.counters = (queries, answered, decided, used, wins, took, ok, requests, window, owner)
         r.form = <u8> ("predict", "old_predict", "infer").index(form)
         self._set_rows()
         r.engine, r.model, r.slo_us, r.confidence_min = (model.engine.state, model.state, slo_us,
@@ -945,9 +817,8 @@ cdef class HotRoute:
                                           &(<Counter> decided).n)
         r.used, r.wins, r.ok = &(<Counter> used).n, &(<Counter> wins).n, &ok.n
         r.took, r.requests = took.h, requests.h
-        r.owner = owner
-        if recent is not None:
-            r.recent = recent.state
+        if window is not None and owner is not None:
+            r.window, r.owner = &window.rings[1], <void*> owner
         r.object = <void*> self
         lane_prepare(r.engine, r.model, slo_us)
 

@@ -7,8 +7,9 @@
 # predict how good each model is for a query. `class_evidence` reads the class probabilities that
 # models report beside their labels, `number_votes` averages numbers. `feedback_update` applies one
 # observation, or an array of them: losses, calibration, then the rule's step. `label_feedback` has
-# the labels: it combines the votes of a query, keeps the answers that feedback may come for and the
-# pages to which the journal's records are copied, and does all that one label needs.
+# the labels: it combines the votes of a query, keeps the pages to which the journal's records are
+# copied, and does all that one label needs. `answer_window` has the answers that feedback may still
+# come for.
 # `policy_states` has the states in memory: immutable blocks, and the cells of the newest ones.
 # `answer_counts` counts answers, by model, and how far models agree.
 #

@@ -15,37 +15,6 @@ cdef class LabelVotes:
     cdef double doubt           # number of observations in a bin above which they outweigh the
                                 # confidence
 
-# -- Answers that feedback may still come for, by id, oldest first. An id of this server is kept as
-# its number, so that the path of a query makes no text.
-#
-# Threads: any, with the GIL. No function releases the GIL between a check and the change that
-# depends on it. So the table needs no lock, and an answer is claimed once.
-cdef class Joined:
-    cdef readonly object learner, plan, arrived, answer
-    cdef readonly str user
-    cdef readonly tuple late            # (model, future) of observers
-    cdef readonly double until_s
-    cdef public bint has_feedback
-    cdef public bint is_written         # it is in the store, or is about to be written
-    cdef public bint is_claimed         # this server has claimed it in the store
-    cdef readonly i64 nbytes
-
-cdef class JoinTable:
-    cdef dict known                     # by key
-    cdef object order, clock            # keys, oldest first
-    cdef object answer_type
-    cdef bytes prefix                   # of ids of this server; empty: it has none
-    cdef i64 size_max, bytes_max
-    cdef double window_s
-    cdef readonly i64 nbytes
-
-    # None if it is not in the table
-    cdef Joined find(self, object key)
-    # Return the number in an id of this server; any other id itself.
-    cdef object key_of(self, object id)
-    cdef str id_of(self, object key)
-    cdef double now_s(self) except -1
-
 # -- The end of the journal's last segment: the file's pages in memory, to which records are copied
 # without a system call, and the number of the next record. A record is u32 length, u32 CRC-32 (of
 # the length and the bytes), and the bytes (python/clipper/store/journal.py, which opens segments,

@@ -4,6 +4,7 @@ from typing import Any, TypeVar, final
 import numpy as np
 from numpy.typing import NDArray
 
+from clipper_core.learning.answer_window import AnswerWindow, Joined
 from clipper_core.learning.bandit import Rule
 from clipper_core.learning.feedback_update import FeedbackUpdate
 
@@ -23,63 +24,6 @@ class LabelVotes:
         predictions: object,
         missing: int,
     ) -> tuple[object, float, tuple[_Model, ...], float] | None: ...
-
-@final
-class Joined:
-    """An answered query that feedback may still come for."""
-
-    learner: Any
-    plan: Any
-    arrived: Any
-    answer: Any
-    user: str
-    late: tuple[Any, ...]
-    until_s: float
-    has_feedback: bool
-    is_written: bool
-    is_claimed: bool
-    nbytes: int
-    def __init__(
-        self,
-        learner: object,
-        user: str,
-        plan: object,
-        arrived: object,
-        answer: object,
-        late: tuple[Any, ...],
-        until_s: float,
-        has_feedback: bool = False,
-    ) -> None: ...
-    def claim(self) -> bool: ...
-
-@final
-class JoinTable:
-    """The last answers by id, each for a while. Threads: any."""
-
-    @property
-    def nbytes(self) -> int: ...
-    def __init__(
-        self,
-        size_max: int,
-        window_s: float,
-        bytes_max: int,
-        answer_type: type,
-        clock: Callable[[], float] | None = None,
-        node: str = "",
-    ) -> None: ...
-    def __len__(self) -> int: ...
-    def get(self, id: str) -> Joined | None: ...
-    def items(self) -> list[tuple[str, Joined]]: ...
-    def add(
-        self,
-        id: str | int,
-        learner: object,
-        user: str,
-        plan: object,
-        arrived: object,
-        answer: object,
-        late: tuple[Any, ...] = (),
-    ) -> Joined: ...
 
 @final
 class JournalEnd:
@@ -157,14 +101,13 @@ class OpenContext:
     """A context's state, open, and the last row of a list that it has learned."""
 
 def learn_label(
-    table: JoinTable, prediction: object, application: str, label: object
+    table: AnswerWindow, prediction: object, application: str, label: object
 ) -> bool | None: ...
 def learn_labels(
-    table: JoinTable, predictions: list[Any], application: str, labels: list[Any]
+    table: AnswerWindow, predictions: list[Any], application: str, labels: list[Any]
 ) -> int | None: ...
 def take_listed(
     ids: list[str],
-    table: JoinTable,
-    find: Callable[[str], Joined | None],
+    table: AnswerWindow,
     application: str,
 ) -> tuple[list[int], list[Joined], list[int]]: ...

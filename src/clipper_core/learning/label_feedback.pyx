@@ -8,13 +8,12 @@ from cpython.float cimport PyFloat_AS_DOUBLE
 from cpython.object cimport PyObject, PyObject_RichCompareBool, Py_EQ
 from libc.math cimport NAN
 from libc.stdlib cimport free, realloc
-from libc.string cimport memcmp, memcpy
-from posix.time cimport CLOCK_MONOTONIC, CLOCK_REALTIME, clock_gettime, timespec
+from libc.string cimport memcpy
+from posix.time cimport CLOCK_REALTIME, clock_gettime, timespec
 
-from collections import deque
-
-from numpy import ndarray
-
+from clipper_core.learning.answer_window cimport (
+    HAS_FEEDBACK, IS_WRITTEN, AnswerWindow, Joined,
+)
 from clipper_core.learning.bandit cimport (
     HEDGE, LOGODDS, MIXTURE, MODELS_MAX, STACKING, rule_weights,
 )
@@ -178,131 +177,6 @@ cdef double _agreement(const Learner* learner, const i64* values, const u8* arri
         if arrived[i] and values[i] == values[winner]:
             behind += weights[i]
     return min(behind / total, 1.0) if total > 0.0 else 0.0
-
-
-# -- Answers for which feedback may still arrive, by id.
-
-cdef enum:
-    ANSWER_BYTES = 1024         # bytes of a stored answer besides its outputs
-    QUALIFIER_BYTES = 200       # bytes of a qualifier with its name, about
-
-
-cdef i64 _bytes_of(object output) except -1:
-    if isinstance(output, ndarray):
-        return output.nbytes
-    return len(output) if isinstance(output, (str, bytes)) else 0
-
-
-@cython.final
-cdef class Joined:
-    """An answered query for which feedback may still arrive.
-
-    arrived: predictions by model.  late: futures of observers only.  until_s: end of the wait for
-    feedback, on the table's clock.  has_feedback: whether its feedback has come.
-    """
-
-    def __init__(self, learner, str user, plan, arrived, answer, tuple late, double until_s,
-                 bint has_feedback=False):
-        self.learner, self.user, self.plan, self.arrived = learner, user, plan, arrived
-        self.answer, self.late, self.until_s = answer, late, until_s
-        self.has_feedback = has_feedback
-
-    def claim(self):
-        """Set `has_feedback`. Return True if it was not set before."""
-        cdef bint before = self.has_feedback
-        self.has_feedback = True
-        return not before
-
-
-@cython.final
-cdef class JoinTable:
-    """The table of the last `size_max` answers, each for `window_s` seconds. Threads: any.
-
-    bytes_max: of all answers, estimated; beyond it the oldest are dropped.  answer_type: objects of
-    this type name an answer by their `id`.  clock: in seconds; None: the system's.  node: ids of
-    this server are `node-number`, the number in hexadecimal; empty: it has none.
-    """
-
-    def __init__(self, i64 size_max, double window_s, i64 bytes_max, answer_type, clock=None,
-                 str node not None=""):
-        self.size_max, self.window_s, self.bytes_max = size_max, window_s, bytes_max
-        self.answer_type, self.clock = answer_type, clock
-        self.prefix = f"{node}-".encode() if node else b""
-        self.known, self.order = {}, deque()
-
-    cdef double now_s(self) except -1:
-        cdef timespec now
-        if self.clock is not None:
-            return self.clock()
-        clock_gettime(CLOCK_MONOTONIC, &now)
-        return <double> now.tv_sec + 1e-9 * <double> now.tv_nsec
-
-    cdef Joined find(self, object key):
-        cdef PyObject* at = PyDict_GetItemWithError(self.known, key)
-        return None if at == NULL else <Joined> <object> at
-
-    cdef object key_of(self, object id):
-        cdef Py_ssize_t size, first = len(self.prefix), i
-        cdef const char* text
-        cdef u64 number = 0
-        if not first or type(id) is not str or not PyUnicode_IS_COMPACT_ASCII(id):
-            return id
-        text = PyUnicode_AsUTF8AndSize(id, &size)
-        if not first < size <= first + 16 or memcmp(text, <const char*> self.prefix, first):
-            return id
-        if text[first] == c"0" and size > first + 1:
-            return id                       # no number is written with a zero before it
-        for i in range(first, size):
-            if c"0" <= text[i] <= c"9":
-                number = number << 4 | <u64> (text[i] - c"0")
-            elif c"a" <= text[i] <= c"f":
-                number = number << 4 | <u64> (text[i] - c"a" + 10)
-            else:
-                return id
-        return number
-
-    cdef str id_of(self, object key):
-        return key if type(key) is str else f"{self.prefix.decode()}{key:x}"
-
-    def __len__(self):
-        return len(self.known)
-
-    def get(self, str id not None):
-        """Return the answer of that id, or None if it is not in the table or its time is over."""
-        cdef Joined joined = self.find(self.key_of(id))
-        return None if joined is None or joined.until_s < self.now_s() else joined
-
-    def items(self):
-        """Return the ids and answers, oldest first."""
-        return [(self.id_of(key), joined) for key, joined in self.known.items()]
-
-    def add(self, id not None, learner, str user, plan, arrived, answer, tuple late=()):
-        """Add an answer. Return its entry; that of the earlier answer if the id is known.
-
-        id: of the answer, or its number if it is one of this server.
-        """
-        cdef object key = self.key_of(id)
-        cdef double now = self.now_s()
-        cdef Joined joined = Joined(learner, user, plan, arrived, answer, late, now + self.window_s)
-        cdef Joined oldest
-        joined.nbytes = ANSWER_BYTES + _bytes_of(answer)
-        for prediction in arrived.values():
-            joined.nbytes += (_bytes_of(prediction.output)
-                              + QUALIFIER_BYTES * <i64> len(prediction.qualifiers))
-        oldest = self.find(key)
-        if oldest is not None:
-            return oldest
-        self.known[key] = joined
-        self.order.append(key)
-        self.nbytes += joined.nbytes
-        while len(self.known):
-            oldest = self.find(self.order[0])
-            if (len(self.known) <= self.size_max and self.nbytes <= self.bytes_max
-                    and oldest.until_s >= now):
-                break
-            self.nbytes -= oldest.nbytes
-            del self.known[self.order.popleft()]
-        return joined
 
 
 # -- The end of the journal's last segment, in memory.
@@ -622,6 +496,33 @@ cdef bint _gather(Arrived* arrived, object predictions, tuple models, dict place
     return True
 
 
+cdef bint _gather_joined(Arrived* arrived, Joined joined, tuple models, dict place) except -1:
+    """Read the predictions of an answer, as `_gather` does."""
+    cdef PyObject* model
+    cdef PyObject* found
+    cdef u32 i, n
+    if joined.models is None:
+        return _gather(arrived, joined.by_model, models, place)
+    n = <u32> len(joined.models)
+    if n > MODELS_MAX:
+        return False
+    for i in range(n):
+        model = PyTuple_GET_ITEM(joined.models, i)
+        arrived.model[i] = model
+        arrived.prediction[i] = NULL
+        arrived.output[i] = PyTuple_GET_ITEM(joined.outputs, i)
+        arrived.confidence[i] = <PyObject*> None
+        if joined.confidences is not None:
+            arrived.confidence[i] = PyTuple_GET_ITEM(joined.confidences, i)
+        if i < <u32> len(models) and PyTuple_GET_ITEM(models, i) is model:
+            arrived.place[i] = <i32> i
+        else:
+            found = PyDict_GetItemWithError(place, <object> model)
+            arrived.place[i] = -1 if found == NULL else <i32> <object> found
+    arrived.n, arrived.qualified = n, False
+    return True
+
+
 cdef inline bint _equal(PyObject* output, object label) except -1:
     return output is <PyObject*> label or PyObject_RichCompareBool(<object> output, label, Py_EQ)
 
@@ -889,7 +790,7 @@ cdef class LabelSteps:
                   i64 time_us) except -1:
         """Write the record of a label of weight 1, with its head, and read it for the core's update
         if there is one. False: the general path must learn it."""
-        cdef object plan = joined.plan
+        cdef object plan = joined.plan_of()
         cdef object queried = read_member(&MODELS, plan), odds = read_member(&PROBABILITIES, plan)
         cdef object features = read_member(&FEATURES, plan)
         cdef u8* start = out.at
@@ -907,7 +808,7 @@ cdef class LabelSteps:
             return False
         if len(<tuple> odds) and len(<tuple> odds) != len(<tuple> queried):
             return False
-        if (not _gather(arrived, joined.arrived, self.models, self.place)
+        if (not _gather_joined(arrived, joined, self.models, self.place)
                 or not _judge(arrived, label)):
             return False
         out.at += HEAD_BYTES
@@ -1001,7 +902,7 @@ cdef class LabelSteps:
         return True
 
     cdef object seen(self, Joined joined, object label):
-        return self.observation(joined.plan, joined.arrived, label, joined.answer)
+        return self.observation(joined.plan_of(), joined.predictions(), label, joined.answer)
 
     cdef bint apply(self, Held held, Votes* votes, Joined joined, object label, str context,
                     u64 number) except -1:
@@ -1036,7 +937,7 @@ cdef class LabelSteps:
             if _judge(arrived, label) and (<LabelCounts?> counts).add(arrived, label,
                                                                       joined.answer, 1.0):
                 return True
-        elif watcher.on_label(joined.arrived, label, joined.answer):
+        elif watcher.on_label(joined.predictions(), label, joined.answer):
             return True
         return watcher.on_feedback(self.seen(joined, label))
 
@@ -1140,14 +1041,14 @@ cdef class LabelSteps:
             (<LabelCounts?> watcher.labels).add_tally(self.models, tally)
         for i in apart:
             joined = found[i]
-            if (not _gather(&arrived, joined.arrived, self.models, self.place)
+            if (not _gather_joined(&arrived, joined, self.models, self.place)
                     or not self.notify(&arrived, joined, labels[i])):
                 break
         return True
 
 
 @cython.binding(False)
-def learn_label(JoinTable table not None, prediction, str application, label):
+def learn_label(AnswerWindow table not None, prediction, str application, label):
     """Learn the label of an answer of this server. Return True if it counts, False if the answer
     has feedback already; None, and nothing has changed, if the general path must learn it.
 
@@ -1157,27 +1058,27 @@ def learn_label(JoinTable table not None, prediction, str application, label):
     cdef u64 number = 0
     if joined is None:
         return None
-    if joined.has_feedback:
+    if joined.put(HAS_FEEDBACK, True):
         return False
-    joined.has_feedback = True
     try:
         number = (<LabelSteps> read_member(&STEPS, joined.learner)).learn(joined, label)
     finally:                    # what the journal refuses may be sent again
-        joined.has_feedback = number > 0
+        if number == 0:
+            joined.put(HAS_FEEDBACK, False)
     return True if number else None
 
 
-cdef Joined _ready(JoinTable table, object prediction, str application, object label, double now):
+cdef Joined _ready(AnswerWindow table, object prediction, str application, object label, double now):
     """Return the answer, or None if the general path must handle it."""
     cdef object id = prediction.id if type(prediction) is table.answer_type else prediction
-    cdef Joined joined = table.find(table.key_of(id)) if type(id) is str else None
-    if (joined is None or joined.until_s < now or joined.is_written or not _is_plain(label)
+    cdef Joined joined = table.find(table.number_of(id))
+    if (joined is None or joined.until_s < now or joined.is_set(IS_WRITTEN) or not _is_plain(label)
             or (<LabelSteps?> read_member(&STEPS, joined.learner)).application != application):
         return None
     return joined
 
 
-def learn_labels(JoinTable table not None, list predictions not None, str application,
+def learn_labels(AnswerWindow table not None, list predictions not None, str application,
                  list labels not None):
     """Learn labels of answers of this server. Return how many count; the others have feedback
     already. Return None, and nothing has changed, if the general path must learn them.
@@ -1198,8 +1099,7 @@ def learn_labels(JoinTable table not None, list predictions not None, str applic
                 outcome = GENERAL
                 break
             steps = read_member(&STEPS, joined.learner)
-            if not joined.has_feedback:
-                joined.has_feedback = True
+            if not joined.put(HAS_FEEDBACK, True):
                 found.append(joined)
                 fresh_labels.append(labels[i])
         if outcome == DONE and found:
@@ -1214,15 +1114,13 @@ def learn_labels(JoinTable table not None, list predictions not None, str applic
                 steps.sync(steps.end.next - 1)
     finally:                    # what the journal refuses may be sent again
         for i in range(done, len(found)):
-            (<Joined> found[i]).has_feedback = False
+            (<Joined> found[i]).put(HAS_FEEDBACK, False)
     return None if outcome == GENERAL else done
 
 
-def take_listed(list ids not None, JoinTable table not None, find, str application):
+def take_listed(list ids not None, AnswerWindow table not None, str application):
     """Take the answers of an application that have no feedback yet, each once, and set their
     `has_feedback`.
-
-    find: returns the answer of an id that is not in the table, or None.
 
     Returns (positions in `ids`, the answers, positions of unknown ids).
     """
@@ -1235,9 +1133,7 @@ def take_listed(list ids not None, JoinTable table not None, find, str applicati
     cdef bint ours = False
     cdef double now = table.now_s()
     for i in range(len(ids)):
-        joined = table.find(table.key_of(ids[i]))
-        if joined is None:
-            joined = find(ids[i])
+        joined = table.find(table.number_of(ids[i]))
         if joined is None:
             unknown.append(i)
             continue
@@ -1246,8 +1142,7 @@ def take_listed(list ids not None, JoinTable table not None, find, str applicati
             ours = learner.application == application
         if not ours or joined.until_s < now:
             unknown.append(i)
-        elif not joined.has_feedback:
-            joined.has_feedback = True
+        elif not joined.put(HAS_FEEDBACK, True):
             places.append(i)
             found.append(joined)
     return places, found, unknown

@@ -16,23 +16,13 @@
 // The side that comes second in the single order sees the other's write.
 #pragma once
 #include "runtime/machine.hpp"
+#include "runtime/spin_lock.hpp"
 
 namespace clipper {
 
 constexpr std::uint8_t kSlotPending = 0;  // Status.PENDING
 constexpr std::uint8_t kSlotNoValue = 0;  // TAG_NONE
 constexpr std::uint32_t kSlotInEnsemble = 1u << 31;  // in the bits of mailboxes: ensemble call
-
-// -- the allocator's lock: a few instructions per claim
-
-template <class Word>
-inline void claims_lock(Word& lock) {
-    while (lock.exchange(1, std::memory_order_acquire) != 0) pause();
-}
-template <class Word>
-inline void claims_unlock(Word& lock) {
-    lock.store(0, std::memory_order_release);
-}
 
 // -- blocks
 

@@ -102,8 +102,6 @@ cdef cppclass CompletionState:
 # -- Functions that run concurrently without a lock (completion.hpp; tests/schedules checks them).
 cdef extern from "results/completion.hpp" namespace "clipper" nogil:
     u32 IN_ENSEMBLE "clipper::kSlotInEnsemble"
-    void claims_lock(atomic[u32]& lock) noexcept
-    void claims_unlock(atomic[u32]& lock) noexcept
     void block_hold(Block& block, u32 refs) noexcept
     bint block_release(Block& block, u32 refs) noexcept
     bint slot_try_end(Block& block, u32 slot, u8 status, const Value& value, u32 latency_us,

@@ -10,6 +10,7 @@ from libc.string cimport memset
 
 from clipper_core.runtime.machine cimport aligned_new, eventfd_signal, futex_wake_all, relaxed
 from clipper_core.runtime.ring cimport spsc_free
+from clipper_core.runtime.spin_lock cimport spin_lock, spin_unlock
 from clipper_core.runtime.status cimport NO_MEMORY, raise_for
 from clipper_core.wire.prediction cimport TAG_BLOB, value_drop
 
@@ -72,10 +73,10 @@ cdef void _block_retire(CompletionState* d, Block* block) noexcept nogil:
     if block.count != BLOCK_SLOTS:
         free(block)
         return
-    claims_lock(d.lock)
+    spin_lock(d.lock)
     block.next = d.free
     d.free = block
-    claims_unlock(d.lock)
+    spin_unlock(d.lock)
 
 
 cdef void block_drop(CompletionState* d, Block* block, u32 refs) noexcept nogil:
@@ -92,11 +93,11 @@ cdef bint _claim_own(CompletionState* d, u32 count, Block** block, u32* first) n
     block_hold(b[0], 2 * count)
     b.used = count
     b.home = d.number
-    claims_lock(d.lock)
+    spin_lock(d.lock)
     b.first_id = d.next_id
     d.next_id += count
     d.issued.store(d.issued.load(relaxed) + count, relaxed)
-    claims_unlock(d.lock)
+    spin_unlock(d.lock)
     first[0] = 0
     block[0] = b
     return True
@@ -108,7 +109,7 @@ cdef bint slots_claim(CompletionState* d, u32 count, Block** block, u32* first) 
     cdef Block* full = NULL
     if count > BLOCK_SLOTS:
         return _claim_own(d, count, block, first)
-    claims_lock(d.lock)
+    spin_lock(d.lock)
     b = d.current
     if count > BLOCK_SLOTS / 4:
         b = _block_take(d, count)
@@ -121,13 +122,13 @@ cdef bint slots_claim(CompletionState* d, u32 count, Block** block, u32* first) 
         if b != NULL:
             d.current = b
     if b == NULL:
-        claims_unlock(d.lock)
+        spin_unlock(d.lock)
         return False
     first[0] = b.used
     block[0] = b
     b.used += count
     d.issued.store(d.issued.load(relaxed) + count, relaxed)
-    claims_unlock(d.lock)
+    spin_unlock(d.lock)
     if full != NULL:
         block_drop(d, full, 1 + 2 * (BLOCK_SLOTS - full.used))
     return True

@@ -31,11 +31,8 @@ from collections import namedtuple
 from collections.abc import Mapping
 
 from clipper_core.runtime.machine cimport acq_rel, aligned_new, relaxed
+from clipper_core.runtime.spin_lock cimport spin_lock, spin_unlock
 from clipper_core.runtime.status cimport BAD_INPUT, NO_MEMORY, raise_for
-
-cdef extern from "results/completion.hpp" namespace "clipper" nogil:
-    void claims_lock(atomic[u32]& lock) noexcept
-    void claims_unlock(atomic[u32]& lock) noexcept
 
 cdef u64 NEVER_US = ~(<u64> 0)
 cdef double MARGIN = 1e-9           # share of all weight: sums may differ by the order of addition
@@ -469,18 +466,18 @@ cdef void decider_drop(DeciderState* d) noexcept nogil:
 
 cdef void decider_query(DeciderState* d) noexcept nogil:
     if d.bounded:
-        claims_lock(d.lock)
+        spin_lock(d.lock)
         d.tokens = min(d.tokens + d.extra, BURST)
-        claims_unlock(d.lock)
+        spin_unlock(d.lock)
 
 
 cdef bint decider_may_extra(DeciderState* d) noexcept nogil:
     cdef bint may
-    claims_lock(d.lock)
+    spin_lock(d.lock)
     may = d.tokens >= 1
     if may:
         d.tokens -= 1
-    claims_unlock(d.lock)
+    spin_unlock(d.lock)
     return may
 
 

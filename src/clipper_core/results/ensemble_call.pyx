@@ -16,7 +16,7 @@ ensemble call can be freed before its time has passed.
 from libc.stdlib cimport free
 
 from clipper_core.results.completion cimport (
-    IN_ENSEMBLE, block_drop, claims_lock, claims_unlock, completion_notify, completion_notify_loop,
+    IN_ENSEMBLE, block_drop, completion_notify, completion_notify_loop,
     completion_notify_outside, completion_wake_loop, slot_boxes, slot_state, slot_try_cancel,
 )
 from clipper_core.results.decider cimport (
@@ -26,6 +26,7 @@ from clipper_core.results.decider cimport (
 from clipper_core.runtime.allocation cimport make, make_room
 from clipper_core.runtime.histogram cimport count
 from clipper_core.runtime.machine cimport acq_rel, acquire, aligned_new, pause, relaxed, seq_cst
+from clipper_core.runtime.spin_lock cimport spin_lock, spin_unlock
 from clipper_core.runtime.status cimport CANCELLED, OK, UNNEEDED
 from clipper_core.wire.comparison cimport (
     ValueKey, key_is_usable, key_number, keys_are_equal, value_key,
@@ -110,11 +111,11 @@ cdef void ensemble_call_release(EnsembleCall* h) noexcept nogil:
 
 
 cdef void ensemble_call_lock(EnsembleCall* h) noexcept nogil:
-    claims_lock(h.lock)
+    spin_lock(h.lock)
 
 
 cdef void ensemble_call_unlock(EnsembleCall* h) noexcept nogil:
-    claims_unlock(h.lock)
+    spin_unlock(h.lock)
 
 
 cdef u32 _end_open(EnsembleCall* h, bint outstanding) noexcept nogil:
@@ -300,14 +301,14 @@ cdef void ensemble_call_enqueue(EnsembleCall* h, bint submitter) noexcept nogil:
     if h.called or h.over:
         ensemble_call_unlock(h)
         return
-    claims_lock(h.home.lock)
+    spin_lock(h.home.lock)
     closed = h.home.calls_end
     if not closed:
         h.called = True
         h.refs.fetch_add(1, relaxed)
         h.next_called = <EnsembleCall*> h.home.calls.load(relaxed)
         h.home.calls.store(<u64> h, seq_cst)
-    claims_unlock(h.home.lock)
+    spin_unlock(h.home.lock)
     ensemble_call_unlock(h)
     if closed:
         ensemble_call_close(h)
@@ -328,11 +329,11 @@ cdef void ensemble_call_close(EnsembleCall* h) noexcept nogil:
 
 cdef EnsembleCall* ensemble_calls_queued(CompletionState* d, bint for_good) noexcept nogil:
     cdef EnsembleCall* h
-    claims_lock(d.lock)
+    spin_lock(d.lock)
     h = <EnsembleCall*> d.calls.load(relaxed)
     d.calls.store(0, relaxed)
     d.calls_end = for_good
-    claims_unlock(d.lock)
+    spin_unlock(d.lock)
     return h
 
 

@@ -18,7 +18,7 @@ from concurrent.futures import (
 )
 
 from clipper_core.results.completion cimport (
-    MAILBOXES_MAX, CompletionState, block_drop, claims_lock, claims_unlock,
+    MAILBOXES_MAX, CompletionState, block_drop,
     completion_notify_outside, completion_try_own_loop, completion_wake_loop_thread, mailbox_arm,
     mailbox_must_rescan, slot_boxes, slot_state, slot_try_cancel, slot_watch, slots_first_open,
     waiter_dead, waiter_enters, waiter_epoch, waiter_leaves,
@@ -32,6 +32,7 @@ from clipper_core.runtime.machine cimport (
     relaxed,
 )
 from clipper_core.runtime.ring cimport spsc_free, spsc_new
+from clipper_core.runtime.spin_lock cimport spin_lock, spin_unlock
 from clipper_core.runtime.status cimport (
     BAD_INPUT, CANCELLED, FORKED, FULL, NO_MEMORY, OK, PENDING, UNNEEDED, raise_for,
 )
@@ -548,10 +549,10 @@ cdef class Future:
         if self.block != NULL:
             return self.block.first_id + self.first
         if self.own_id == 0:
-            claims_lock(d.lock)
+            spin_lock(d.lock)
             self.own_id = d.next_id
             d.next_id += 1
-            claims_unlock(d.lock)
+            spin_unlock(d.lock)
         return self.own_id
 
     @property

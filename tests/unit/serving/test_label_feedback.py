@@ -17,8 +17,8 @@ from clipper.serving.feedback.states import Learner, States
 from clipper.store.journal import Journal, read_journal
 from clipper.store.memory import MemoryStore
 from clipper.types import Answer, VersionedModel
+from clipper_core.learning.answer_window import AnswerWindow
 from clipper_core.learning.label_feedback import (
-    JoinTable,
     LabelCounts,
     Mean,
     alike,
@@ -151,13 +151,13 @@ def test_labels_are_learned_in_the_core_as_by_the_policy(seed: int) -> None:
     chance = random.Random(seed)
     text = chance.choice(["exp3", "kl_ucb", "exp4", "stacking", "mixture", "ensemble"])
     one, other = learner_of(text), learner_of(text)
-    table = JoinTable(1000, 60.0, 1 << 30, Answer)
+    table = window_of()
     values: list[Any] = chance.choice(
         [[0, 1, 70], ["x", "yy", "z"], [b"x", b""], [True, False], [0, "x"]]
     )
     counted = 0
     for turn in range(40):
-        ids = [f"n-{turn}-{i}" for i in range(chance.choice([1, 1, 30]))]
+        ids = [f"n-{100 * turn + i + 1:x}" for i in range(chance.choice([1, 1, 30]))]
         for id in ids:
             plan = plan_of(text, chance)
             predictions = {
@@ -170,7 +170,7 @@ def test_labels_are_learned_in_the_core_as_by_the_policy(seed: int) -> None:
             }
             user = chance.choice(["", "u", "v", f"w{turn}"])
             answer = chance.choice([*values, None])
-            table.add(id, one, user, plan, predictions, answer)
+            table.add(number_in(id), one, user, plan, predictions, answer)
         labels = [chance.choice(values) for _ in ids]
         if len(ids) > 1:
             found = learn_labels(table, [*ids, ids[0]], "app", [*labels, labels[0]])
@@ -205,15 +205,15 @@ def test_class_probabilities_are_kept_and_learned_in_the_core(text: str, tmp_pat
     """The core learns them one by one and in lists; reading the journal gives the same."""
     states = States(MemoryStore(), Journal(tmp_path), "n", 100, 1e9)
     learner = states.learner("app", text, create_policy(text), MODELS)
-    table = JoinTable(1000, 60.0, 1 << 30, Answer)
+    table = window_of()
     for i in range(20):
         predictions = {
             model: Prediction(i % 3, 0.5, {f"p:{label}": p for label, p in enumerate([0.2, j / 4])})
             for j, model in enumerate(MODELS)
         }
-        table.add(f"n-{i}", learner, "", Plan(MODELS), predictions, 1)
-        learns = learn_label(table, f"n-{i}", "app", i % 2) if i % 3 else None
-        assert learns or learn_labels(table, [f"n-{i}"], "app", [i % 2]) == 1
+        table.add(i + 1, learner, "", Plan(MODELS), predictions, 1)
+        learns = learn_label(table, f"n-{i + 1:x}", "app", i % 2) if i % 3 else None
+        assert learns or learn_labels(table, [f"n-{i + 1:x}"], "app", [i % 2]) == 1
     assert table.nbytes > 20 * 6 * 100
     states.close()
     policy: Any = create_policy(text)
@@ -228,6 +228,14 @@ def test_class_probabilities_are_kept_and_learned_in_the_core(text: str, tmp_pat
         assert policy.encode(state) == policy.encode(learner.state(""))
 
 
+def window_of() -> AnswerWindow:
+    return AnswerWindow(1000, 60.0, 1 << 30, Answer, Prediction, Plan, node="n")
+
+
+def number_in(id: str) -> int:
+    return int(id.removeprefix("n-"), 16)
+
+
 def learner_of(text: str) -> Learner:
     states = States(MemoryStore(), Journal(None), "n", 100, 1e9)
     return states.learner("app", text, create_policy(text), MODELS)
@@ -239,7 +247,7 @@ def plan_of(text: str, chance: random.Random) -> Plan:
     return Plan(MODELS, (), (), tuple(chance.sample([0.5, -1.0], chance.randint(0, 2))))
 
 
-def is_refused(table: JoinTable, id: str) -> bool:
+def is_refused(table: AnswerWindow, id: str) -> bool:
     try:
         return learn_label(table, id, "app", 1) is not True
     except Overloaded:
@@ -249,10 +257,12 @@ def is_refused(table: JoinTable, id: str) -> bool:
 def test_feedback_that_the_journal_refuses_may_be_sent_again(tmp_path: Path) -> None:
     states = States(MemoryStore(), Journal(tmp_path, "os", 1500), "n", 100, 1e9)
     learner = states.learner("app", "stacking", create_policy("stacking"), MODELS)
-    table = JoinTable(1000, 60.0, 1 << 30, Answer)
-    ids = [f"n-{i}" for i in range(30)]
+    table = window_of()
+    ids = [f"n-{i + 1:x}" for i in range(30)]
     for id in ids:
-        table.add(id, learner, "", Plan(MODELS), {model: Prediction(1) for model in MODELS}, 1)
+        table.add(
+            number_in(id), learner, "", Plan(MODELS), {model: Prediction(1) for model in MODELS}, 1
+        )
     with pytest.raises(Overloaded):
         learn_labels(table, ids, "app", [1] * 30)
     assert learner.state("").seen == 0
@@ -270,11 +280,11 @@ def test_a_list_counts_how_users_differ_as_one_by_one() -> None:
     found = []
     for in_lists in (True, False):
         chance, learner = random.Random(9), learner_of("exp4")
-        table = JoinTable(1000, 60.0, 1 << 30, Answer)
-        ids = [f"n-{i}" for i in range(40)]
+        table = window_of()
+        ids = [f"n-{i + 1:x}" for i in range(40)]
         for i, id in enumerate(ids):
             predictions = {model: Prediction(chance.choice([0, 1])) for model in MODELS}
-            table.add(id, learner, "uv"[i % 2], plan_of("exp4", chance), predictions, 1)
+            table.add(number_in(id), learner, "uv"[i % 2], plan_of("exp4", chance), predictions, 1)
         for id in ids[:2]:  # who is new does not learn in a list
             assert learn_label(table, id, "app", 1)
         if in_lists:

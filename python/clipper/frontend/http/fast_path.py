@@ -42,7 +42,6 @@ from clipper.frontend.inference.codec import InferRequest
 from clipper.frontend.inference.operations import InferenceTarget, PendingInference
 from clipper.frontend.server_interface import ServerInterface
 from clipper.metrics import HttpCounts
-from clipper.selection import Plan
 from clipper.selection.policies.ensemble import Ensemble
 from clipper.selection.policies.single_model import SingleModel
 from clipper.serving.query.application import fits_id
@@ -275,9 +274,7 @@ class FastPath:
         of_model = counters.of(model)
         self._hot.append(resolved)
         window = resolved.feedback.window
-        owner = (
-            0 if window is None else window.owner(resolved.learner, Plan((model,)), resolved.node)
-        )
+        owner = None if window is None else window.owner(resolved.learner, (model,))
         counts = (
             counters.queries,
             counters.answered,
@@ -298,7 +295,7 @@ class FastPath:
             row.ok,
             row.durations,
             subject,
-            None if window is None else window.direct,
+            None if window is None else window.table,
             owner,
         )
 

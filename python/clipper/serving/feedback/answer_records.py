@@ -35,7 +35,7 @@ from clipper.serving.feedback.window import FeedbackWindow, seen_of
 from clipper.store.expiring import ExpiringLists, expiring_lists
 from clipper.store.store import Store
 from clipper_container.backoff import Backoff
-from clipper_core.learning.label_feedback import Joined
+from clipper_core.learning.answer_window import Joined
 
 _log = logging.getLogger(__name__)
 PREFIX: Final = "feedback/answers/"
@@ -307,6 +307,7 @@ class AnswerRecords:
         try:
             self._write_claims()
             waiting = list(self._fresh)
+            self._fresh.clear()
             return self._write(_encoded(waiting)) + self._write(window.records(self._node))
         except StoreError as error:
             _log.warning("feedback about answers of this server is not taken any more: %s", error)

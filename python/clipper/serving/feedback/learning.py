@@ -174,6 +174,7 @@ class Learning:
             if self._file is not None:
                 stack.callback(self._file.close)
             stack.callback(self.states.close)
+            stack.callback(self.window.close)
             if self._forwarding is not None:
                 stack.callback(self._forwarding.close)
                 stack.callback(self._leave_answers)

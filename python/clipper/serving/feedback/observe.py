@@ -33,7 +33,8 @@ from clipper.serving.query.processor import ResolvedApplication, plan_for, side_
 from clipper.serving.query.qualifiers import prediction_of
 from clipper.types import Answer, Answers, UserValue, VersionedModel
 from clipper_core.engine.model import predict_all
-from clipper_core.learning.label_feedback import Joined, alike, learn_label, learn_labels
+from clipper_core.learning.answer_window import Joined
+from clipper_core.learning.label_feedback import alike, learn_label, learn_labels
 from clipper_core.runtime.status import Status
 
 Item = tuple[Learner, str, Seen, bytes]

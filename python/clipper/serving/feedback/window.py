@@ -23,8 +23,8 @@ from clipper.serving.feedback.journal_records import written
 from clipper.serving.feedback.states import Learner
 from clipper.serving.query.qualifiers import prediction_of
 from clipper.types import Answer, VersionedModel
-from clipper_core.http.http_route import RecentAnswers
-from clipper_core.learning.label_feedback import Joined, JoinTable, take_listed
+from clipper_core.learning.answer_window import AnswerOwner, AnswerWindow, Joined
+from clipper_core.learning.label_feedback import take_listed
 from clipper_core.results.future import Future
 from clipper_core.runtime.status import Status
 
@@ -43,16 +43,6 @@ def received_of(joined: Joined) -> dict[VersionedModel, Prediction]:
 def seen_of(joined: Joined, truth: Truth, weight: float = 1.0) -> Observation:
     """Return an answer with its feedback."""
     return Observation(joined.plan, received_of(joined), truth, joined.answer, weight)
-
-
-def _number_in(id: str) -> int | None:
-    """Return the number that an id of this server ends in; None if it has none."""
-    digits = id.rpartition("-")[2]
-    return (
-        int(digits, 16)
-        if 0 < len(digits) <= 16 and all(digit in "0123456789abcdef" for digit in digits)
-        else None
-    )
 
 
 class JoinedRows:
@@ -167,11 +157,10 @@ class FeedbackWindow:
     """Answers by id, the last `size_max` of them, each for `window_s` seconds; arrays too, the last
     so many rows of them, and the last array whatever its size. Threads: any.
 
-    bytes_max: of what is kept, estimated; beyond it the oldest answers are forgotten.
-    direct: the answers that the HTTP threads of the core gave; one that feedback names is moved to
-    the others. forwarding: to the servers that gave other answers; None when no other server shares
-    the store.  keep: called with each answer of a policy that learns, and its id.  node: ids of
-    this server are `node-number`.
+    bytes_max: of what is kept, estimated; beyond it the oldest answers are forgotten.  forwarding:
+    to the servers that gave other answers; None when no other server shares the store.  keep:
+    called with each answer of a policy that learns, and its id.  node: ids of this server are
+    `node-number`.
     """
 
     def __init__(
@@ -187,24 +176,24 @@ class FeedbackWindow:
         self.forwarding = forwarding
         self._keep, self._node = keep, node
         self._size_max, self._window_s, self._clock = size_max, window_s, clock or time.monotonic
-        self.table = JoinTable(size_max, window_s, bytes_max, Answer, clock, node)
+        self.table = AnswerWindow(
+            size_max, window_s, bytes_max, Answer, Prediction, Plan, clock, node
+        )
         self._arrays: OrderedDict[str, JoinedRows] = OrderedDict()
         self._row_count = 0
         self._lock = threading.Lock()
-        self.direct = RecentAnswers(size_max, bytes_max)
-        self._owners: list[tuple[Learner, Plan, str]] = []  # of the answers in `direct`, by number
 
     def __len__(self) -> int:
-        return len(self.table) + len(self.direct)
+        return len(self.table)
 
     @property
     def nbytes(self) -> int:
         """Bytes of what is kept, estimated."""
-        return self.table.nbytes + self.direct.nbytes
+        return self.table.nbytes
 
     def add(
         self,
-        id: str | int,
+        number: int,
         learner: Learner,
         user: str,
         plan: Plan,
@@ -212,59 +201,37 @@ class FeedbackWindow:
         answer: object,
         late: tuple[tuple[VersionedModel, Future], ...] = (),
     ) -> None:
-        """Remember a query until its feedback comes. id: that of its answer, or the number in it if
-        it is one of this server."""
-        joined = self.table.add(id, learner, user, plan, arrived, answer, late)
+        """Remember a query until its feedback comes. number: that in the id of its answer."""
+        self.table.add(number, learner, user, plan, arrived, answer, late)
         if self._keep is not None and learner.learns:
-            self._keep(id if isinstance(id, str) else f"{self._node}-{id:x}", joined)
+            id = f"{self._node}-{number:x}"
+            joined = self.table.get(id)
+            if joined is not None:
+                self._keep(id, joined)
 
-    def owner(self, learner: Learner, plan: Plan, node: str) -> int:
-        """Return the number under which the core keeps answers of this learner to that plan in
-        `direct`."""
+    def owner(self, learner: Learner, models: tuple[VersionedModel, ...]) -> AnswerOwner:
+        """Return the owner of the answers that the HTTP threads of the core give."""
         with self._lock:
-            for i, (known, selected, of) in enumerate(self._owners):
-                if known is learner and selected.models == plan.models and of == node:
-                    return i
-            self._owners.append((learner, plan, node))
-            return len(self._owners) - 1
-
-    def _find(self, id: str) -> Joined | None:
-        """Return the answer of that id, by whichever path it was given. The caller holds the
-        lock."""
-        joined = self.table.get(id)
-        if joined is not None or not len(self.direct):
-            return joined
-        number = _number_in(id)
-        if number is None or not any(id == f"{node}-{number:x}" for _, _, node in self._owners):
-            return None
-        found = self.direct.take(number)
-        if found is None:
-            return None
-        owner, output, confidence, age_s = found
-        learner, plan, _ = self._owners[owner]
-        if age_s > self._window_s:
-            return None
-        arrived = {plan.models[0]: Prediction(output, confidence)}
-        return self.table.add(id, learner, "", plan, arrived, output)
+            return self.table.pinned_owner(learner, models)
 
     def records(self, node: str) -> Iterator[tuple[int, bytes]]:
         """Yield the answers of this node that feedback may still come for, by the number in their
         id: as records of the journal; those whose feedback has come as empty ones. Those that are
         written already are left out."""
-        for given in self.direct.numbers():
-            with self._lock:
-                self._find(f"{node}-{given:x}")
         for id, joined in reversed(self.table.items()):
-            of, _, _ = id.rpartition("-")
-            number = _number_in(id)
-            if joined.is_written or of != node or number is None:
+            of, _, digits = id.rpartition("-")
+            if joined.is_written or of != node or self._is_over(joined):
                 continue
-            if not self._is_over(joined):
-                seen = seen_of(joined, Truth())
-                yield (
-                    number,
-                    b"" if joined.has_feedback else written(joined.learner, joined.user, seen),
-                )
+            seen = seen_of(joined, Truth())
+            record = b"" if joined.has_feedback else written(joined.learner, joined.user, seen)
+            yield int(digits, 16), record
+
+    def close(self) -> None:
+        """Forget all answers, and those to come."""
+        self.table.close()
+        with self._lock:
+            self._arrays.clear()
+            self._row_count = 0
 
     def add_rows(self, id: str, joined: JoinedRows) -> None:
         """Remember an array until its feedback comes."""
@@ -285,8 +252,7 @@ class FeedbackWindow:
     def take(self, id: str, application: str) -> Joined | None:
         """Return the query of that id, once; None when it has feedback already. Raises
         UnknownPrediction if it is not here."""
-        with self._lock:
-            joined = self._find(id)
+        joined = self.table.get(id)
         if joined is None:
             raise self._unknown(id)
         whose = joined.learner.application
@@ -301,8 +267,7 @@ class FeedbackWindow:
 
         Returns their positions in the ids, the queries, and the positions of unknown ids.
         """
-        with self._lock:
-            return take_listed(list(ids), self.table, self._find, application)
+        return take_listed(list(ids), self.table, application)
 
     def rows_of(self, id: str, application: str) -> JoinedRows:
         """Return the array of that id. Raises UnknownPrediction if it is not here."""

@@ -1,0 +1,91 @@
+# Answers that feedback may still come for, by the number of their query, oldest first: compact
+# entries in memory of their own, which the collector of Python does not walk.
+#
+# A window has two rings of entries. One has the answers that Python made; its entries may hold
+# Python objects. The other has those that the HTTP threads of the core made, without any. An entry
+# is some words in a chunk: a head, what else the answer has, the outputs, their types. The oldest
+# chunk is freed when its last entry goes. An index finds an entry by its number.
+#
+# Threads: any. A spin lock guards a ring, for some dozen instructions. The ring of Python is used
+# with the GIL only; `ring_add` may be called without it, for the other one.
+from clipper_core.runtime.machine cimport atomic, i64, u16, u32, u64, u8
+from clipper_core.wire.prediction cimport Value
+
+cdef enum:
+    CHUNK_WORDS = 8190          # with its head 64 KiB
+    OUTPUTS_MAX = 16            # of an entry; answers with more are kept as objects
+    HAS_FEEDBACK = 1            # flags of an answer: its feedback has come
+    IS_WRITTEN = 2              # it is in the store, or is about to be written
+    IS_CLAIMED = 4              # this server has claimed it in the store
+
+cdef struct Chunk:
+    Chunk* next
+    u64 used
+    u64[CHUNK_WORDS] words
+
+cdef cppclass Ring:
+    atomic[u32] lock
+    Chunk* first
+    u64 begin                   # word of the first chunk where the oldest entry begins
+    Chunk* last
+    Chunk* spare
+    u64* index                  # addresses of entries, with 16 bits of their hash above
+    u64 mask                    # places of the index, less one
+    u32 shift
+    u64 count
+    u64 bytes                   # of entries, and of what they hold
+    u64 count_max
+    u64 bytes_max
+    u64 window_us
+
+# Remember an answer of one output; forget the oldest that are too many, or whose time is over.
+# owner: an AnswerOwner that the caller keeps. False: it is larger than all may be, or there is no
+# memory; then nothing has changed.
+cdef bint ring_add(Ring* r, u64 number, void* owner, const Value* value, u64 now_us) noexcept nogil
+
+# -- The learner whose models gave an answer, and the models that were queried.
+cdef class AnswerOwner:
+    cdef readonly object learner
+    cdef readonly tuple models
+    cdef readonly object plan   # of these models, all of them certain
+
+# -- An answer with what feedback needs: read from an entry, or kept as it is.
+cdef class Joined:
+    cdef readonly object learner, answer
+    cdef readonly str user
+    cdef readonly tuple late            # (model, future) of observers
+    cdef readonly double until_s
+    cdef readonly i64 nbytes
+    cdef tuple models                   # that arrived; None: `by_model` has the predictions
+    cdef tuple outputs
+    cdef tuple confidences              # None: no model gave one
+    cdef object selected                # the plan; None: it is made when it is read
+    cdef AnswerOwner owner
+    cdef double probability
+    cdef dict by_model
+    cdef AnswerWindow window            # None: it is in no window
+    cdef u64 number
+    cdef u16 flags                      # if it is in no window, or not any more
+
+    cdef object plan_of(self)
+    cdef dict predictions(self)
+    cdef bint is_set(self, u16 flag) noexcept
+    # Set or clear a flag. Return whether it was set.
+    cdef bint put(self, u16 flag, bint value) noexcept
+
+cdef class AnswerWindow:
+    cdef Ring* rings                    # two: of Python, and of the HTTP threads
+    cdef readonly double window_s
+    cdef object clock
+    cdef object answer_type, prediction_type, plan_type
+    cdef bytes prefix                   # of ids of this server
+    cdef list recent                    # owners, the last ones
+    cdef Py_ssize_t turn                # of the next one in `recent`
+    cdef dict owners                    # by learner and models
+    cdef list pinned                    # owners of answers of the HTTP threads
+
+    cdef double now_s(self) except -1
+    # Return the number of an id of this server; 0 if it is none.
+    cdef u64 number_of(self, object id) noexcept
+    cdef Joined find(self, u64 number)
+    cdef AnswerOwner owner_of(self, object learner, tuple models)

@@ -1,0 +1,955 @@
+"""Answers that feedback may still come for, in memory that the collector does not walk."""
+cimport cython
+from cpython.bytes cimport PyBytes_GET_SIZE
+from cpython.dict cimport PyDict_GetItem, PyDict_Next
+from cpython.float cimport PyFloat_AS_DOUBLE
+from cpython.object cimport PyObject, PyObject_RichCompareBool, Py_EQ
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.math cimport NAN
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcmp, memcpy, memset
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
+
+from numpy import ndarray
+
+from clipper_core.runtime.dtype cimport BOOL, F64, I64
+from clipper_core.runtime.machine cimport aligned_new
+from clipper_core.runtime.object_member cimport ObjectMember, read_member
+from clipper_core.runtime.spin_lock cimport spin_lock, spin_unlock
+from clipper_core.runtime.status cimport BAD_INPUT, NO_MEMORY, raise_for
+from clipper_core.wire.prediction cimport (
+    TAG_BLOB, TAG_NONE, TAG_ROW, Blob, blob_of, object_value, value_confidence, value_drop,
+    value_hold, value_object,
+)
+
+cdef extern from "Python.h":
+    PyObject* PyTuple_GET_ITEM(object items, Py_ssize_t at)     # borrowed
+    tuple PyTuple_New(Py_ssize_t n)
+    void PyTuple_SET_ITEM(object items, Py_ssize_t at, object item)     # takes a reference
+    const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
+    long long PyLong_AsLongLongAndOverflow(object number, int* overflow) except? -1
+    bint PyUnicode_IS_COMPACT_ASCII(object text)
+
+cdef ObjectMember OUTPUT, CONFIDENCE, QUALIFIERS            # of a prediction
+OUTPUT.name, CONFIDENCE.name, QUALIFIERS.name = b"output", b"confidence", b"qualifiers"
+cdef ObjectMember MODELS, PROBABILITIES, OBSERVERS, FEATURES   # of a plan
+MODELS.name, PROBABILITIES.name = b"models", b"probabilities"
+OBSERVERS.name, FEATURES.name = b"observers", b"features"
+
+cdef enum:
+    SIZE_MAX = 1 << 30          # answers of a window
+    IS_OBJECT = 8               # it is a Joined, in the place of the owner
+    IS_OWNED = 16               # it has references to its owner and its user
+    HAS_USER = 32
+    HAS_PROBABILITY = 64        # of the one model that was chosen
+    KEPT = HAS_FEEDBACK | IS_WRITTEN | IS_CLAIMED
+    TAG_OBJECT = 0x90           # the word is a PyObject*, with a reference
+    APART = 255                 # the answer is no model's output: it follows those
+    FLAGS_SHIFT = 48            # of the second word, above the microseconds
+    HEAD_WORDS = 4
+    ENTRY_WORDS_MAX = HEAD_WORDS + 2 + (OUTPUTS_MAX + 1) + OUTPUTS_MAX + 3
+    OBJECTS_MAX = OUTPUTS_MAX + 3
+    FIRST_PLACES = 64
+    OBJECT_BYTES = 1024         # of an answer kept as an object, besides its outputs
+    QUALIFIER_BYTES = 200       # of a qualifier with its name, about
+    RECENT_OWNERS = 8
+    OWNERS_MAX = 256
+
+cdef u64 SPREAD = 0x9E3779B97F4A7C15
+cdef u64 ADDRESS = (<u64> 1 << 48) - 1
+
+
+cdef struct Shape:              # where the parts of an entry lie, in words
+    u32 n                       # outputs, with the answer if it is apart
+    u32 user
+    u32 probability
+    u32 outputs
+    u32 confidences             # 0: none
+    u32 tags
+    u32 words                   # of the whole
+
+
+# -- entries: [number][microseconds, flags][owner][n, answer, arrived, sure], then what the flags
+#    say, the outputs, confidences, and the types of the outputs, a byte each
+
+cdef inline u16 _flags(const u64* entry) noexcept nogil:
+    return <u16> (entry[1] >> FLAGS_SHIFT)
+
+
+cdef inline u64 _given_us(const u64* entry) noexcept nogil:
+    return entry[1] & ADDRESS
+
+
+cdef inline u64 _numbers(u32 n, u32 answer, u32 arrived, u32 sure) noexcept nogil:
+    return n | <u64> answer << 8 | <u64> arrived << 16 | <u64> sure << 32
+
+
+cdef void _shape(const u64* entry, Shape* s) noexcept nogil:
+    cdef u16 flags = _flags(entry)
+    cdef u32 at = HEAD_WORDS
+    if flags & IS_OBJECT:
+        s.n = s.confidences = 0
+        s.user = s.probability = s.outputs = s.tags = s.words = HEAD_WORDS
+        return
+    s.user, s.probability = at, at + ((flags & HAS_USER) != 0)
+    at = s.probability + ((flags & HAS_PROBABILITY) != 0)
+    s.n = <u32> (entry[3] & 0xFF) + ((entry[3] >> 8 & 0xFF) == APART)
+    s.outputs = at
+    at += s.n
+    s.confidences = 0
+    if entry[3] >> 32 & 0xFFFF:
+        s.confidences = at
+        at += <u32> (entry[3] & 0xFF)
+    s.tags = at
+    s.words = at + (s.n + 7) // 8
+
+
+cdef u64 _blob_bytes(const u64* entry, const Shape* s) noexcept nogil:
+    cdef const u8* tags = <const u8*> (entry + s.tags)
+    cdef u64 total = 0
+    cdef u32 i
+    for i in range(s.n):
+        if tags[i] == TAG_BLOB:
+            total += blob_of(entry[s.outputs + i]).nbytes + sizeof(Blob)
+    return total
+
+
+# -- the index
+
+cdef inline u64 _hash(u64 number) noexcept nogil:
+    return number * SPREAD
+
+
+cdef inline u64* _entry(u64 place) noexcept nogil:
+    return <u64*> (place & ADDRESS)
+
+
+cdef u64 _place_of(const Ring* r, u64 number) noexcept nogil:
+    """Return the place of an entry in the index, or the free one where it would be."""
+    cdef u64 hash = _hash(number)
+    cdef u64 i = hash >> r.shift
+    while r.index[i]:
+        if r.index[i] >> 48 == hash & 0xFFFF and _entry(r.index[i])[0] == number:
+            return i
+        i = (i + 1) & r.mask
+    return i
+
+
+cdef bint _grow(Ring* r) noexcept nogil:
+    """Make room in the index for one more. False: there is no memory."""
+    cdef u64 places = FIRST_PLACES if r.index == NULL else (r.mask + 1) * 2
+    cdef u64* before = r.index
+    cdef u64* index
+    cdef u64 i, at, old = 0 if r.index == NULL else r.mask + 1
+    if before != NULL and (r.count + 1) * 3 <= (r.mask + 1) * 2:
+        return True
+    index = <u64*> calloc(places, sizeof(u64))
+    if index == NULL:
+        return before != NULL and r.count < r.mask
+    r.shift = 64
+    while places >> (64 - r.shift) > 1:
+        r.shift -= 1
+    r.index, r.mask = index, places - 1
+    for i in range(old):
+        if before[i]:
+            at = _hash(_entry(before[i])[0]) >> r.shift
+            while index[at]:
+                at = (at + 1) & r.mask
+            index[at] = before[i]
+    free(before)
+    return True
+
+
+cdef void _forget_place(Ring* r, u64 at) noexcept nogil:
+    """Free a place; those behind it that would be looked for there move up."""
+    cdef u64 next = at, home
+    while True:
+        next = (next + 1) & r.mask
+        if r.index[next] == 0:
+            break
+        home = _hash(_entry(r.index[next])[0]) >> r.shift
+        if (next - home) & r.mask >= (next - at) & r.mask:
+            r.index[at] = r.index[next]
+            at = next
+    r.index[at] = 0
+
+
+# -- rings
+
+cdef u64* _room(Ring* r, u32 words) noexcept nogil:
+    """Return room for an entry behind the newest; NULL: there is no memory."""
+    cdef Chunk* chunk = r.last
+    if chunk == NULL or chunk.used + words > CHUNK_WORDS:
+        chunk = r.spare if r.spare != NULL else <Chunk*> malloc(sizeof(Chunk))
+        if chunk == NULL:
+            return NULL
+        r.spare = NULL
+        chunk.next = NULL
+        chunk.used = 0
+        if r.last == NULL:
+            r.first, r.begin = chunk, 0
+        else:
+            r.last.next = chunk
+        r.last = chunk
+    return chunk.words + chunk.used
+
+
+cdef void _keep(Ring* r, u64* entry, u32 words, u64 nbytes) noexcept nogil:
+    """Have the entry that was written to the room count."""
+    cdef u64 hash = _hash(entry[0])
+    r.index[_place_of(r, entry[0])] = <u64> entry | hash << 48
+    r.last.used += words
+    r.count += 1
+    r.bytes += nbytes
+
+
+cdef bint _is_over(const Ring* r, u64 now_us) noexcept nogil:
+    """Return whether the oldest entry must go."""
+    cdef const u64* entry
+    if r.count == 0:
+        return False
+    if r.count > r.count_max or r.bytes > r.bytes_max:
+        return True
+    entry = _oldest(r)
+    return _given_us(entry) + r.window_us < now_us
+
+
+cdef const u64* _oldest(const Ring* r) noexcept nogil:
+    cdef const Chunk* chunk = r.first
+    cdef u64 begin = r.begin
+    if begin == chunk.used and chunk.next != NULL:
+        chunk, begin = chunk.next, 0
+    return chunk.words + begin
+
+
+cdef u32 _forget_oldest(Ring* r, void** objects) noexcept nogil:
+    """Remove the oldest entry. Return how many references it had to objects, which the caller gives
+    up when it has given the lock back."""
+    cdef Shape s
+    cdef Value value
+    cdef Chunk* gone
+    cdef u64* entry
+    cdef const u8* tags
+    cdef u32 i, n = 0
+    if r.begin == r.first.used and r.first.next != NULL:
+        gone = r.first
+        r.first, r.begin = gone.next, 0
+        free(r.spare)
+        r.spare = gone
+    entry = r.first.words + r.begin
+    _shape(entry, &s)
+    r.bytes -= s.words * sizeof(u64) + _blob_bytes(entry, &s)
+    r.count -= 1
+    _forget_place(r, _place_of(r, entry[0]))
+    if _flags(entry) & (IS_OBJECT | IS_OWNED):
+        objects[n] = <void*> entry[2]
+        n += 1
+        if _flags(entry) & HAS_USER:
+            objects[n] = <void*> entry[s.user]
+            n += 1
+    tags = <const u8*> (entry + s.tags)
+    for i in range(s.n):
+        if tags[i] == TAG_OBJECT:
+            objects[n] = <void*> entry[s.outputs + i]
+            n += 1
+        elif tags[i] == TAG_BLOB or tags[i] == TAG_ROW:
+            value.word, value.tag = entry[s.outputs + i], tags[i]
+            value_drop(&value)
+    r.begin += s.words
+    return n
+
+
+cdef bint ring_add(Ring* r, u64 number, void* owner, const Value* value, u64 now_us) noexcept nogil:
+    cdef u64* entry
+    cdef Shape s
+    cdef Value kept = value[0]
+    cdef void* objects[OBJECTS_MAX]
+    cdef u64 nbytes = (HEAD_WORDS + 2) * sizeof(u64)
+    if value.tag == TAG_BLOB:
+        nbytes += blob_of(value.word).nbytes + sizeof(Blob)
+    if nbytes > r.bytes_max or number == 0:
+        return False
+    spin_lock(r.lock)
+    entry = _room(r, HEAD_WORDS + 2) if _grow(r) else NULL
+    if entry == NULL or r.index[_place_of(r, number)]:
+        spin_unlock(r.lock)
+        return False
+    entry[0], entry[1], entry[2] = number, now_us & ADDRESS, <u64> owner
+    entry[3] = _numbers(1, 0, 1, 0)
+    entry[4], entry[5] = value.word, value.tag
+    value_hold(&kept)
+    _keep(r, entry, HEAD_WORDS + 2, nbytes)
+    while _is_over(r, now_us):
+        _forget_oldest(r, objects)
+    spin_unlock(r.lock)
+    return True
+
+
+cdef u64* _lookup(Ring* r, u64 number) noexcept nogil:
+    """Return the entry of that number; NULL: it is not there."""
+    if r.index == NULL:
+        return NULL
+    return _entry(r.index[_place_of(r, number)])
+
+
+# -- the objects that Python sees
+
+@cython.final
+cdef class AnswerOwner:
+    """The learner whose models gave an answer, and the models that were queried. Threads: any; it
+    never changes."""
+
+    def __init__(self, learner, tuple models not None, plan):
+        self.learner, self.models, self.plan = learner, models, plan
+
+
+@cython.final
+@cython.no_gc           # nothing that it refers to refers to it
+@cython.freelist(64)
+cdef class Joined:
+    """An answered query for which feedback may still arrive.
+
+    arrived: predictions by model.  late: futures of observers only.  until_s: end of the wait for
+    feedback, on the window's clock.  has_feedback: whether its feedback has come.  is_written:
+    whether it is in the store, or is about to be written.  is_claimed: whether this server has
+    claimed it in the store.  These three belong to the entry of the window, for as long as it is
+    there.
+    """
+
+    def __init__(self, learner, str user, plan, dict arrived not None, answer, tuple late,
+                 double until_s, bint has_feedback=False):
+        self.learner, self.user, self.selected = learner, user, plan
+        self.by_model, self.answer, self.late = arrived, answer, late
+        self.until_s, self.flags = until_s, HAS_FEEDBACK if has_feedback else 0
+        self.nbytes = OBJECT_BYTES + _bytes_of(answer)
+        for prediction in arrived.values():
+            self.nbytes += (_bytes_of(prediction.output)
+                            + QUALIFIER_BYTES * <i64> len(prediction.qualifiers))
+
+    @property
+    def plan(self):
+        """The plan of the query."""
+        return self.plan_of()
+
+    @property
+    def arrived(self):
+        """The predictions by model."""
+        return self.predictions()
+
+    cdef object plan_of(self):
+        if self.selected is None:
+            self.selected = self.window.plan_type(self.owner.models, (self.probability,))
+        return self.selected
+
+    cdef dict predictions(self):
+        cdef dict found
+        cdef Py_ssize_t i
+        if self.by_model is None:
+            found = {}
+            for i in range(len(self.models)):
+                found[self.models[i]] = self.window.prediction_type(
+                    self.outputs[i],
+                    None if self.confidences is None else self.confidences[i])
+            self.by_model = found
+        return self.by_model
+
+    cdef bint is_set(self, u16 flag) noexcept:
+        return _put(self, flag, 0, 0)
+
+    cdef bint put(self, u16 flag, bint value) noexcept:
+        return _put(self, flag, flag, flag if value else 0)
+
+    def claim(self):
+        """Set `has_feedback`. Return True if it was not set before."""
+        return not self.put(HAS_FEEDBACK, True)
+
+    @property
+    def has_feedback(self):
+        """Whether its feedback has come."""
+        return self.is_set(HAS_FEEDBACK)
+
+    @has_feedback.setter
+    def has_feedback(self, bint value):
+        self.put(HAS_FEEDBACK, value)
+
+    @property
+    def is_written(self):
+        """Whether it is in the store, or is about to be written."""
+        return self.is_set(IS_WRITTEN)
+
+    @is_written.setter
+    def is_written(self, bint value):
+        self.put(IS_WRITTEN, value)
+
+    @property
+    def is_claimed(self):
+        """Whether this server has claimed it in the store."""
+        return self.is_set(IS_CLAIMED)
+
+    @is_claimed.setter
+    def is_claimed(self, bint value):
+        self.put(IS_CLAIMED, value)
+
+
+cdef bint _put(Joined joined, u16 flag, u16 mask, u16 value) noexcept:
+    """Change the masked flags of an answer, in its entry if that is still there. Return whether
+    `flag` was set."""
+    cdef Ring* r
+    cdef u64* entry
+    cdef u16 before = joined.flags
+    cdef int i
+    if joined.window is not None:
+        for i in range(2):
+            r = &joined.window.rings[i]
+            spin_lock(r.lock)
+            entry = _lookup(r, joined.number)
+            if entry != NULL:
+                before = _flags(entry)
+                entry[1] = (_given_us(entry)
+                            | <u64> (<u16> ((before & ~mask) | value)) << FLAGS_SHIFT)
+            spin_unlock(r.lock)
+            if entry != NULL:
+                break
+    joined.flags = <u16> (((before & ~mask) | value) & KEPT)
+    return (before & flag) != 0
+
+
+cdef i64 _bytes_of(object output) except -1:
+    if isinstance(output, ndarray):
+        return output.nbytes
+    return len(output) if isinstance(output, (str, bytes)) else 0
+
+
+cdef i64 _object_bytes(object value) noexcept:
+    """Return the bytes of an object that an entry holds, about."""
+    if type(value) is Joined:
+        return (<Joined> value).nbytes
+    if type(value) is AnswerOwner:
+        return 0
+    try:
+        return 64 + _bytes_of(value)
+    except Exception:
+        return 64
+
+
+@cython.final
+cdef class AnswerWindow:
+    """The window of the last `size_max` answers that Python made, and as many of the HTTP threads,
+    each for `window_s` seconds. Threads: any.
+
+    bytes_max: of either, estimated; beyond it the oldest are dropped.  answer_type: objects of this
+    type name an answer by their `id`.  prediction_type: makes a prediction of an output and a
+    confidence.  plan_type: makes a plan of models and their probabilities.  clock: in seconds;
+    None: the system's.  node: ids of this server are `node-number`, the number in hexadecimal.
+    """
+
+    def __cinit__(self, u64 size_max, double window_s, u64 bytes_max, *args, **kwargs):
+        if not 1 <= size_max <= SIZE_MAX:
+            raise_for(BAD_INPUT, f"size_max={size_max}: it must lie between 1 and {SIZE_MAX}")
+        self.rings = <Ring*> aligned_new(2 * sizeof(Ring))
+        if self.rings == NULL:
+            raise_for(NO_MEMORY, "no memory for a window of answers")
+        for i in range(2):
+            self.rings[i].count_max, self.rings[i].bytes_max = size_max, bytes_max
+            self.rings[i].window_us = <u64> min(max(0.0, window_s * 1e6), 1e14)
+
+    def __init__(self, u64 size_max, double window_s, u64 bytes_max, answer_type, prediction_type,
+                 plan_type, clock=None, str node not None=""):
+        self.window_s, self.clock = window_s, clock
+        self.answer_type, self.prediction_type = answer_type, prediction_type
+        self.plan_type, self.prefix = plan_type, f"{node}-".encode()
+        self.recent, self.owners, self.pinned = [None] * RECENT_OWNERS, {}, []
+
+    def __dealloc__(self):
+        cdef void* objects[OBJECTS_MAX]
+        cdef Chunk* chunk
+        cdef Ring* r
+        cdef int i
+        if self.rings == NULL:
+            return
+        for i in range(2):
+            r = &self.rings[i]
+            while r.count:
+                _release(objects, _forget_oldest(r, objects))
+            while r.first != NULL:
+                chunk, r.first = r.first, r.first.next
+                free(chunk)
+            free(r.spare)
+            free(r.index)
+        free(self.rings)
+
+    cdef double now_s(self) except -1:
+        cdef timespec now
+        if self.clock is not None:
+            return self.clock()
+        clock_gettime(CLOCK_MONOTONIC, &now)
+        return <double> now.tv_sec + 1e-9 * <double> now.tv_nsec
+
+    cdef u64 number_of(self, object id) noexcept:
+        cdef Py_ssize_t size, first = PyBytes_GET_SIZE(self.prefix), i
+        cdef const char* text
+        cdef u64 number = 0
+        if type(id) is not str or not PyUnicode_IS_COMPACT_ASCII(id):
+            return 0
+        try:
+            text = PyUnicode_AsUTF8AndSize(id, &size)
+        except MemoryError:
+            return 0
+        if not first < size <= first + 16 or memcmp(text, <const char*> self.prefix, first):
+            return 0
+        if text[first] == c"0":
+            return 0                        # no number is written with a zero before it
+        for i in range(first, size):
+            if c"0" <= text[i] <= c"9":
+                number = number << 4 | <u64> (text[i] - c"0")
+            elif c"a" <= text[i] <= c"f":
+                number = number << 4 | <u64> (text[i] - c"a" + 10)
+            else:
+                return 0
+        return number
+
+    def __len__(self):
+        return self.rings[0].count + self.rings[1].count
+
+    @property
+    def nbytes(self):
+        """Bytes of the entries and of what they hold, estimated."""
+        return self.rings[0].bytes + self.rings[1].bytes
+
+    @property
+    def index_bytes(self):
+        """Bytes of the indices and of chunks that are not full."""
+        cdef u64 total = 0
+        cdef const Chunk* chunk
+        cdef int i
+        for i in range(2):
+            total += 0 if self.rings[i].index == NULL else (self.rings[i].mask + 1) * sizeof(u64)
+            chunk = self.rings[i].last
+            total += 0 if chunk == NULL else sizeof(Chunk) - chunk.used * sizeof(u64)
+        return total
+
+    cdef AnswerOwner owner_of(self, object learner, tuple models):
+        cdef AnswerOwner owner
+        cdef PyObject* one
+        cdef Py_ssize_t i
+        for i in range(RECENT_OWNERS):
+            owner = <AnswerOwner> self.recent[i]
+            if owner is not None and owner.learner is learner and owner.models is models:
+                return owner
+        one = PyDict_GetItem(self.owners, (learner, models))
+        if one == NULL:
+            owner = AnswerOwner(learner, models, self.plan_type(models))
+            if len(self.owners) >= OWNERS_MAX:      # entries keep their own
+                self.owners.clear()
+            self.owners[(learner, models)] = owner
+        else:
+            owner = <AnswerOwner> <object> one
+        self.recent[self.turn] = owner
+        self.turn = (self.turn + 1) % RECENT_OWNERS
+        return owner
+
+    def pinned_owner(self, learner, tuple models not None):
+        """Return the owner of answers that the HTTP threads give; it lives as long as this."""
+        cdef AnswerOwner owner
+        for owner in self.pinned:
+            if owner.learner is learner and owner.models == models:
+                return owner
+        owner = AnswerOwner(learner, models, self.plan_type(models))
+        self.pinned.append(owner)
+        return owner
+
+    def add(self, u64 number, learner, str user, plan, dict arrived not None, answer,
+            tuple late=()):
+        """Remember an answer of Python's, by the number in its id, unless it is known. Raises
+        MemoryError."""
+        cdef u64[ENTRY_WORDS_MAX] entry
+        cdef double now = self.now_s()
+        cdef u64 extra = 0
+        cdef Shape s
+        cdef Joined joined
+        if number == 0:
+            return
+        entry[0], entry[1] = number, <u64> max(0.0, now * 1e6) & ADDRESS
+        if len(late) or not _write(self, entry, learner, user, plan, arrived, answer, &extra):
+            joined = Joined(learner, user, plan, arrived, answer, late, now + self.window_s)
+            entry[1] = (<u64> max(0.0, now * 1e6) & ADDRESS) | <u64> IS_OBJECT << FLAGS_SHIFT
+            entry[2], entry[3], extra = <u64> <PyObject*> joined, 0, <u64> joined.nbytes
+        _shape(entry, &s)
+        _insert(&self.rings[0], entry, &s, extra)
+        _trim(&self.rings[0], <u64> max(0.0, now * 1e6))
+
+    def add_output(self, u64 number, AnswerOwner owner not None, output):
+        """Remember an answer of one output as the HTTP threads do. Raises TypeError for an output
+        that cannot be a prediction."""
+        cdef Value value = object_value(output)
+        ring_add(&self.rings[1], number, <void*> owner, &value, <u64> (self.now_s() * 1e6))
+        value_drop(&value)
+
+    def get(self, id):
+        """Return the answer of an id; None if it is not of this server, not here, or its time is
+        over."""
+        cdef u64 number = self.number_of(id)
+        cdef Joined joined = self.find(number) if number else None
+        return None if joined is None or joined.until_s < self.now_s() else joined
+
+    cdef Joined find(self, u64 number):
+        cdef u64[ENTRY_WORDS_MAX] words
+        cdef u64* entry
+        cdef Shape s
+        cdef Ring* r
+        cdef int i
+        for i in range(2):
+            r = &self.rings[i]
+            spin_lock(r.lock)
+            entry = _lookup(r, number)
+            if entry != NULL:
+                _shape(entry, &s)
+                memcpy(words, entry, s.words * sizeof(u64))
+                _hold_values(words, &s)
+            spin_unlock(r.lock)
+            if entry != NULL:
+                return _joined(self, words, &s)
+        return None
+
+    def close(self):
+        """Forget all answers, and those to come: who gave them has ended."""
+        cdef void* objects[OBJECTS_MAX]
+        cdef Ring* r
+        cdef u32 n
+        cdef int i
+        for i in range(2):
+            r = &self.rings[i]
+            while True:
+                spin_lock(r.lock)
+                r.count_max = 0
+                if r.count == 0:
+                    spin_unlock(r.lock)
+                    break
+                n = _forget_oldest(r, objects)
+                spin_unlock(r.lock)
+                _forget_bytes(r, objects, n)
+                _release(objects, n)
+
+    def items(self):
+        """Return the ids and answers, oldest first: those of Python's, then the others."""
+        cdef list numbers = []
+        cdef list found = []
+        cdef Joined joined
+        cdef Shape s
+        cdef Ring* r
+        cdef Chunk* chunk
+        cdef u64 at
+        cdef u64 n
+        cdef u64* copied
+        cdef int i
+        for i in range(2):
+            r = &self.rings[i]
+            spin_lock(r.lock)
+            copied, n = <u64*> malloc((r.count + 1) * sizeof(u64)), 0
+            chunk, at = r.first, r.begin
+            while copied != NULL and chunk != NULL:
+                while at < chunk.used:
+                    copied[n] = chunk.words[at]
+                    n += 1
+                    _shape(chunk.words + at, &s)
+                    at += s.words
+                chunk, at = chunk.next, 0
+            spin_unlock(r.lock)
+            if copied == NULL:
+                raise MemoryError()
+            for at in range(n):
+                numbers.append(copied[at])
+            free(copied)
+        for number in numbers:
+            joined = self.find(number)
+            if joined is not None:
+                found.append((f"{self.prefix.decode()}{number:x}", joined))
+        return found
+
+
+cdef int _insert(Ring* r, const u64* entry, const Shape* s, u64 extra) except -1:
+    """Copy an entry of Python's to its ring, unless its number is known."""
+    cdef u64* room
+    cdef bint known
+    spin_lock(r.lock)
+    room = _room(r, s.words) if _grow(r) else NULL
+    known = room != NULL and r.index[_place_of(r, entry[0])] != 0
+    if room != NULL and not known:
+        memcpy(room, entry, s.words * sizeof(u64))
+        _keep(r, room, s.words, s.words * sizeof(u64) + extra)
+        _hold_objects(room, s)
+    spin_unlock(r.lock)
+    if room == NULL:
+        raise MemoryError("no memory for an answer that feedback may come for")
+    return 0
+
+
+cdef int _trim(Ring* r, u64 now_us) except -1:
+    """Remove the oldest answers of Python's that are too many, or whose time is over."""
+    cdef void* objects[OBJECTS_MAX]
+    cdef u32 n
+    while True:
+        spin_lock(r.lock)
+        if not _is_over(r, now_us):
+            spin_unlock(r.lock)
+            return 0
+        n = _forget_oldest(r, objects)
+        spin_unlock(r.lock)
+        _forget_bytes(r, objects, n)
+        _release(objects, n)
+
+
+cdef bint _write(AnswerWindow window, u64* entry, object learner, str user, object plan,
+                 dict arrived, object answer, u64* extra) except -1:
+    """Write an answer as an entry, without references of its own. False: it must be kept as an
+    object."""
+    cdef object models = read_member(&MODELS, plan), odds = read_member(&PROBABILITIES, plan)
+    cdef object value, own
+    cdef AnswerOwner owner
+    cdef PyObject* outputs[OUTPUTS_MAX]
+    cdef double confidences[OUTPUTS_MAX]
+    cdef u8[OUTPUTS_MAX + 8] tags
+    cdef PyObject* model
+    cdef PyObject* prediction
+    cdef Py_ssize_t at = 0, place = 0, k
+    cdef u32 n = 0, bits = 0, sure = 0, words = HEAD_WORDS, said = APART, i
+    cdef u16 flags = IS_OWNED
+    if type(models) is not tuple or type(odds) is not tuple:
+        return False
+    k = len(<tuple> models)
+    if k > OUTPUTS_MAX or len(<tuple> odds) > 1 or (len(<tuple> odds) and k != 1):
+        return False
+    if len(read_member(&OBSERVERS, plan)) or len(read_member(&FEATURES, plan)):
+        return False
+    if len(<tuple> odds):
+        if type(odds[0]) is not float:
+            return False
+        flags |= HAS_PROBABILITY
+    while PyDict_Next(arrived, &at, &model, &prediction):
+        place = _place_in(models, model, place)
+        if place < 0:
+            return False                    # it is not of the plan
+        value = read_member(&QUALIFIERS, <object> prediction)
+        if value is not None and (type(value) is not dict or len(<dict> value) > 0):
+            return False
+        own = read_member(&CONFIDENCE, <object> prediction)
+        if own is not None:
+            if type(own) is not float:
+                return False
+            confidences[place] = PyFloat_AS_DOUBLE(own)
+            sure |= <u32> 1 << place
+        value = read_member(&OUTPUT, <object> prediction)
+        outputs[place] = <PyObject*> value  # the prediction keeps it
+        bits |= <u32> 1 << place
+        place += 1
+    for i in range(<u32> k):                # close up
+        if bits >> i & 1:
+            outputs[n], confidences[n] = outputs[i], confidences[i]
+            n += 1
+    for i in range(n):
+        if _same(outputs[i], answer):
+            said = i
+            break
+    if user:
+        flags |= HAS_USER
+        entry[words] = <u64> <PyObject*> user
+        extra[0] += _object_bytes(user)
+        words += 1
+    if flags & HAS_PROBABILITY:
+        _put_double(&entry[words], odds[0])
+        words += 1
+    memset(tags, 0, sizeof(tags))
+    for i in range(n):
+        tags[i] = _put_output(&entry[words + i], outputs, i, extra)
+    words += n
+    if said == APART:
+        outputs[0] = <PyObject*> answer
+        tags[n] = _put_output(&entry[words], outputs, 0, extra)
+        words += 1
+    if sure:
+        for i in range(n):
+            _put_double(&entry[words + i], confidences[i])
+        words += n
+    memcpy(entry + words, tags, (n + (said == APART) + 7) // 8 * 8)
+    entry[1] |= <u64> flags << FLAGS_SHIFT
+    owner = window.owner_of(learner, models)
+    entry[2] = <u64> <PyObject*> owner      # the window keeps it
+    entry[3] = _numbers(n, said, bits, sure)
+    return True
+
+
+cdef Py_ssize_t _place_in(tuple models, PyObject* model, Py_ssize_t first) except? -1:
+    """Return the place of a model among those of a plan, looked for from `first` on; -1: none."""
+    cdef Py_ssize_t k = len(models), i
+    for i in range(first, k):
+        if PyTuple_GET_ITEM(models, i) is model:
+            return i
+    for i in range(k):
+        if PyObject_RichCompareBool(<object> PyTuple_GET_ITEM(models, i), <object> model, Py_EQ):
+            return i
+    return -1
+
+
+cdef inline bint _same(PyObject* output, object answer) except -1:
+    """Return whether an output is the answer, or its like."""
+    cdef object kind = type(answer)
+    if output is <PyObject*> answer:
+        return True
+    if type(<object> output) is not kind or not (kind is int or kind is str or kind is bytes):
+        return False
+    return PyObject_RichCompareBool(<object> output, answer, Py_EQ)
+
+
+cdef inline void _put_double(u64* word, double value) noexcept:
+    memcpy(word, &value, sizeof(double))
+
+
+cdef u8 _put_output(u64* word, PyObject** outputs, u32 i, u64* extra) except 0:
+    """Write an output: a number as it is, anything else as an object. Return its type."""
+    cdef object output = <object> outputs[i]
+    cdef object kind = type(output)
+    cdef int overflow = 0
+    cdef u32 j
+    if kind is float:
+        _put_double(word, PyFloat_AS_DOUBLE(output))
+        return F64
+    if kind is bool:
+        word[0] = output is True
+        return BOOL
+    if kind is int:
+        word[0] = <u64> PyLong_AsLongLongAndOverflow(output, &overflow)
+        if not overflow:
+            return I64
+    if kind is str or kind is bytes:        # models often say the same: one object then
+        for j in range(i):
+            if _same(outputs[j], output):
+                output = <object> outputs[j]
+                break
+    word[0] = <u64> <PyObject*> output
+    extra[0] += _object_bytes(output)
+    return TAG_OBJECT
+
+
+cdef void _hold_objects(const u64* entry, const Shape* s) noexcept:
+    """Take the references of an entry of Python's."""
+    cdef const u8* tags = <const u8*> (entry + s.tags)
+    cdef u32 i
+    Py_INCREF(<object> <PyObject*> entry[2])
+    if _flags(entry) & IS_OBJECT:
+        return
+    if _flags(entry) & HAS_USER:
+        Py_INCREF(<object> <PyObject*> entry[s.user])
+    for i in range(s.n):
+        if tags[i] == TAG_OBJECT:
+            Py_INCREF(<object> <PyObject*> entry[s.outputs + i])
+
+
+cdef void _hold_values(const u64* entry, const Shape* s) noexcept:
+    """Take the references of a copy of an entry, of either ring."""
+    cdef const u8* tags = <const u8*> (entry + s.tags)
+    cdef Value value
+    cdef u32 i
+    _hold_objects(entry, s)
+    for i in range(s.n):
+        if tags[i] == TAG_BLOB or tags[i] == TAG_ROW:
+            value.word, value.tag = entry[s.outputs + i], tags[i]
+            value_hold(&value)
+
+
+cdef void _forget_bytes(Ring* r, void** objects, u32 n) noexcept:
+    cdef u32 i
+    for i in range(n):
+        r.bytes -= _object_bytes(<object> <PyObject*> objects[i])
+
+
+cdef void _release(void** objects, u32 n) noexcept:
+    cdef u32 i
+    for i in range(n):
+        Py_DECREF(<object> <PyObject*> objects[i])
+
+
+cdef Joined _joined(AnswerWindow window, u64* entry, const Shape* s):
+    """Return an entry as an object. It gives up the references of the copy."""
+    cdef object owner = <object> <PyObject*> entry[2]
+    cdef Joined joined
+    cdef const u8* tags = <const u8*> (entry + s.tags)
+    cdef u16 flags = _flags(entry)
+    cdef u32 n = <u32> (entry[3] & 0xFF), said = <u32> (entry[3] >> 8 & 0xFF), i
+    Py_DECREF(owner)
+    if flags & IS_OBJECT:
+        return <Joined> owner
+    joined = Joined.__new__(Joined)
+    joined.owner, joined.window, joined.number = owner, window, entry[0]
+    joined.learner, joined.late, joined.user = joined.owner.learner, (), ""
+    joined.flags = flags & KEPT
+    joined.nbytes = s.words * sizeof(u64)
+    joined.until_s = <double> _given_us(entry) * 1e-6 + window.window_s
+    if flags & HAS_USER:
+        joined.user = <str> <object> <PyObject*> entry[s.user]
+        Py_DECREF(joined.user)
+    if flags & HAS_PROBABILITY:
+        memcpy(&joined.probability, entry + s.probability, sizeof(double))
+    else:
+        joined.selected = joined.owner.plan
+    joined.outputs = PyTuple_New(n)
+    for i in range(n):
+        value = _taken(joined, entry[s.outputs + i], tags[i])
+        Py_INCREF(value)
+        PyTuple_SET_ITEM(joined.outputs, i, value)
+    if said == APART:
+        joined.answer = _taken(joined, entry[s.outputs + n], tags[n])
+    else:
+        joined.answer = joined.outputs[said]
+    joined.models = joined.owner.models
+    if n != <u32> len(joined.models):
+        joined.models = tuple([joined.models[i] for i in range(OUTPUTS_MAX)
+                               if entry[3] >> (16 + i) & 1])
+    if s.confidences:
+        joined.confidences = _confidences(entry, s)
+    elif tags[0] & TAG_BLOB and tags[0] != TAG_OBJECT:
+        joined.confidences = _own_confidence(entry[s.outputs], tags[0])
+    for i in range(s.n):
+        _give_back(entry[s.outputs + i], tags[i])
+    return joined
+
+
+cdef tuple _confidences(const u64* entry, const Shape* s):
+    cdef list found = []
+    cdef double confidence
+    cdef u32 i
+    for i in range(OUTPUTS_MAX):
+        if entry[3] >> (16 + i) & 1:
+            memcpy(&confidence, entry + s.confidences + len(found), sizeof(double))
+            found.append(confidence if entry[3] >> (32 + i) & 1 else None)
+    return tuple(found)
+
+
+cdef tuple _own_confidence(u64 word, u8 tag):
+    """Return the confidence in the output of an HTTP thread; None if it has none."""
+    cdef Value value
+    value.word, value.tag = word, tag
+    confidence = value_confidence(&value)
+    return None if confidence is None else (confidence,)
+
+
+cdef void _give_back(u64 word, u8 tag) noexcept:
+    """Give up the reference of a copy to an output of the core."""
+    cdef Value value
+    if tag == TAG_BLOB or tag == TAG_ROW:
+        value.word, value.tag = word, tag
+        value_drop(&value)
+
+
+cdef object _taken(Joined joined, u64 word, u8 tag):
+    """Return an output of a copy of an entry, and give up its reference to an object."""
+    cdef object found
+    cdef Value value
+    if tag == TAG_OBJECT:
+        found = <object> <PyObject*> word
+        Py_DECREF(found)
+        joined.nbytes += _object_bytes(found)
+        return found
+    if tag == I64:
+        return <i64> word
+    value.word, value.tag = word, tag
+    return value_object(&value)
