@@ -75,7 +75,6 @@ from clipper.selection.policies.weighted import check_weights
 from clipper.selection.policy import Observation, Plan, Truth
 from clipper.selection.votes import sorted_models
 from clipper.serving.feedback.online_learning import FRAME_ROWS_MAX, _frames
-from clipper.serving.feedback.window import _number_in
 from clipper.serving.models.batch_cost import shown_costs
 from clipper.serving.models.containers import Hello, _check_timings
 from clipper.serving.rollout.guards import _evidence, judged_share
@@ -410,7 +409,6 @@ def test_settings_just_within_and_just_beyond() -> None:
                 b"text/plain;q=0.9,application/openmetrics-text;q=1",
             ],
         ),
-        (_number_in, ["m-ff", "m-a-10", "", "x-", f"a-{'f' * 16}", f"a-{'f' * 17}", "a-FF", "10"]),
     )
 
 
