@@ -36,6 +36,9 @@ class Replicas(Protocol):
     def others_run(self, key: Key) -> bool:
         """Return whether another replica of the version runs. Threads: any."""
 
+    def any_is_ready(self) -> bool:
+        """Return whether a replica of any model serves. Threads: any."""
+
     def folder(self, path: str) -> StartFolder:
         """Return a folder, opened once for all replicas that start there. Threads: any."""
 
@@ -193,6 +196,13 @@ class ReplicaDeployer:
             status is not None and status.state in (ChildState.RUNNING, ChildState.READY)
             for status in found
         )
+
+    def any_is_ready(self) -> bool:
+        """See Replicas."""
+        with self._guard:
+            children = list(self._keys)
+        found = map(self._supervisor.get, children)
+        return any(status is not None and status.state is ChildState.READY for status in found)
 
     def folder(self, path: str) -> StartFolder:
         """See Replicas."""

@@ -18,6 +18,7 @@ import pytest
 
 from clipper.deploy.processes.model_process import ENTRY
 from clipper.deploy.processes.warmup_deaths import WarmUpDeaths
+from clipper.deploy.replicas import ReplicaDeployer
 from clipper.processes import NoticeKind, RestartPolicy, Supervisor, fork_servers, spawned
 from tests.signals import freeze
 from tests.unit.deploy.deployers import ProcessDeployer
@@ -82,6 +83,12 @@ def packages(tmp_path):
     return make
 
 
+@pytest.fixture
+def others_serve(monkeypatch):
+    """Has replicas of other models serve beside those of a test."""
+    monkeypatch.setattr(ReplicaDeployer, "any_is_ready", lambda self: True)
+
+
 def report(deployer, replica=0):
     """Return the JSON line that SOURCE prints."""
     until(lambda: any(line.startswith("{") for line in deployer.logs("svm", 1, replica)))
@@ -144,6 +151,7 @@ def test_a_replica_that_does_not_load_yet_can_be_ended(deployer, events, spec):
     deployer.stop("svm")
 
 
+@pytest.mark.usefixtures("others_serve")
 def test_only_a_warm_replica_has_the_usual_priority(deployer, events, spec):
     """A starting replica leaves the cores to those that serve, from its first instruction on."""
 
@@ -160,6 +168,7 @@ def test_only_a_warm_replica_has_the_usual_priority(deployer, events, spec):
     assert {seen(int(task)) for task in os.listdir(f"/proc/{pid}/task")} == {seen(0)}
 
 
+@pytest.mark.usefixtures("others_serve")
 def test_an_only_replica_is_restarted_at_the_usual_priority(deployer, events, spec):
     loading = "import os\nprint('loads', os.sched_getscheduler(0) == os.SCHED_BATCH)\n" + SOURCE
     deployer.start(spec(loading), 0)
@@ -170,6 +179,15 @@ def test_an_only_replica_is_restarted_at_the_usual_priority(deployer, events, sp
     wait_for_log(deployer, "loads False")
 
 
+def test_the_first_replica_of_all_has_the_usual_priority(deployer, spec):
+    """It slows nobody down, and on a busy machine a low priority may be next to nothing."""
+    deployer.start(
+        spec("import os\nprint('loads', os.sched_getscheduler(0) == os.SCHED_BATCH)\n" + SOURCE)
+    )
+    wait_for_log(deployer, "loads False")
+
+
+@pytest.mark.usefixtures("others_serve")
 def test_a_fork_server_that_an_only_replica_waits_for_has_the_usual_priority(
     deployer, events, spec, packages, tmp_path
 ):

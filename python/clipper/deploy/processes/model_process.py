@@ -164,9 +164,12 @@ class _ModelWork:
         return remedy
 
     def _is_awaited(self, number: int) -> bool:
-        """Return whether it is a restart, and nothing else serves the model now."""
+        """Return whether nothing else serves that would be slowed down, or that could stand in for
+        this replica, which is restarted."""
         key = self._spec.name, self._spec.version, self._replica
-        return number > 1 and not self._around.others_run(key)
+        if number > 1 and not self._around.others_run(key):
+            return True
+        return not self._around.any_is_ready()
 
     def _arguments(self, number: int, parent: str) -> Sequence[str]:
         spec, rows_max = self._spec, self._warmup.rows_max
