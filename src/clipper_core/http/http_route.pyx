@@ -13,9 +13,7 @@ from clipper_core.http.json_value cimport (
     json_read_row, large_body, large_body_chunk, large_body_drop, value_belief,
 )
 from clipper_core.learning.answer_window cimport AnswerOwner, AnswerWindow, ring_add
-from clipper_core.results.completion cimport (
-    ENGINE_ID_BITS, block_drop, slot_fill, slots_claim,
-)
+from clipper_core.results.completion cimport block_drop, slot_fill, slots_claim
 from clipper_core.runtime.dtype cimport (
     ANY, BOOL, BYTES, F16, F32, F64, I16, I32, I64, I8, STR, U16, U32, U64, U8, all_finite,
     itemsize,
@@ -25,13 +23,12 @@ from clipper_core.runtime.machine cimport acquire, aligned_new, i64, monotonic_u
 from clipper_core.runtime.row_hash cimport Key
 from clipper_core.runtime.spin_lock cimport spin_lock, spin_unlock
 from clipper_core.runtime.status cimport (
-    BAD_INPUT, CANCELLED, CLOSED, NO_MEMORY, OK, PENDING, Status, raise_for,
+    CANCELLED, CLOSED, NO_MEMORY, OK, PENDING, Status, raise_for,
 )
 from clipper_core.scheduling.lane cimport submitter_enter, submitter_leave
 from clipper_core.scheduling.submit cimport lane_prepare, row_bytes_end, row_refused, row_submit
 from clipper_core.wire.prediction cimport (
-    TAG_BLOB, TAG_NONE, Blob, blob_data, object_value, record_type, value_drop, value_prediction,
-    value_hold,
+    TAG_BLOB, TAG_NONE, Blob, blob_data, record_type, value_drop,
 )
 
 # -- Infer requests of one row, read without a copy. Source: kserve.github.io, "Open Inference
@@ -794,8 +791,8 @@ cdef class HotRoute:
     counts: counters of the application's stats: queries, answered, decided, used, wins. took: its
     durations, microseconds. ok, requests: of HTTP: responses with 200, and their durations.
     subject: returned with a query that Python answers. window: keeps the answers for feedback, as
-    those of `owner`, which it has; None: they are not kept. Raises ValueError for a model whose rows cannot be
-    read without Python.
+    those of `owner`, which it has; None: they are not kept. Raises ValueError for a model whose
+    rows cannot be read without Python.
     """
 
     def __init__(self, Model model, str form, str node, bytes models, u64 slo_us,

@@ -5,7 +5,6 @@ from cpython.dict cimport PyDict_GetItem, PyDict_Next
 from cpython.float cimport PyFloat_AS_DOUBLE
 from cpython.object cimport PyObject, PyObject_RichCompareBool, Py_EQ
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.math cimport NAN
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy, memset
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
@@ -18,7 +17,7 @@ from clipper_core.runtime.object_member cimport ObjectMember, read_member
 from clipper_core.runtime.spin_lock cimport spin_lock, spin_unlock
 from clipper_core.runtime.status cimport BAD_INPUT, NO_MEMORY, raise_for
 from clipper_core.wire.prediction cimport (
-    TAG_BLOB, TAG_NONE, TAG_ROW, Blob, blob_of, object_value, value_confidence, value_drop,
+    TAG_BLOB, TAG_ROW, Blob, blob_of, object_value, value_confidence, value_drop,
     value_hold, value_object,
 )
 
@@ -261,7 +260,6 @@ cdef u32 _forget_oldest(Ring* r, void** objects) noexcept nogil:
 
 cdef bint ring_add(Ring* r, u64 number, void* owner, const Value* value, u64 now_us) noexcept nogil:
     cdef u64* entry
-    cdef Shape s
     cdef Value kept = value[0]
     cdef void* objects[OBJECTS_MAX]
     cdef u64 nbytes = (HEAD_WORDS + 2) * sizeof(u64)

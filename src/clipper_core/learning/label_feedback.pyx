@@ -1068,7 +1068,8 @@ def learn_label(AnswerWindow table not None, prediction, str application, label)
     return True if number else None
 
 
-cdef Joined _ready(AnswerWindow table, object prediction, str application, object label, double now):
+cdef Joined _ready(AnswerWindow table, object prediction, str application, object label,
+                   double now):
     """Return the answer, or None if the general path must handle it."""
     cdef object id = prediction.id if type(prediction) is table.answer_type else prediction
     cdef Joined joined = table.find(table.number_of(id))

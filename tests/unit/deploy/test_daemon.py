@@ -1,6 +1,7 @@
 """Messages when a container engine cannot be reached, and which containers are left over; no engine
 is needed."""
 
+import contextlib
 import dataclasses
 import io
 import os
@@ -9,13 +10,14 @@ import sys
 import threading
 import time
 from pathlib import Path
+from signal import SIGTERM
 from typing import Any
 
 import pytest
 
 from clipper.deploy.deployer import ContainerSpec
 from clipper.deploy.deployers import ContainerKinds, placing
-from clipper.deploy.docker.daemon import Daemon, Owner, _gpus, close_when
+from clipper.deploy.docker.daemon import Daemon, EngineAway, Owner, _gpus, close_when
 from clipper.deploy.docker.engine_container import describe_end
 from clipper.deploy.replicas import ReplicaDeployer
 from clipper.errors import DeployFailed, InvalidInput, ShuttingDown
@@ -23,12 +25,13 @@ from clipper.processes import ChildState, NoticeKind, Supervisor
 from clipper.settings.docker import DockerSettings
 from clipper.state_dir import StateDir
 from clipper.version import VERSION
+from tests.threads import join
 from tests.unit.deploy.test_process import Events
 
 
 def error_text(kind: str, where: str, tmp_path: Path) -> str:
     with pytest.raises(DeployFailed) as raised:
-        Daemon(kind, DockerSettings(socket=where), Owner(tmp_path)).api  # noqa: B018
+        Daemon(kind, DockerSettings(socket=where), Owner(tmp_path)).start("container")
     return str(raised.value)
 
 
@@ -48,6 +51,28 @@ def test_an_engine_that_has_died(tmp_path: Path) -> None:
     assert ": no process listens there. Start it: systemctl start docker." in error_text(
         "docker", f"unix://{tmp_path}/left.sock", tmp_path
     )
+
+
+def test_an_engine_that_takes_no_more_connections(tmp_path: Path) -> None:
+    where, texts = str(tmp_path / "full.sock"), list[str]()
+
+    def call() -> None:
+        texts.append(error_text("docker", f"unix://{where}", tmp_path))
+
+    with contextlib.ExitStack() as opened:
+        full = opened.enter_context(socket.socket(socket.AF_UNIX))
+        full.bind(where)
+        full.listen(0)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                waiting = opened.enter_context(socket.socket(socket.AF_UNIX))
+                waiting.setblocking(False)
+                waiting.connect(where)
+        caller = threading.Thread(target=call, daemon=True)
+        caller.start()
+        join(caller)
+    (text,) = texts
+    assert text.startswith(f"docker does not answer at unix://{where}: ")
 
 
 def test_a_socket_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,13 +208,98 @@ def test_where_a_model_runs_is_checked(words: tuple[str, int, float, str], text:
 
 
 class Engine:
-    """A fake container engine that reports its security options."""
+    """A fake of the client of a container engine, which has a container of an ended server.
 
-    def __init__(self, options: object) -> None:
+    options: its security options. failing: what its calls raise, by name.
+    """
+
+    def __init__(self, options: object = None) -> None:
         self.options = options
+        self.failing: dict[str, Exception] = {}
+        self.asked, self.answers = threading.Event(), threading.Event()
+        self.answers.set()
+        self.removed: list[str] = []
+        self.started: list[str] = []
 
     def info(self) -> dict[str, object]:
+        self.asked.set()
+        assert self.answers.wait(60)
+        self._fail("info")
         return {"SecurityOptions": self.options}
+
+    def containers(self, all: bool, filters: dict[str, str]) -> list[dict[str, object]]:
+        self._fail("containers")
+        labels = Owner(Path("/ended-1")).labels()
+        return [{"Id": "left", "Labels": labels}]
+
+    def remove_container(self, container: str, force: bool) -> None:
+        self.removed.append(container)
+
+    def start(self, container: str) -> None:
+        self.started.append(container)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _fail(self, call: str) -> None:
+        if call in self.failing:
+            raise self.failing[call]
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
+    docker = pytest.importorskip("docker", reason="python tools/fetch.py clients")
+    engine = Engine()
+    monkeypatch.setattr(docker, "APIClient", lambda *where, **words: engine)
+    return engine
+
+
+@pytest.fixture
+def daemon(engine: Engine, tmp_path: Path) -> Daemon:
+    return Daemon("docker", DockerSettings(socket="tcp://engine:1"), Owner(tmp_path))
+
+
+def test_an_engine_that_fails_as_it_is_first_asked(engine: Engine, daemon: Daemon) -> None:
+    import docker
+    import requests
+
+    for call, error, kind in (
+        ("info", requests.ConnectionError("it was closed"), EngineAway),
+        ("info", docker.errors.APIError("it is broken"), DeployFailed),
+        ("containers", requests.Timeout("it is late"), EngineAway),
+        ("containers", docker.errors.APIError("it is broken"), DeployFailed),
+    ):
+        engine.failing = {call: error}
+        with pytest.raises(DeployFailed) as raised:
+            daemon.start("one")
+        assert type(raised.value) is kind
+        daemon.kill("one", SIGTERM)
+        daemon.remove("one")
+    assert (engine.started, engine.removed) == ([], [])
+
+
+def test_what_is_left_over_is_removed_once_the_engine_answers(
+    engine: Engine, daemon: Daemon
+) -> None:
+    import requests
+
+    engine.failing = {"containers": requests.ConnectionError("it was closed")}
+    daemon.remove("one")
+    engine.failing = {}
+    for _ in range(2):
+        daemon.start("one")
+    assert (engine.started, engine.removed) == (["one", "one"], ["left"])
+
+
+def test_close_does_not_wait_for_an_answer(engine: Engine, daemon: Daemon) -> None:
+    engine.answers.clear()
+    caller = threading.Thread(target=daemon.start, args=("one",))
+    caller.start()
+    assert engine.asked.wait(60)
+    daemon.close()
+    engine.answers.set()
+    join(caller)
+    assert engine.started == ["one"], "the answer came after close()"
 
 
 def test_the_user_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +339,7 @@ class ContainerMaker:
 def test_what_a_container_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     types = pytest.importorskip("docker.types", reason="python tools/fetch.py clients")
     engine = ContainerMaker()
-    monkeypatch.setattr(Daemon, "api", engine)
+    monkeypatch.setattr(Daemon, "_api", engine)
     settings = DockerSettings(log_mib=3, tmp_mib=5, processes_max=70)
     few = ContainerSpec(name="m", target="a:b", connect="tcp:0.0.0.0:7", version=2, threads=3)
     many = dataclasses.replace(few, memory_mib=64, cpus=1.5, gpus="0, 2", env={"HOME": "/x"})

@@ -97,37 +97,36 @@ class Daemon:
     def __init__(self, kind: str, settings: DockerSettings, owner: Owner) -> None:
         self.kind, self._settings, self._owner = kind, settings, owner
         self._client: docker.APIClient | None = None
-        self._guard = threading.Lock()
+        # held for as long as an engine takes to answer: close() does without it
+        self._connecting = threading.Lock()
         self._building: dict[str, threading.Lock] = {}
         self._user: str | None = None
 
     def close(self) -> None:
-        """Close the client."""
-        with self._guard:
-            if self._client is not None:
-                self._client.close()
-            self._client = None
+        """Close the client, without a wait for the engine; a later call connects anew."""
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
 
     @property
-    def api(self) -> docker.APIClient:
-        """Return the connected client. The first call removes containers left by killed servers."""
-        with self._guard:
-            if self._client is None:
+    def _api(self) -> docker.APIClient:
+        """Return the connected client. One that connects removes containers left by killed
+        servers first, so that this is done again if it fails.
+        """
+        with self._connecting:
+            client = self._client
+            if client is None:
                 client = self._connected()
                 self._user = self._user_of(client)
-                self._client = client
                 self._sweep(client)
-            return self._client
+                self._client = client
+            return client
 
     # -- connecting
 
     def _connected(self) -> docker.APIClient:
-        try:
-            import docker
-        except ImportError:
-            raise DeployFailed(
-                f"deployer {self.kind!r} needs the package docker.", hint=INSTALL
-            ) from None
+        import docker
+
         where = self._where()
         self._probe(where)
         try:
@@ -157,6 +156,7 @@ class Daemon:
             return
         try:
             with socket.socket(socket.AF_UNIX) as probe:
+                probe.settimeout(self._settings.answer_s)
                 probe.connect("/" + where.removeprefix("unix:").lstrip("/"))
         except PermissionError:
             why, hint = "no permission", _JOIN
@@ -181,12 +181,15 @@ class Daemon:
     @contextlib.contextmanager
     def doing(self, what: str) -> Iterator[docker.APIClient]:
         """Return the client; errors become DeployFailed."""
-        api = self.api
-        import docker
-        import requests
-
         try:
-            yield api
+            import docker
+            import requests
+        except ImportError:
+            raise DeployFailed(
+                f"deployer {self.kind!r} needs the package docker.", hint=INSTALL
+            ) from None
+        try:
+            yield self._api
         except (requests.ConnectionError, requests.Timeout) as error:
             raise EngineAway(f"{self.kind} does not answer: {error}.", hint=_ANOTHER) from None
         except (docker.errors.DockerException, requests.RequestException) as error:
@@ -218,9 +221,7 @@ class Daemon:
         """
         assert spec.needs is not None
         image = image_of(spec, spec.needs, self._settings.base)
-        with self._guard:
-            lock = self._building.setdefault(image.name, threading.Lock())
-        with lock:
+        with self._building.setdefault(image.name, threading.Lock()):
             with self.doing("search for an image") as api:
                 if api.images(image.name, quiet=True):
                     return image.name
