@@ -15,13 +15,18 @@ from typing import Any
 
 import pytest
 
+from clipper.selection import Plan, Prediction
+from clipper.types import Answer, VersionedModel
 from clipper_core.http.http_route import HotRoute, HotTable
 from clipper_core.http.http_server import Handed, HttpServer
+from clipper_core.learning.answer_window import AnswerWindow
 from clipper_core.runtime.histogram import Counter, LatencyHistogram
 from tests.stress.node import Node, together
+from tests.threads import join
 
 CLIENTS = 4
 ROUNDS = 150
+MODELS = (VersionedModel("m", 1),)
 LIMITS: Any = {
     "header_s": 5.0,
     "idle_s": 60.0,
@@ -46,6 +51,8 @@ class Place:
         self.counts = [Counter() for _ in range(5)]
         self.took, self.ok, self.requests = LatencyHistogram(), Counter(), LatencyHistogram()
         self.endings = self.handed = 0
+        self.window = AnswerWindow(64, 60.0, 1 << 20, Answer, Prediction, Plan, None, "node")
+        self.owner = self.window.pinned_owner("a learner", MODELS)
         self.ended = threading.Event()
         listener = socket.create_server(("127.0.0.1", 0))
         self.address = listener.getsockname()
@@ -74,6 +81,8 @@ class Place:
                     self.ok,
                     self.requests,
                     lambda id, tag: id,
+                    self.window,
+                    self.owner,
                 )
         self.core_server.set_table(HotTable(routes))
 
@@ -195,13 +204,31 @@ def test_everybody_has_an_answer_in_order(place: Place) -> None:
             place.change()
             place.core_server.sweep()
 
-    changing = threading.Thread(target=changes)
-    changing.start()
+    claimed: set[str] = set()
+
+    def feedback() -> None:
+        """Claim the answers that are there, each once, while others come and go."""
+        number = 1 << 40
+        while not over.is_set():
+            for id, joined in place.window.items():
+                assert len(joined.arrived) == 1
+                assert joined.claim() == (id not in claimed)
+                claimed.add(id)
+            number += 1
+            arrived = {MODELS[0]: Prediction("an object")}
+            place.window.add(number, "a learner", "u", Plan(MODELS), arrived, "an object")
+
+    beside = [threading.Thread(target=each) for each in (changes, feedback)]
+    for thread in beside:
+        thread.start()
     try:
         together(*clients)
     finally:
         over.set()
-        changing.join()
+        for thread in beside:
+            join(thread)
+    assert 64 <= len(place.window) <= 128
+    assert len(claimed) > 64
     issued, answered, decided, used, wins = (count.value for count in place.counts)
     assert answered == decided == used == wins == place.ok.value == place.took.snapshot().count
     assert issued >= answered + place.endings
