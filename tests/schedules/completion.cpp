@@ -113,30 +113,6 @@ struct Life : Scenario {
 SCENARIO(Life, "completion", block_task_and_future, "a task ends while its future is dropped", false);
 SCENARIO(Life, "completion", block_cancelled, "a task ends while its future is cancelled and dropped", true);
 
-// Claims: the lock gives each slot to one thread.
-struct Claims : Scenario {
-    int claimers;
-    Atomic<uint32_t> lock;
-    Data<uint32_t> used;
-    uint32_t got[4] = {};
-    explicit Claims(int n) : claimers(n) {
-        name(lock, "claims' lock");
-        used.name = "slots used";
-    }
-    int threads() const override { return claimers; }
-    void run(int t) override {
-        clipper::spin_lock(lock);
-        got[t] = used;
-        used = got[t] + 1;
-        clipper::spin_unlock(lock);
-    }
-    void finish() override {
-        EXPECT(used == uint32_t(claimers), "a slot is lost or given twice");
-    }
-};
-SCENARIO(Claims, "completion", claims_two, "two threads claim a slot each", 2);
-SCENARIO(Claims, "completion", claims_three, "three threads claim a slot each", 3);
-
 // Blocked threads: the order of the steps is future.pyx's (_wait, completion_flush, cancel, completion_close). A lost wake-up is a
 // thread that sleeps for ever.
 struct Blocked : Scenario {

@@ -24,6 +24,7 @@ HEADERS = {  # header -> its package
     "ring": "runtime",
     "clock_cache": "cache",
     "completion": "results",
+    "spin_lock": "runtime",
     "lane": "scheduling",
     "loop_owner": "runtime",
     "row_lock": "params",
