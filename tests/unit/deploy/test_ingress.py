@@ -157,6 +157,28 @@ def test_a_server_that_closes_without_an_answer_gets_no_more_before_its_next_pro
     assert broken == 1
 
 
+def test_a_server_that_owes_an_answer_and_closes_an_old_connection_gets_no_more(
+    front: Ingress, servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the client's next try, over a new connection, could meet the same server."""
+    monkeypatch.setattr(ingress, "PROBE_S", PATIENCE_S)
+    old = http.client.HTTPConnection(front.addresses["http"])
+    while True:
+        old.request("GET", "/")
+        if old.getresponse().read() == b"a":
+            break
+        old.close()
+    servers[0].answers = threading.Semaphore(0)
+    wait_until(lambda: servers[0].probes == 1, "a probe waits, so that no other begins")
+    servers[0].closes = True
+    old.request("GET", "/")
+    with pytest.raises(ConnectionError):
+        old.getresponse()
+    assert {get(front) for _ in range(4)} == {b"b"}
+    servers[0].answers.release(1000)
+    old.close()
+
+
 def test_a_probe_that_began_before_a_broken_connection_does_not_make_a_server_ready(
     front: Ingress, servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,7 @@ server until either side closes it; a client that only ends what it sends gets i
 has closed its connection resets it when the server writes to it; then the server's is reset too. A
 server is ready while `GET /v2/health/ready` is answered with 200. A new connection goes to the next
 ready server in turn, or to the one after it if that one refuses. A server that breaks a connection,
-or closes it without an answer, gets no new ones until its next probe. If no probe hears of a
+or closes it while it owes an answer, gets no new ones until its next probe. If no probe hears of a
 server's machine for `SILENT_S`, its connections are aborted, so that clients try again elsewhere. A
 server that was taken out or has moved is probed until its connections have ended. TCP_USER_TIMEOUT
 was rejected: it also ends a connection whose server lives and reads nothing for a while. A proxy of
@@ -118,6 +118,7 @@ class _ServerPipe(_Pipe):
         super().__init__()
         self._ingress, self._name, self._client = ingress, name, client
         self.other, self._has_answered = client, False
+        self.owes = True  # it has sent nothing since the client did
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -131,6 +132,7 @@ class _ServerPipe(_Pipe):
 
     def data_received(self, data: bytes) -> None:
         self._has_answered = True
+        self.owes = False
         super().data_received(data)
 
     def eof_received(self) -> bool:
@@ -139,6 +141,8 @@ class _ServerPipe(_Pipe):
         if not self._has_answered or client is None or client.is_closing():
             return False
         assert self.transport is not None
+        if self.owes and not self._client.has_ended:
+            self._ingress.suspect(self._name)
         self.has_ended = True
         if self._client.has_ended:
             return False
@@ -151,7 +155,7 @@ class _ServerPipe(_Pipe):
             return
         if self.has_ended:
             error = None
-        elif not (self.is_ended or self._client.has_ended) and (error or not self._has_answered):
+        elif not (self.is_ended or self._client.has_ended) and (error or self.owes):
             self._ingress.suspect(self._name)
         super().connection_lost(error)
 
@@ -168,6 +172,11 @@ class _ClientPipe(_Pipe):
         # after the loop's own start of reading, which Python 3.11.2 does in spite of a pause
         asyncio.get_running_loop().call_soon(cast("asyncio.Transport", transport).pause_reading)
         self._ingress.accept(self, self._port)
+
+    def data_received(self, data: bytes) -> None:
+        if isinstance(self.other, _ServerPipe):
+            self.other.owes = True
+        super().data_received(data)
 
     def eof_received(self) -> bool:
         """Send the server the end, and the client the response, which it may wait for."""
