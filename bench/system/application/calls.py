@@ -78,7 +78,7 @@ def main(quick: bool) -> list[Row]:
         apps = applications(server)
         for case in CASES.values():
             prepare(apps[case.name], case, inputs)
-        kept = memory(apps["ensemble-3-labels"], inputs, 5_000 if quick else 50_000)
+        kept = memory(apps["ensemble-3-labels"], inputs, 60_000)
         return [
             *queries(server, apps, inputs, rounds),
             *first_queries(apps, inputs, rounds),
