@@ -145,8 +145,8 @@ class Settings:
 
 @dataclass
 class Record:
-    """What a module was made from, kept in build/VARIANT/records: hashes by path relative to the
-    checkout."""
+    """The record of what a module was made from, kept in build/VARIANT/records: hashes by path
+    relative to the checkout."""
 
     fingerprint: str = ""
     translated_from: dict[str, str] = field(default_factory=dict)  # .pyx and .pxd files

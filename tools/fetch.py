@@ -216,8 +216,8 @@ class Apt:
         return found
 
     def _status(self, group: Programs) -> str:
-        """What apt-get is told that is installed: what is, without the group's own packages, and
-        what needs these, and with what it can be without."""
+        """Return what apt-get is told that is installed: what is, without the group's own packages,
+        and what needs these, and with what it can be without."""
         installed = Path("/var/lib/dpkg/status")
         stanzas = installed.read_text(errors="replace").split("\n\n") if installed.exists() else []
         kept, there = [], set()
@@ -294,8 +294,8 @@ def fetch_programs(group: Programs, apt: Apt, lock: int) -> Path:
 
 
 def script(group: Programs, place: Path, path: str) -> str:
-    """What starts a program: with its own libraries, for this program alone. The checkout may be
-    moved."""
+    """Return the script that starts a program with its own libraries, for this program alone. The
+    checkout may be moved."""
     patterns = ("usr/lib/*-linux-gnu*/**/*.so*", "lib/*-linux-gnu*/**/*.so*", "nvidia/*/lib/*.so*")
     folders = sorted({file.parent for pattern in patterns for file in place.glob(pattern)})
     libraries = ":".join(f"$root/{folder.relative_to(place)}" for folder in folders)

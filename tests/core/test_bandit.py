@@ -110,7 +110,9 @@ def test_stacking_of_a_label_that_is_right_in_part_equals_numpy():
     rule, rng = Rule(RuleKind.STACKING, eta=0.02), np.random.default_rng(3)
     rows, w = start((1.0,)), np.ones(5)
     for _ in range(2000):
-        label, votes, s = int(rng.integers(1, 6)), rng.integers(0, 6, 5), rng.choice([0, 0.4, 1])
+        label = int(rng.integers(1, 6))
+        votes = rng.integers(0, 6, 5)
+        s = rng.choice([0, 0.4, 1])
         evidence = np.eye(6)[votes][:, 1:]
         by_evidence = rule.stack_evidence(rows, evidence, label, 5.0, right=s)
         rows = rule.stack(rows, votes, label, 5.0, right=s)

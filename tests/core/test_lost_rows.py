@@ -19,7 +19,9 @@ class Dying:
     """Serves a model; its container dies on a batch with the poisoned row, and another follows."""
 
     def __init__(self, world: World, model: Any, **attach: Any) -> None:
-        self.world, self.model, self.attach = world, model, attach
+        self.world = world
+        self.model = model
+        self.attach = attach
         self.container: Container = world.container(model, **attach)
         self.deaths: list[list[float]] = []
         self.blamed: list[bytes] = []

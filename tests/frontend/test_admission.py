@@ -69,7 +69,9 @@ def listeners(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Li
             server.deploy("sum", total, input="f64[3]")
             server.app("total", models=["sum"], slo_ms=5000)
             warm_workers(server)
-        query, manage, good = "/api/total/predict", "/admin/applications/new", f"Bearer {key}"
+        query = "/api/total/predict"
+        manage = "/admin/applications/new"
+        good = f"Bearer {key}"
         yield {
             "core": Listener(open_, open_.http_address, query, ""),
             "python": Listener(python, python.http_address, query, ""),

@@ -23,7 +23,9 @@ from tests.memory_container import wait_until
 
 ANSWER = {"application": "total", "input": numbers(1, 2, 3)}
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-SETTINGS, PING, GOAWAY = 4, 6, 7
+SETTINGS = 4
+PING = 6
+GOAWAY = 7
 
 
 class Guarded:

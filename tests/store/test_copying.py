@@ -114,7 +114,9 @@ def test_a_source_that_is_emptied_empties_no_target(
                 for name in "abc":
                     catalog.register_application(name)
         copied = copying.copy(source, target)
-        known, failed, rounds = contents(target), threading.Event(), iter(range(2000))
+        known = contents(target)
+        failed = threading.Event()
+        rounds = iter(range(2000))
 
         def lose(count: int) -> bool:
             if not failed.is_set():

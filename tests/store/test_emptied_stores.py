@@ -23,7 +23,9 @@ class Place:
     """A store that can be emptied, and set back to what it was at `save`."""
 
     def __init__(self, url: str, save: Callable[[], None], back: Callable[[], None]) -> None:
-        self.url, self.save, self.back = url, save, back
+        self.url = url
+        self.save = save
+        self.back = back
 
 
 def of_redis(server: RedisServer, folder: Path) -> Place:

@@ -62,7 +62,9 @@ def test_a_renewed_lease_does_not_expire(store: Store) -> None:
 def is_kept_alive(store: Store, ttl_s: float) -> bool:
     """Renew a lease for longer than it lives; return False if this thread was held up for so long
     that it ended."""
-    asked_s, longest_s, record = monotonic(), 0.0, None
+    asked_s = monotonic()
+    longest_s = 0.0
+    record = None
     with store.lease(ttl_s) as lease, contextlib.suppress(LeaseLost):
         until_s = asked_s + 1.3 * ttl_s
         store.put("a", b"1", lease.id)

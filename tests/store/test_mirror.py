@@ -273,7 +273,9 @@ class Recording:
     """A sink that fails as often as it is told."""
 
     def __init__(self, failures: int, error: Exception) -> None:
-        self.left, self._error, self.keys = failures, error, set[str]()
+        self.left = failures
+        self._error = error
+        self.keys = set[str]()
 
     @property
     def known(self) -> int:

@@ -1,4 +1,4 @@
-"""What processes get of the server's environment."""
+"""Checks what processes get of the server's environment."""
 
 import pytest
 

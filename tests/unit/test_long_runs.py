@@ -53,8 +53,8 @@ def trained(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHOOSE_ONE)
 def test_a_model_that_fails_is_left_however_long_it_was_good(name: str) -> None:
-    """By the theory of each policy (docs/selection.md) it is left within a few times the length of
-    the policy's memory."""
+    """Checks that it is left within a few times the length of the policy's memory, as the theory of
+    each policy says (docs/selection.md)."""
     policy, draw = create_policy(name), random.Random(1)
     state, before = trained(policy, policy.init((A, B)), 30_000, {A: 0.95, B: 0.7}, draw)
     assert before > 0.8

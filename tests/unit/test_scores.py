@@ -1,4 +1,5 @@
-"""What `correct=` and `score=` teach each policy: in worlds of which only the answers are rated."""
+"""Checks what `correct=` and `score=` teach each policy, in worlds of which only the answers are
+rated."""
 
 import random
 from collections.abc import Sequence
@@ -51,7 +52,9 @@ class World:
     def play(self, policy: Policy, queries: int, graded: bool = False) -> tuple[float, object]:
         """Return the share of right answers in the last third of the queries, and the last state.
         Each answer is rated: right or wrong, or, if `graded`, by 0.9 or 0.1."""
-        state, right, native = policy.init(MODELS), 0, native_update_of(policy)
+        state = policy.init(MODELS)
+        right = 0
+        native = native_update_of(policy)
         for turn in range(queries):
             label, predictions = self.query()
             plan = policy.select(state, Query(uniform=self._draw.random()), MODELS)

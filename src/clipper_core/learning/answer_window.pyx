@@ -30,7 +30,9 @@ cdef extern from "Python.h":
     bint PyUnicode_IS_COMPACT_ASCII(object text)
 
 cdef ObjectMember OUTPUT, CONFIDENCE, QUALIFIERS            # of a prediction
-OUTPUT.name, CONFIDENCE.name, QUALIFIERS.name = b"output", b"confidence", b"qualifiers"
+OUTPUT.name = b"output"
+CONFIDENCE.name = b"confidence"
+QUALIFIERS.name = b"qualifiers"
 cdef ObjectMember MODELS, PROBABILITIES, OBSERVERS, FEATURES   # of a plan
 MODELS.name, PROBABILITIES.name = b"models", b"probabilities"
 OBSERVERS.name, FEATURES.name = b"observers", b"features"
@@ -88,7 +90,11 @@ cdef void _shape(const u64* entry, Shape* s) noexcept nogil:
     cdef u32 at = HEAD_WORDS
     if flags & IS_OBJECT:
         s.n = s.confidences = 0
-        s.user = s.probability = s.outputs = s.tags = s.words = HEAD_WORDS
+        s.user = HEAD_WORDS
+        s.probability = HEAD_WORDS
+        s.outputs = HEAD_WORDS
+        s.tags = HEAD_WORDS
+        s.words = HEAD_WORDS
         return
     s.user, s.probability = at, at + ((flags & HAS_USER) != 0)
     at = s.probability + ((flags & HAS_PROBABILITY) != 0)
@@ -272,7 +278,9 @@ cdef bint ring_add(Ring* r, u64 number, void* owner, const Value* value, u64 now
     if entry == NULL or r.index[_place_of(r, number)]:
         spin_unlock(r.lock)
         return False
-    entry[0], entry[1], entry[2] = number, now_us & ADDRESS, <u64> owner
+    entry[0] = number
+    entry[1] = now_us & ADDRESS
+    entry[2] = <u64> owner
     entry[3] = _numbers(1, 0, 1, 0)
     entry[4], entry[5] = value.word, value.tag
     value_hold(&kept)
@@ -298,7 +306,9 @@ cdef class AnswerOwner:
     never changes."""
 
     def __init__(self, learner, tuple models not None, plan):
-        self.learner, self.models, self.plan = learner, models, plan
+        self.learner = learner
+        self.models = models
+        self.plan = plan
 
 
 @cython.final
@@ -316,8 +326,12 @@ cdef class Joined:
 
     def __init__(self, learner, str user, plan, dict arrived not None, answer, tuple late,
                  double until_s, bint has_feedback=False):
-        self.learner, self.user, self.selected = learner, user, plan
-        self.by_model, self.answer, self.late = arrived, answer, late
+        self.learner = learner
+        self.user = user
+        self.selected = plan
+        self.by_model = arrived
+        self.answer = answer
+        self.late = late
         self.until_s, self.flags = until_s, HAS_FEEDBACK if has_feedback else 0
         self.nbytes = OBJECT_BYTES + _bytes_of(answer)
         for prediction in arrived.values():
@@ -363,7 +377,7 @@ cdef class Joined:
 
     @property
     def has_feedback(self):
-        """Whether its feedback has come."""
+        """Return whether its feedback has come."""
         return self.is_set(HAS_FEEDBACK)
 
     @has_feedback.setter
@@ -372,7 +386,7 @@ cdef class Joined:
 
     @property
     def is_written(self):
-        """Whether it is in the store, or is about to be written."""
+        """Return whether it is in the store, or is about to be written."""
         return self.is_set(IS_WRITTEN)
 
     @is_written.setter
@@ -381,7 +395,7 @@ cdef class Joined:
 
     @property
     def is_claimed(self):
-        """Whether this server has claimed it in the store."""
+        """Return whether this server has claimed it in the store."""
         return self.is_set(IS_CLAIMED)
 
     @is_claimed.setter
@@ -456,7 +470,9 @@ cdef class AnswerWindow:
         self.window_s, self.clock = window_s, clock
         self.answer_type, self.prediction_type = answer_type, prediction_type
         self.plan_type, self.prefix = plan_type, f"{node}-".encode()
-        self.recent, self.owners, self.pinned = [None] * RECENT_OWNERS, {}, []
+        self.recent = [None] * RECENT_OWNERS
+        self.owners = {}
+        self.pinned = []
 
     def __dealloc__(self):
         cdef void* objects[OBJECTS_MAX]
@@ -571,7 +587,9 @@ cdef class AnswerWindow:
         if len(late) or not _write(self, entry, learner, user, plan, arrived, answer, &extra):
             joined = Joined(learner, user, plan, arrived, answer, late, now + self.window_s)
             entry[1] = (<u64> max(0.0, now * 1e6) & ADDRESS) | <u64> IS_OBJECT << FLAGS_SHIFT
-            entry[2], entry[3], extra = <u64> <PyObject*> joined, 0, <u64> joined.nbytes
+            entry[2] = <u64> <PyObject*> joined
+            entry[3] = 0
+            extra = <u64> joined.nbytes
         _shape(entry, &s)
         _insert(&self.rings[0], entry, &s, extra)
         _trim(&self.rings[0], <u64> max(0.0, now * 1e6))
@@ -877,8 +895,12 @@ cdef Joined _joined(AnswerWindow window, u64* entry, const Shape* s):
     if flags & IS_OBJECT:
         return <Joined> owner
     joined = Joined.__new__(Joined)
-    joined.owner, joined.window, joined.number = owner, window, entry[0]
-    joined.learner, joined.late, joined.user = joined.owner.learner, (), ""
+    joined.owner = owner
+    joined.window = window
+    joined.number = entry[0]
+    joined.learner = joined.owner.learner
+    joined.late = ()
+    joined.user = ""
     joined.flags = flags & KEPT
     joined.nbytes = s.words * sizeof(u64)
     joined.until_s = <double> _given_us(entry) * 1e-6 + window.window_s

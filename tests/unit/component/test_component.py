@@ -171,7 +171,9 @@ def test_a_function_that_returns_has_ended_only_if_it_runs_once(once: bool) -> N
 
 
 def test_a_worker_that_is_tried_again_is_degraded_until_it_has_run_a_while() -> None:
-    threads, calls, works = SteppedThreads(), list[int](), threading.Event()
+    threads = SteppedThreads()
+    calls = list[int]()
+    works = threading.Event()
 
     def run(stop: Stop) -> None:
         calls.append(1)
@@ -380,7 +382,9 @@ def test_a_pool_starts_all_threads_or_none(count: int) -> None:
 
 def test_a_task_that_is_kept_runs_again_and_its_state_is_known() -> None:
     async def scenario() -> None:
-        tasks, calls, works = Tasks("t"), list[int](), asyncio.Event()
+        tasks = Tasks("t")
+        calls = list[int]()
+        works = asyncio.Event()
 
         async def run() -> None:
             calls.append(1)
@@ -420,7 +424,10 @@ class Fake:
     vital = False
 
     def __init__(self, name: str, seen: list[str], fails_in: str = "", ends: bool = True) -> None:
-        self.name, self.seen, self.fails_in, self.ends = name, seen, fails_in, ends
+        self.name = name
+        self.seen = seen
+        self.fails_in = fails_in
+        self.ends = ends
         self.until_s = 0.0
 
     def _do(self, what: str) -> None:

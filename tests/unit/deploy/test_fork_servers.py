@@ -180,7 +180,7 @@ def test_an_only_replica_is_restarted_at_the_usual_priority(deployer, events, sp
 
 
 def test_the_first_replica_of_all_has_the_usual_priority(deployer, spec):
-    """It slows nobody down, and on a busy machine a low priority may be next to nothing."""
+    """Checks the priority of one that slows no other down: a low one may be next to nothing."""
     deployer.start(
         spec("import os\nprint('loads', os.sched_getscheduler(0) == os.SCHED_BATCH)\n" + SOURCE)
     )

@@ -16,7 +16,7 @@ MODEL = Model("svm", 1, InputType.parse("f32[4]"))
 
 
 class Told(list[tuple[str, str]]):
-    """What `done` was called with."""
+    """The list of what `done` was called with."""
 
     def __init__(self, fails: bool = False) -> None:
         super().__init__()

@@ -46,7 +46,9 @@ class FakeResolver:
     """A resolver whose `stage` waits until the test lets it go on."""
 
     def __init__(self, stage: Any = None) -> None:
-        self.found, self.asked, self.goes_on = stage, threading.Event(), threading.Event()
+        self.found = stage
+        self.asked = threading.Event()
+        self.goes_on = threading.Event()
 
     def let_roll(self, may: Callable[[Rollout], bool]) -> None: ...
 

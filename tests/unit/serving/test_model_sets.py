@@ -1,5 +1,5 @@
-"""What was learned goes on through new versions, other models, other policies, restarts, other
-servers and full memories: beside a server that lives for ever and holds everything."""
+"""Checks that what was learned goes on through new versions, other models, other policies,
+restarts, other servers and full memories: beside a server that lives for ever and holds all."""
 
 import hashlib
 import itertools
@@ -27,7 +27,9 @@ from tests.unit.serving.test_states import Away, Broken, Server, encoded
 FULL = os.environ.get("CLIPPER_TESTS") == "full"
 OWN = "user_classes:Counts"
 A, B, C, D = (VersionedModel(name, 1) for name in "abcd")
-A2, A3, B2 = VersionedModel("a", 2), VersionedModel("a", 3), VersionedModel("b", 2)
+A2 = VersionedModel("a", 2)
+A3 = VersionedModel("a", 3)
+B2 = VersionedModel("b", 2)
 USERS = ("", "u", "v", "w", "x", "y")
 OTHER_SETTINGS = {
     "exp3": "exp3(eta=0.3)",
@@ -191,7 +193,7 @@ def test_states_are_those_of_a_server_that_lives_for_ever(
 
 @pytest.mark.parametrize("before", sorted(POLICIES))
 def test_a_policy_is_changed_while_feedback_comes(tmp_path: Path, before: str) -> None:
-    """For every other policy, and for other settings: feedback of both falls into one write."""
+    """Checks every other policy, and other settings: feedback of both falls into one write."""
     texts = [text for text in (*POLICIES, OWN) if text != before]
     if before in OTHER_SETTINGS:
         texts.append(OTHER_SETTINGS[before])

@@ -488,7 +488,9 @@ class Shard:
         self._known = known
 
     def _go_on(self) -> None:
-        self._resyncing, known, self._known = False, self._known, -1
+        self._resyncing = False
+        known = self._known
+        self._known = -1
         if known < 0:  # it failed, and the next look tries again
             return
         if known > self.core.epoch:

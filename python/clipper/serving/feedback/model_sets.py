@@ -40,9 +40,8 @@ class ModelSets:
         self.key = f"{PREFIX}{application}/sets/{_digest(family)}"
         self.learners: dict[Models, Learner] = {}  # of each set, the one with the newest settings
         self.is_read = False  # whether the list of the store was read
-        self._listed: list[
-            Models
-        ] = []  # as the store has them: that with the oldest feedback first
+        # as the store has them: that with the oldest feedback first
+        self._listed: list[Models] = []
         self._prefixes: dict[Models, str] = {}
         self._earlier: set[Models] = set()
 

@@ -145,12 +145,10 @@ class Learner:
         models: Models,
     ) -> None:
         application = sets.application
-        self.application, self.text, self.policy, self.models = (
-            application,
-            text,
-            policy,
-            models,
-        )
+        self.application = application
+        self.text = text
+        self.policy = policy
+        self.models = models
         self.sets = sets
         self.states, self._dirty, self._node = states, states.dirty, states.node
         self.learns = learns(policy)
