@@ -24,6 +24,7 @@ from clipper_container.worker.evaluation import Evaluator
 from clipper_container.worker.feedback_queue import FeedbackQueue
 from clipper_container.worker.outputs import to_rows
 from clipper_container.worker.replies import BatchReplies
+from container_sdk.tests.fake_server import join
 
 LIMIT = 400
 
@@ -123,10 +124,14 @@ def test_what_a_model_raises_fails_its_batch_and_not_the_process(kind, options):
 
     header, rows = batch(np.arange(4.0))
     answers = []
-    evaluate = lambda: answers.append(read(replies(predict, **options).to(header, rows)))  # noqa: E731
-    thread = threading.Thread(target=evaluate)  # only the main thread may mean a Ctrl-C
+
+    def evaluate():
+        answers.append(read(replies(predict, **options).to(header, rows)))
+
+    # only the main thread may mean a Ctrl-C
+    thread = threading.Thread(target=evaluate)
     thread.start()
-    thread.join()
+    join(thread)
     (frames,) = answers
     if options.get("retry_singly"):
         assert [int(each) for _, part in frames for each in part.status] == [0, 0, 1, 0]

@@ -12,6 +12,7 @@ import pytest
 from clipper_container.host.server_connection import ODD_S, QUICK_S, Gate
 from clipper_container.host.timers import Timers
 from clipper_container.host.worker_pool import THREADS_MAX, WorkerPool
+from container_sdk.tests.fake_server import join
 
 PATIENCE_S = 20.0
 Job = Callable[[], None]
@@ -173,6 +174,6 @@ def test_what_all_threads_of_many_do_is_done_once() -> None:
         for sender in senders:
             sender.start()
         for sender in senders:
-            sender.join()
+            join(sender)
         assert all(over.acquire(timeout=PATIENCE_S) for _ in range(9000))
     assert sorted(seen) == list(range(9000))

@@ -115,9 +115,9 @@ class Place:
         self.core_server.drain()
         self.core_server.stop()
         for thread in self.threads[:-1]:
-            thread.join()
+            join(thread)
         self.ended.set()
-        self.threads[-1].join()
+        join(self.threads[-1])
         self.take_all()
 
 
