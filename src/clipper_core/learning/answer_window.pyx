@@ -728,7 +728,12 @@ cdef bint _write(AnswerWindow window, u64* entry, object learner, str user, obje
     cdef PyObject* model
     cdef PyObject* prediction
     cdef Py_ssize_t at = 0, place = 0, k
-    cdef u32 n = 0, bits = 0, sure = 0, words = HEAD_WORDS, said = APART, i
+    cdef u32 n = 0
+    cdef u32 bits = 0
+    cdef u32 sure = 0
+    cdef u32 words = HEAD_WORDS
+    cdef u32 said = APART
+    cdef u32 i
     cdef u16 flags = IS_OWNED
     if type(models) is not tuple or type(odds) is not tuple:
         return False

@@ -1012,7 +1012,9 @@ def encode_rows(int kind, rows, *, confidence=None, status=None, str text="", id
     """
     cdef int flags = PARTIAL if partial else 0
     if isinstance(rows, np.ndarray):
-        dtype, shape, payload = _numbers.get(rows.dtype), rows.shape[1:], _padded(_bytes_of(rows))
+        dtype = _numbers.get(rows.dtype)
+        shape = rows.shape[1:]
+        payload = _padded(_bytes_of(rows))
         if dtype is None or rows.ndim == 0:
             raise_for(BAD_INPUT,
                       f"no rows of the wire: an array of {rows.dtype}, shape {rows.shape}")
