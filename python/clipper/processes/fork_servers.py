@@ -1,13 +1,13 @@
 """The fork servers of a supervisor: one for each environment and set of packages.
 
 A fork server imports what its children need once; they are forked from it, start in tens of
-milliseconds, and share its memory (`clipper_container.forking`). A child is started plainly where no
-fork server can make it, and the reason is recorded.
+milliseconds, and share its memory (`clipper_container.forking`). A child is started plainly where
+no fork server can make it, and the reason is recorded.
 
 Fork servers are children of the supervisor, which the kernel kills when its thread ends. Whether a
-child ends with its fork server, too, is said by its program: models do, since nothing else would end
-them with the server; shards do not.
-"""  # noqa: E501
+child ends with its fork server, too, is said by its program: models do, since nothing else would
+end them with the server; shards do not.
+"""
 
 import contextlib
 import errno

@@ -2,11 +2,11 @@
 servers on Ray, pip, checks of files.
 
 One thread, which runs an event loop, starts them and follows them. They ask for SIGKILL when their
-parent ends (PR_SET_PDEATHSIG), and to Linux the parent is the thread that forked: so a killed server
-leaves no processes. For the same reason this thread must not end: what it does for one child is
-guarded, and an error there ends the process of that child only. What the server itself lacks
+parent ends (PR_SET_PDEATHSIG), and to Linux the parent is the thread that forked: so a killed
+server leaves no processes. For the same reason this thread must not end: what it does for one child
+is guarded, and an error there ends the process of that child only. What the server itself lacks
 (descriptors, processes, memory) is no exit of a child; the start is made again until it succeeds.
-"""  # noqa: E501
+"""
 
 import asyncio
 import contextlib

@@ -167,8 +167,9 @@ struct Options {
     const std::uint64_t number = std::strtoull(value, &end, 10);
     if (!std::isdigit(static_cast<unsigned char>(*value)) || *end || errno || number < least ||
         number > most)
-      throw std::invalid_argument(std::string(key) + " is '" + value + "': expected a number from " +
-                                  std::to_string(least) + " to " + std::to_string(most));
+      throw std::invalid_argument(std::string(key) + " is '" + value +
+                                  "': expected a number from " + std::to_string(least) + " to " +
+                                  std::to_string(most));
     return number;
   }
 

@@ -226,8 +226,8 @@ class Outputs {
     return rank_ ? name + "]" : name;
   }
 
-  // Return a REPLY as one run of bytes; with `partial`, several if the outputs are too large for one
-  // frame. Throws: InvalidOutput.
+  // Return a REPLY as one run of bytes; with `partial`, several if the outputs are too large for
+  // one frame. Throws: InvalidOutput.
   void encode(std::uint64_t id, std::uint64_t time_us, bool checked, bool qualifiers,
               std::uint64_t payload_bytes_max, std::vector<std::uint8_t>& to,
               bool partial = false) const {
@@ -270,8 +270,11 @@ class Outputs {
   }
 
   // Return the end of the rows from `start` on that fit into one frame; of one row at least.
-  std::uint32_t fitting(std::uint32_t start, bool qualifiers, std::uint64_t payload_bytes_max) const {
-    constexpr std::uint64_t beside = 13, padding = 64;  // of a row: a length, a confidence, a status
+  std::uint32_t fitting(std::uint32_t start, bool qualifiers,
+                        std::uint64_t payload_bytes_max) const {
+    // of a row: a length, a confidence, a status
+    constexpr std::uint64_t beside = 13;
+    constexpr std::uint64_t padding = 64;
     std::uint64_t size = padding + (status_.empty() ? 0 : text_.size());
     std::uint32_t end = start;
     for (; end < n_; end++) {
@@ -420,8 +423,8 @@ class Model {
 
 namespace detail {
 
-// The text of the exception that is being handled. If it has several lines, the first is repeated at
-// the end: a server shows the last.
+// The text of the exception that is being handled. If it has several lines, the first is repeated
+// at the end: a server shows the last.
 inline std::string text_of_error() {
   try {
     throw;

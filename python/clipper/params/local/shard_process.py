@@ -1,9 +1,9 @@
 """The process of a shard of a set on this host: forked from a fork server that has imported what
 it needs, or started plainly.
 
-It goes on when its fork server ends, and ends when its supervisor has ended, whose pidfd it watches.
-PR_SET_PDEATHSIG would tell it the death of the fork server, which must not end shards.
-"""  # noqa: E501
+It goes on when its fork server ends, and ends when its supervisor has ended, whose pidfd it
+watches. PR_SET_PDEATHSIG would tell it the death of the fork server, which must not end shards.
+"""
 
 import contextlib
 import logging
