@@ -276,7 +276,8 @@ def _progress(command: ServerCommand, name: str) -> Iterator[None]:
         yield
     finally:
         over.set()
-        teller.join()
+        # it may wait for the server; it is a daemon
+        teller.join(_PROGRESS_S)
 
 
 def _print_progress(server: "Client", name: str, over: threading.Event) -> None:
