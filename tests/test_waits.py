@@ -48,7 +48,6 @@ WAITS: Final[dict[str, dict[str, str]]] = {
         "Turns.__enter__": "the one before releases it in __exit__",
     },
     "python/clipper/cli/catalog/models.py": {
-        "_progress": "its thread sleeps on the event that was set just before",
     },
     "python/clipper/cli/mesh/cluster.py": {
         "up": "a command runs until a signal",
