@@ -47,8 +47,6 @@ WAITS: Final[dict[str, dict[str, str]]] = {
     "container_sdk/src/clipper_container/worker/turns.py": {
         "Turns.__enter__": "the one before releases it in __exit__",
     },
-    "python/clipper/cli/catalog/models.py": {
-    },
     "python/clipper/cli/mesh/cluster.py": {
         "up": "a command runs until a signal",
     },
