@@ -126,6 +126,51 @@ def lookup() -> Callable[[int], None]:
     return lambda n: (cache.lookup_many(1, some[: 8 * n], 8), None)[1]
 
 
+def application(policy: str, models: int, user: str = "") -> Callable[[int], None]:
+    """Return queries to an application that the cache answers. The models say 0, 0, 1, ...;
+    with floats 0.5, 1.5, ..."""
+    from clipper.selection import create_policy
+    from clipper.serving.feedback.states import States
+    from clipper.serving.feedback.window import FeedbackWindow
+    from clipper.serving.query.core_application import core_of
+    from clipper.serving.query.processor import FeedbackState, ResolvedApplication, RolloutState
+    from clipper.serving.query.stats import ApplicationCounters
+    from clipper.store.journal import Journal
+    from clipper.store.memory import MemoryStore
+    from clipper.types import VersionedModel
+    from clipper_core.application.application import ApplicationTable, QueryHandle
+
+    name, _, kind = policy.partition(" ")
+    ids, x = tuple(VersionedModel("m", i + 1) for i in range(models)), np.ones(4)
+    first = model_of("f64", 4)
+    others = [type(first)(first.engine, f"m:{i}", i, "f64", (4,)) for i in range(2, models + 1)]
+    cores = [first, *others]
+    for i, core in enumerate(cores):
+        core.put(x, i + 0.5 if kind else i // 2)
+    made = create_policy(name)
+    learner = States(MemoryStore(), Journal(None), "node", 100, 1.0).learner("a", name, made, ids)
+    resolved = ResolvedApplication(
+        "a",
+        ids,
+        dict(zip(ids, cores, strict=True)),
+        made,
+        learner,
+        20_000,
+        node="node",
+        feedback=FeedbackState(FeedbackWindow(1000, 60.0)),
+        rollout=RolloutState(ApplicationCounters().for_models(ids, None)),
+    )
+    table = ApplicationTable()
+    core = core_of(resolved)
+    if core is None:
+        raise AssertionError(f"the core does not take {policy}")
+    table.replace({"a": core})
+    handle = QueryHandle("a", table, 60_000.0)
+    if user:
+        return repeat(lambda: handle.predict(x, user).result())
+    return repeat(lambda: handle.predict(x).result())
+
+
 def encode(version: int, search: int) -> Callable[[int], None]:
     from clipper_core.wire.codec import Kind, encode_rows, encode_v1
 
@@ -141,6 +186,14 @@ CALLS: dict[str, tuple[int, Callable[[], Callable[[int], None]]]] = {  # name ->
     "cache hit f32[784], predict and result": (2000, lambda: hit("f32", 784)),
     "miss f64[1], submit": (2048, miss),
     "64 queries f64[1], submitted, sent, answered, read": (32, query),
+    "hit, an application of one model": (1000, lambda: application("ensemble", 1)),
+    "the same, for a user": (1000, lambda: application("ensemble", 1, "ann")),
+    "hit, ensemble of three": (1000, lambda: application("ensemble", 3)),
+    "hit, ensemble of three floats": (1000, lambda: application("ensemble floats", 3)),
+    "hit, mixture of three": (1000, lambda: application("mixture", 3)),
+    "hit, stacking of three for a user": (1000, lambda: application("stacking", 3, "ann")),
+    "hit, exp3 of three": (1000, lambda: application("exp3", 3)),
+    "hit, ridge of three floats": (1000, lambda: application("ridge floats", 3)),
     "ring, a row published and consumed": (8192, ring),
     "timer, inserted and expired": (50_000, timer),
     "cache lookup below the Python door": (4096, lookup),

@@ -60,7 +60,9 @@ class Applications:
                 self._catalog.update_application(name, models=links, **changes)
         elif changes:
             self._catalog.update_application(name, **changes)
-        return ApplicationHandle(name, self._resolver.application, self._slo_ms_max)
+        return ApplicationHandle(
+            name, self._resolver.application, self._resolver.table, self._slo_ms_max
+        )
 
     def remove(self, name: str) -> None:
         """Remove an application and its statistics. Raises UnknownApplication, StoreError."""

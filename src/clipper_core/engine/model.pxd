@@ -96,6 +96,8 @@ cdef class Model:
     cdef Status _submit(self, const void* row, u64 nbytes, u64 salt, u64 mark, u64 slo_us, u64 now,
                         Block* block,
                         u32 slot, u32 cost) noexcept nogil
+    cdef Status _submit_missed(self, const void* row, u64 nbytes, const Key* key, u64 salt,
+                               u64 slo_us, u64 now, Block* block, u32 slot, u32 cost) noexcept nogil
     cdef Future _evaluate(self, const void* row, u64 nbytes, const Key* key, u64 salt, u64 slo_us,
                           u32 cost, object finish, object extra)
     cdef Future _predict(self, object x, u64 slo_us, u64 salt, object finish, object extra)

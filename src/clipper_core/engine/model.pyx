@@ -666,20 +666,35 @@ cdef class Model:
         """
         cdef Key key
         cdef Value value
-        cdef Status status = OK
+        cdef CompletionState* home
+        if not self._look_up(row, nbytes, salt, mark, &key, &value):
+            return self._submit_missed(row, nbytes, &key, salt, slo_us, now, block, slot, cost)
+        home = home_of(self.engine.state.completion, block)
+        slot_fill(home, block, slot, OK, &value)
+        block_drop(home, block, 1)
+        return OK
+
+    cdef Status _submit_missed(self, const void* row, u64 nbytes, const Key* key, u64 salt,
+                               u64 slo_us, u64 now, Block* block, u32 slot,
+                               u32 cost) noexcept nogil:
+        """Submit a task, which is not in the cache, for slot `slot` of several. If it is refused,
+        the slot ends here."""
+        cdef Value nothing
+        cdef Status status
         cdef CompletionState* d = self.engine.state.completion
         cdef CompletionState* home = home_of(d, block)
-        if not self._look_up(row, nbytes, salt, mark, &key, &value):
-            if home != d:
-                d.tasks_of_peers.fetch_add(1, relaxed)
-            status = self._queue(row, nbytes, &key, salt, slo_us,
-                                 self._now_us() if now == 0 else now, block, slot, cost)
-            if status == OK:
-                return OK
-            if home != d:
-                d.tasks_of_peers.fetch_sub(1, relaxed)
-            count(&self.state.tally.refused[<u32> status], 1)
-        slot_fill(home, block, slot, status, &value)
+        if home != d:
+            d.tasks_of_peers.fetch_add(1, relaxed)
+        status = self._queue(row, nbytes, key, salt, slo_us,
+                             self._now_us() if now == 0 else now, block, slot, cost)
+        if status == OK:
+            return OK
+        if home != d:
+            d.tasks_of_peers.fetch_sub(1, relaxed)
+        count(&self.state.tally.refused[<u32> status], 1)
+        nothing.word = 0
+        nothing.tag = TAG_NONE
+        slot_fill(home, block, slot, status, &nothing)
         block_drop(home, block, 1)
         return status
 

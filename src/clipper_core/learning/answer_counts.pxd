@@ -3,6 +3,8 @@
 #
 # Threads: any, with the GIL, which no function releases between reading a number and writing it.
 from clipper_core.runtime.histogram cimport Counter, LatencyHistogram
+from clipper_core.runtime.machine cimport u32, u64
+from clipper_core.wire.comparison cimport ValueKey
 
 cdef enum:
     COMPARED_MAX = 16           # models that are compared with each other
@@ -26,3 +28,9 @@ cdef class AnswerCounts:
     cdef Py_ssize_t place(self, object model) except -1
     cdef double now_s(self) except? -1
     cdef bint compare(self, dict arrived, object answer) except -1
+    cdef void compare_keys(self, u32 n, const u32* places, const ValueKey* keys,
+                           const ValueKey* right) noexcept
+    # Count an answer that is made of all n models that were queried. places: of the models,
+    # ascending. keys: of their outputs. right: the key of the answer.
+    cdef int add_whole(self, u64 took_us, u32 n, const u32* places, const ValueKey* keys,
+                       const ValueKey* right) except -1

@@ -10,9 +10,8 @@ from numpy import ndarray
 
 from clipper_core.learning.label_feedback cimport Mean
 from clipper_core.runtime.histogram cimport count, histogram_record
-from clipper_core.runtime.machine cimport u64
 from clipper_core.runtime.object_member cimport ObjectMember, read_member
-from clipper_core.wire.comparison cimport ValueKey, key_closeness, key_of_output
+from clipper_core.wire.comparison cimport key_closeness, key_of_output
 
 cdef double ARRAY_PRICE = 20.0  # comparisons of labels that one of arrays costs
 
@@ -122,8 +121,8 @@ cdef class AnswerCounts:
         nothing, if Python has to do it."""
         cdef ValueKey[COMPARED_MAX] keys
         cdef ValueKey right
-        cdef Py_ssize_t[COMPARED_MAX] places
-        cdef Py_ssize_t i, j, n = 0, k = len(self.models)
+        cdef u32[COMPARED_MAX] places
+        cdef Py_ssize_t i, n = 0, k = len(self.models)
         # keys borrow their bytes
         cdef list outputs = []
         cdef PyObject* found
@@ -136,13 +135,33 @@ cdef class AnswerCounts:
             outputs.append(read_member(&OUTPUT, <object> found))
             if not key_of_output(outputs[n], &keys[n]):
                 return False
-            places[n] = i
+            places[n] = <u32> i
             n += 1
         if n < len(arrived):
             return False
+        self.compare_keys(<u32> n, places, keys, &right)
+        return True
+
+    cdef void compare_keys(self, u32 n, const u32* places, const ValueKey* keys,
+                           const ValueKey* right) noexcept:
+        cdef u32 i, j
+        cdef Py_ssize_t k = len(self.models)
         for i in range(n):
-            (<Mean> self.agreement[places[i]]).add_one(key_closeness(&keys[i], &right), 1.0)
+            (<Mean> self.agreement[places[i]]).add_one(key_closeness(&keys[i], right), 1.0)
             for j in range(i + 1, n):
                 (<Mean> self.pairs[places[i] * k + places[j]]).add_one(
                     key_closeness(&keys[i], &keys[j]), 1.0)
-        return True
+
+    cdef int add_whole(self, u64 took_us, u32 n, const u32* places, const ValueKey* keys,
+                       const ValueKey* right) except -1:
+        cdef u32 i
+        histogram_record(self.duration.h, took_us)
+        count(&self.answered.n, 1)
+        for i in range(n):
+            count(&(<Counter> self.used[places[i]]).n, 1)
+        if n == 1:
+            count(&(<Counter> self.wins[places[0]]).n, 1)
+            return 0
+        if self.comparing.take_tokens(self.now_s(), <double> (n * (n + 1)) / 2.0):
+            self.compare_keys(n, places, keys, right)
+        return 0

@@ -9,6 +9,7 @@
 # Threads: any. A spin lock guards a ring, for some dozen instructions. The ring of Python is used
 # with the GIL only; `ring_add` may be called without it, for the other one.
 from clipper_core.runtime.machine cimport atomic, i64, u16, u32, u64, u8
+from clipper_core.wire.comparison cimport ValueKey
 from clipper_core.wire.prediction cimport Value
 
 cdef enum:
@@ -89,3 +90,10 @@ cdef class AnswerWindow:
     cdef u64 number_of(self, object id) noexcept
     cdef Joined find(self, u64 number)
     cdef AnswerOwner owner_of(self, object learner, tuple models)
+
+# Remember an answer of the core: the outputs of all n models of `owner`. user: "" for nobody's.
+# winner: the model whose output is the answer; n or more: the answer is `mean`. probability: of the
+# model that was chosen; NaN: it was certain. Raises MemoryError. Threads: any, with the GIL.
+cdef int window_keep(AnswerWindow window, u64 number, AnswerOwner owner, str user, u32 n,
+                     const Value* values, const ValueKey* keys, const double* confidences,
+                     const u8* is_sure, u32 winner, double mean, double probability) except -1

@@ -16,9 +16,10 @@ from clipper_core.runtime.machine cimport aligned_new
 from clipper_core.runtime.object_member cimport ObjectMember, read_member
 from clipper_core.runtime.spin_lock cimport spin_lock, spin_unlock
 from clipper_core.runtime.status cimport BAD_INPUT, NO_MEMORY, raise_for
+from clipper_core.wire.comparison cimport keys_are_equal
 from clipper_core.wire.prediction cimport (
     TAG_BLOB, TAG_ROW, Blob, blob_of, object_value, value_confidence, value_drop,
-    value_hold, value_object,
+    value_hold, value_object, word_data,
 )
 
 cdef extern from "Python.h":
@@ -693,7 +694,7 @@ cdef int _insert(Ring* r, const u64* entry, const Shape* s, u64 extra) except -1
     if room != NULL and not known:
         memcpy(room, entry, s.words * sizeof(u64))
         _keep(r, room, s.words, s.words * sizeof(u64) + extra)
-        _hold_objects(room, s)
+        _hold_values(room, s)
     spin_unlock(r.lock)
     if room == NULL:
         raise MemoryError("no memory for an answer that feedback may come for")
@@ -931,7 +932,7 @@ cdef Joined _joined(AnswerWindow window, u64* entry, const Shape* s):
                                if entry[3] >> (16 + i) & 1])
     if s.confidences:
         joined.confidences = _confidences(entry, s)
-    elif tags[0] & TAG_BLOB and tags[0] != TAG_OBJECT:
+    elif n == 1 and tags[0] & TAG_BLOB and tags[0] != TAG_OBJECT:
         joined.confidences = _own_confidence(entry[s.outputs], tags[0])
     for i in range(s.n):
         _give_back(entry[s.outputs + i], tags[i])
@@ -978,3 +979,70 @@ cdef object _taken(Joined joined, u64 word, u8 tag):
         return <i64> word
     value.word, value.tag = word, tag
     return value_object(&value)
+
+
+# -- answers of the core, with the GIL
+
+cdef int window_keep(AnswerWindow window, u64 number, AnswerOwner owner, str user, u32 n,
+                     const Value* values, const ValueKey* keys, const double* confidences,
+                     const u8* is_sure, u32 winner, double mean, double probability) except -1:
+    cdef u64[ENTRY_WORDS_MAX] entry
+    cdef u8[OUTPUTS_MAX + 8] tags
+    cdef double now = window.now_s()
+    cdef u64 now_us = <u64> max(0.0, now * 1e6)
+    cdef u64 extra = 0
+    cdef u32 i, words = HEAD_WORDS, sure = 0
+    cdef u32 said = winner if winner < n else <u32> APART
+    cdef u16 flags = IS_OWNED
+    cdef Shape s
+    if user:
+        flags |= HAS_USER
+        entry[words] = <u64> <PyObject*> user
+        extra += _object_bytes(user)
+        words += 1
+    if probability == probability:
+        flags |= HAS_PROBABILITY
+        _put_double(&entry[words], probability)
+        words += 1
+    memset(tags, 0, sizeof(tags))
+    for i in range(n):
+        tags[i] = _put_value(&entry[words + i], values, keys, i)
+        sure |= <u32> (is_sure[i] != 0) << i
+    words += n
+    if said == APART:
+        tags[n] = F64
+        _put_double(&entry[words], mean)
+        words += 1
+    if sure:
+        for i in range(n):
+            _put_double(&entry[words + i], confidences[i])
+        words += n
+    memcpy(entry + words, tags, (n + (said == APART) + 7) // 8 * 8)
+    entry[0] = number
+    entry[1] = (now_us & ADDRESS) | <u64> flags << FLAGS_SHIFT
+    entry[2] = <u64> <PyObject*> owner
+    entry[3] = _numbers(n, said, (<u32> 1 << n) - 1, sure)
+    _shape(entry, &s)
+    _insert(&window.rings[0], entry, &s, extra + _blob_bytes(entry, &s))
+    return _trim(&window.rings[0], now_us)
+
+
+cdef u8 _put_value(u64* word, const Value* values, const ValueKey* keys, u32 i) noexcept nogil:
+    """Write an output: a number without its confidence, and a text like an earlier one as that.
+    Return its type."""
+    cdef u32 j
+    cdef Blob* blob
+    word[0] = values[i].word
+    if values[i].tag != TAG_BLOB:
+        return values[i].tag
+    blob = blob_of(values[i].word)
+    if blob.rank == 0 and blob.dtype <= F64:
+        word[0] = 0
+        memcpy(word, word_data(values[i].word), min(blob.nbytes, <u64> sizeof(u64)))
+        return blob.dtype
+    for j in range(i):
+        if (values[j].tag == TAG_BLOB and keys[j].kind == keys[i].kind
+                and keys_are_equal(&keys[j], &keys[i])):
+            word[0] = values[j].word
+            break
+    return TAG_BLOB

@@ -582,6 +582,11 @@ cdef class Rule:
         self.state.discount = discount
 
     @property
+    def kind(self):
+        """The rule's RuleKind."""
+        return self.state.kind
+
+    @property
     def columns(self):
         """Number of columns of a model in a state."""
         return self.state.columns

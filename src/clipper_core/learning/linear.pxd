@@ -45,5 +45,10 @@ cdef void blend_learn(double* rows, u32 k, double ridge, double discount, double
 # Compute the weights w[k + 1]; the last one is the constant. Return the standard deviation of the
 # remaining errors.
 cdef double blend_weights(const double* rows, u32 k, double ridge, double* w) noexcept nogil
+# Blend z[n, k + 1], with NaN for a model without an output, into answers[n]. Return the standard
+# deviation of the errors that the weights leave. scatter: set to that of the outputs around their
+# mean, averaged over elements.
+cdef double blend(const double* rows, u32 k, double ridge, double* z, u64 n, double* answers,
+                  double* scatter) noexcept nogil
 # Replace NaN by the outputs that are expected, given those that arrived.
 cdef void blend_fill(const double* rows, u32 k, double ridge, double* z, u64 n) noexcept nogil

@@ -408,8 +408,8 @@ cdef class Context:
         return made
 
 
-cdef double _blend(const double* rows, u32 k, double ridge, double* z, u64 n, double* answers,
-                   double* scatter) noexcept nogil:
+cdef double blend(const double* rows, u32 k, double ridge, double* z, u64 n, double* answers,
+                  double* scatter) noexcept nogil:
     """Blend z[n, k + 1], with NaN for a model without an output, into answers[n]. Return the
     standard deviation of the errors that the weights leave.
 
@@ -520,7 +520,7 @@ cdef class Blend:
         cdef cnp.ndarray answers = np.empty(n)
         cdef double left, scatter
         with nogil:
-            left = _blend(<double*> cnp.PyArray_DATA(rows), k, self.ridge,
+            left = blend(<double*> cnp.PyArray_DATA(rows), k, self.ridge,
                           <double*> cnp.PyArray_DATA(z), n,
                           <double*> cnp.PyArray_DATA(answers), &scatter)
         return answers, left, scatter
@@ -545,7 +545,7 @@ cdef class Blend:
             if not arrived[i]:
                 z[i] = NAN
         z[k] = 0.0
-        left = _blend(<double*> cnp.PyArray_DATA(rows), k, self.ridge, z, 1, &answer, &scatter)
+        left = blend(<double*> cnp.PyArray_DATA(rows), k, self.ridge, z, 1, &answer, &scatter)
         return answer, left, scatter, models_used(models, arrived, n)
 
     def filled(self, cnp.ndarray rows, outputs):

@@ -130,6 +130,8 @@ cdef extern from "results/completion.hpp" namespace "clipper" nogil:
 # False: no memory.
 cdef bint slots_claim(CompletionState* d, u32 count, Block** block, u32* first) noexcept nogil
 cdef void block_drop(CompletionState* d, Block* block, u32 refs) noexcept nogil
+# Return an id for a query that needs no slot. Threads: any.
+cdef u64 id_claim(CompletionState* d) noexcept nogil
 cdef inline CompletionState* home_of(CompletionState* d, const Block* block) noexcept nogil:
     return d if block.home == d.number else d.peers[block.home]
 

@@ -37,6 +37,15 @@ cdef Block* _block_new(u32 count) noexcept nogil:
     return block
 
 
+cdef u64 id_claim(CompletionState* d) noexcept nogil:
+    cdef u64 id
+    spin_lock(d.lock)
+    id = d.next_id
+    d.next_id += 1
+    spin_unlock(d.lock)
+    return id
+
+
 cdef void _block_reset(Block* block) noexcept nogil:
     cdef u32 n = (block.count + 63) & ~<u32> 63
     block.used = 0

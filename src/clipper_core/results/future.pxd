@@ -56,6 +56,9 @@ cdef class Future:
 # Takes over the value's reference.
 cdef Future future_at_once(Completion completion, u8 status, const Value* value, object finish,
                            object extra)
+# A query of `count` tasks that was answered at submit: its result is there, and no task has a value
+# of its own.
+cdef Future future_answered(Completion completion, u32 count, u64 id, object answer, object extra)
 # A query of no rows: done, without a task.
 cdef Future future_of_none(Completion completion, object finish, object extra)
 # Takes over the ensemble call.

@@ -17,9 +17,12 @@ from concurrent.futures import (
     CancelledError, Future as StandardFuture, TimeoutError as FutureTimeout,
 )
 
+from numpy import full, uint8
+
 from clipper_core.results.completion cimport (
     MAILBOXES_MAX, CompletionState, block_drop,
-    completion_notify_outside, completion_try_own_loop, completion_wake_loop_thread, mailbox_arm,
+    completion_notify_outside, completion_try_own_loop, completion_wake_loop_thread, id_claim,
+    mailbox_arm,
     mailbox_must_rescan, slot_boxes, slot_state, slot_try_cancel, slot_watch, slots_first_open,
     waiter_dead, waiter_enters, waiter_epoch, waiter_leaves,
 )
@@ -32,7 +35,6 @@ from clipper_core.runtime.machine cimport (
     relaxed,
 )
 from clipper_core.runtime.ring cimport spsc_free, spsc_new
-from clipper_core.runtime.spin_lock cimport spin_lock, spin_unlock
 from clipper_core.runtime.status cimport (
     BAD_INPUT, CANCELLED, FORKED, FULL, NO_MEMORY, OK, PENDING, UNNEEDED, raise_for,
 )
@@ -331,8 +333,10 @@ cdef class Future:
         """Return what result() returns, for a future that is done."""
         if self.is_cancelled:
             raise cancelled_error()
+        if self.settled == SETTLED:
+            return self.outcome
         if self.finish is not None:
-            return self.outcome if self.settled == SETTLED else self._finish()
+            return self._finish()
         if self.ensemble_call != NULL:
             return self._used_predictions()
         if self.count == 1:
@@ -459,7 +463,10 @@ cdef class Future:
 
     def statuses(self):
         """Return the Status of each task, u8 (n,); 0 for those that have not ended."""
-        cdef Column column = self._column(0, None)
+        cdef Column column
+        if self.block == NULL and self.count > 1:
+            return full(self.count, self.status_at_once, uint8)
+        column = self._column(0, None)
         return column_states(&column)
 
     def progress(self):
@@ -545,14 +552,10 @@ cdef class Future:
     @property
     def id(self):
         """The query's id, unique in this engine: the same in answers, logs and feedback."""
-        cdef CompletionState* d = self.completion.state
         if self.block != NULL:
             return self.block.first_id + self.first
         if self.own_id == 0:
-            spin_lock(d.lock)
-            self.own_id = d.next_id
-            d.next_id += 1
-            spin_unlock(d.lock)
+            self.own_id = id_claim(self.completion.state)
         return self.own_id
 
     @property
@@ -750,6 +753,19 @@ cdef Future future_at_once(Completion completion, u8 status, const Value* value,
     future.status_at_once = status
     future.count = 1
     future.finish = finish
+    future.extra = extra
+    return future
+
+
+cdef Future future_answered(Completion completion, u32 count, u64 id, object answer, object extra):
+    cdef Future future = Future.__new__(Future)
+    future.completion = completion
+    future.at_once.tag = TAG_NONE
+    future.status_at_once = OK
+    future.count = count
+    future.own_id = id
+    future.outcome = answer
+    future.settled = SETTLED
     future.extra = extra
     return future
 

@@ -1,7 +1,7 @@
 # Counters and latency histograms that any thread may update and read: relaxed atomics, no locks, no
 # allocation. A histogram is log-linear: values below 16 exactly, above that 8 buckets per power of
 # two (<= 12.5 % wide), up to 2^42; greater values share the last bucket.
-from clipper_core.runtime.machine cimport atomic, relaxed, u32, u64
+from clipper_core.runtime.machine cimport atomic, i64, relaxed, u32, u64
 
 cdef enum:
     BUCKETS = 320
@@ -37,3 +37,6 @@ cdef class LatencyHistogram:
 
 cdef class Counter:
     cdef atomic[u64] n
+
+cdef class Gauge:               # a number that Python sets and the core reads, with the GIL
+    cdef public i64 value

@@ -5,6 +5,7 @@ A value costs two relaxed additions. A snapshot reads bucket by bucket while oth
 so its count and sum may differ by the few records in flight; each alone is exact once the recorders
 rest.
 """
+cimport cython
 from libc.math cimport NAN
 from libc.stdlib cimport free
 from libc.string cimport memcmp, memset
@@ -232,3 +233,11 @@ def snapshot_of(buckets, u64 total):
         made._count += n
     made._sum = total
     return made
+
+
+@cython.final
+cdef class Gauge:
+    """A number that the core reads at each query. Threads: any."""
+
+    def __init__(self, i64 value=0):
+        self.value = value

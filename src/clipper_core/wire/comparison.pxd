@@ -44,6 +44,7 @@ cdef inline ValueKey whole_key(u64 number) noexcept nogil:      # number: of an 
     key.data = NULL
     key.kind = WHOLE_KEY
     return key
+cdef ValueKey number_key(double number) noexcept nogil          # of a float
 cdef inline ValueKey text_key(u8 kind, const char* data, u64 nbytes) noexcept nogil:
     cdef ValueKey key
     key.bits = nbytes

@@ -52,6 +52,14 @@ cdef double _float(u8 dtype, u64 word) noexcept nogil:
     return _half(word)
 
 
+cdef ValueKey number_key(double number) noexcept nogil:
+    cdef ValueKey key = whole_key(0)
+    number += 0.0                                   # -0.0 is 0.0
+    memcpy(&key.bits, &number, 8)
+    key.kind = FLOAT_KEY
+    return key
+
+
 cdef inline bint _is_float(u8 dtype) noexcept nogil:
     return dtype == F16 or dtype == F32 or dtype == F64
 
@@ -59,12 +67,9 @@ cdef inline bint _is_float(u8 dtype) noexcept nogil:
 cdef ValueKey _scalar_key(u8 dtype, u64 word) noexcept nogil:
     cdef ValueKey key = whole_key(word)
     cdef u32 unused = 64 - 8 * itemsize(dtype)
-    cdef double number
     if _is_float(dtype):
-        number = _float(dtype, word) + 0.0          # -0.0 is 0.0
-        memcpy(&key.bits, &number, 8)
-        key.kind = FLOAT_KEY
-    elif dtype == BOOL:
+        return number_key(_float(dtype, word))
+    if dtype == BOOL:
         key.bits = word & 1
         key.kind = BOOL_KEY
     elif dtype % 2 == 1 and dtype <= I64:           # signed: I8, I16, I32, I64

@@ -12,6 +12,7 @@ from clipper.serving.query.processor import ResolvedApplication
 from clipper.store.journal import Journal
 from clipper.store.memory import MemoryStore
 from clipper.types import VersionedModel
+from clipper_core.application.application import ApplicationTable
 
 
 def test_an_slo_in_microseconds():
@@ -45,7 +46,7 @@ def test_it_follows_its_record():
         except KeyError:
             raise UnknownApplication.named(name, known) from None
 
-    handle = ApplicationHandle("a", find, 60_000)
+    handle = ApplicationHandle("a", find, ApplicationTable(), 60_000)
     assert repr(handle) == "<Application a: m:1 by single, SLO 20 ms>"
     known["b"] = known.pop("a")
     with pytest.raises(UnknownApplication, match=r"did you mean|Applications: b"):

@@ -7,8 +7,9 @@ import pytest
 
 from clipper.errors import InvalidInput
 from clipper.selection import POLICIES, Combined, Prediction, create_policy
-from clipper.serving.query.missing_outputs import Means, averages, check_missing, combine
+from clipper.serving.query.missing_outputs import averages, check_missing, combine
 from clipper.types import VersionedModel
+from clipper_core.application.output_means import OutputMeans
 
 A, B = VersionedModel("a", 1), VersionedModel("b", 1)
 MODELS = tuple(VersionedModel(f"m{i}", 1) for i in range(4))
@@ -25,7 +26,7 @@ def predictions(numbers):
 
 def learned(policy, rounds):
     """Return means after rounds in which every model answered."""
-    means, state = Means(), policy.init(MODELS)
+    means, state = OutputMeans(), policy.init(MODELS)
     for numbers in rounds:
         combine(policy, state, means, predictions(numbers), [])
     return state, means
@@ -33,7 +34,7 @@ def learned(policy, rounds):
 
 def test_means_are_those_of_the_past():
     rng = np.random.default_rng(1)
-    means, past = Means(), rng.normal(3, 2, 500)
+    means, past = OutputMeans(), rng.normal(3, 2, 500)
     for number in past:
         means.add(A, float(number))
     assert means.of(A) == pytest.approx(past.mean())
@@ -41,7 +42,7 @@ def test_means_are_those_of_the_past():
 
 
 def test_means_of_arrays_and_of_what_has_none():
-    means = Means()
+    means = OutputMeans()
     rows = np.random.default_rng(2).normal(size=(20, 3)).astype(np.float32)
     for row in rows:
         means.add(A, row)
@@ -67,7 +68,7 @@ def test_means_of_arrays_and_of_what_has_none():
 
 
 def test_a_mean_follows():
-    means = Means()
+    means = OutputMeans()
     for _ in range(30_000):
         means.add(A, 0.0)
     for _ in range(30_000):
@@ -140,7 +141,7 @@ def test_what_means_nothing_is_left_alone():
         def combine(self, state, arrived, missing):
             return Combined(float(len(arrived)), 0.0, ())
 
-    means = Means()
+    means = OutputMeans()
     means.add(B, 1.0)
     assert combine(Undecided(), None, means, {A: Prediction(2.0)}, [B]).output == 1.0
 
@@ -151,7 +152,7 @@ def test_no_output_is_imputed_without_a_mean():
     assert combine(policy, state, means, {}, MODELS).used == (), (
         "all are missing: the default is due"
     )
-    fresh = combine(policy, state, Means(), predictions([1.0]), list(MODELS[1:]))
+    fresh = combine(policy, state, OutputMeans(), predictions([1.0]), list(MODELS[1:]))
     assert fresh.output == 1.0, "nothing is known of the others"
     arrays = {MODELS[0]: Prediction(np.ones(3))}
     assert combine(policy, state, means, arrays, list(MODELS[1:])).output == pytest.approx(

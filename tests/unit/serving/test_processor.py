@@ -9,7 +9,6 @@ from clipper.errors import ForkedProcess, UnknownModel
 from clipper.foreign_text import last_line
 from clipper.selection import Plan, create_policy
 from clipper.serving.feedback.states import States
-from clipper.serving.query.missing_outputs import Means
 from clipper.serving.query.processor import (
     QueryContext,
     ResolvedApplication,
@@ -22,6 +21,7 @@ from clipper.serving.query.stats import ApplicationCounters
 from clipper.store.journal import Journal
 from clipper.store.memory import MemoryStore
 from clipper.types import VersionedModel
+from clipper_core.application.output_means import OutputMeans
 from clipper_core.runtime.status import Status
 
 A, B = VersionedModel("a", 1), VersionedModel("b", 2)
@@ -181,7 +181,7 @@ def test_the_last_line_is_the_error_itself():
 
 
 def test_a_straggler_is_its_mean_and_is_named():
-    means = Means()
+    means = OutputMeans()
     means.add(B, 30.0)
     application = resolved(A, B, means=means)
     tasks = [(Status.OK, 10.0, None, ""), (Status.DEADLINE, None, None, "")]

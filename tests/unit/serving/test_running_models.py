@@ -12,6 +12,7 @@ from clipper.serving.models.running_models import RunningModels, row_shape
 from clipper.serving.query.resolver import ApplicationResolver
 from clipper.settings.server import LimitSettings
 from clipper.types import InputType, Model, Similar, VersionedModel
+from clipper_core.application.application import ApplicationTable
 from clipper_core.engine.engine import Engine
 from tests.threads import join
 
@@ -47,6 +48,7 @@ def test_models_that_no_application_links_run_too(running):
     """They can then load, and answer by their own names, before an application links them."""
     resolver: Any = object.__new__(ApplicationResolver)
     resolver._running, resolver._tallies, resolver._may_roll = running, {}, lambda _: True
+    resolver.table = ApplicationTable()
     view: Any = SimpleNamespace(
         models=lambda: [record(), record("n", 3)], applications={}, rollouts={}
     )

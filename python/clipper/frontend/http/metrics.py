@@ -11,7 +11,7 @@ from clipper.frontend.http.messages import HandlerResult, HttpRequest, HttpRespo
 from clipper.frontend.http.router import HttpRouter
 from clipper.frontend.server_interface import ServerInterface
 from clipper.metrics import CONTENT_TYPES, Metrics, MetricsSource, influx, openmetrics, prometheus
-from clipper.serving.query.application import ApplicationHandle
+from clipper.serving.query.application import shares_of
 
 
 class MetricsRoutes:
@@ -47,9 +47,7 @@ class MetricsRoutes:
         found = {}
         for name in self._node.catalog.view.applications:
             try:
-                found[name] = ApplicationHandle(
-                    name, self._node.resolve, self._node.config.limits.slo_ms_max
-                ).shares()
+                found[name] = shares_of(self._node.resolve(name))
             except ClipperError:  # deleted in the meantime, or a failing user-defined policy
                 continue
             time.sleep(0)

@@ -16,7 +16,7 @@ from clipper.manage.deployment import Incident
 from clipper.manage.operations import Operations, application_row, record_of
 from clipper.manage.overview import InspectedServer, troubles
 from clipper.metrics.samples import Stats
-from clipper.serving.query.application import ApplicationHandle
+from clipper.serving.query.application import shares_of
 from clipper.types import Model
 
 EVENTS_MAX: Final = 100
@@ -50,11 +50,7 @@ class ServerSources:
         for name in self.node.catalog.view.applications:
             with contextlib.suppress(ClipperError):
                 # gone meanwhile, or a policy of somebody's own that fails
-                found[name] = dict(
-                    ApplicationHandle(
-                        name, self.node.resolve, self.node.config.limits.slo_ms_max
-                    ).shares()
-                )
+                found[name] = shares_of(self.node.resolve(name))
         return found
 
     def slowest(self) -> dict[str, list[dict[str, object]]]:

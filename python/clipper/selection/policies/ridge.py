@@ -62,8 +62,9 @@ class Ridge(LearningPolicy):
     name = "ridge"
 
     def __init__(self, strength: float = 2.0, discount: float = 0.999) -> None:
+        self.strength = check_range("strength", strength, 0.0, 1e6)
         blend = Blend(
-            ridge=check_range("strength", strength, 0.0, 1e6),
+            ridge=self.strength,
             discount=check_range("discount", discount, 0.5, 1.0),
         )
         answering = BlendedNumbers(blend)

@@ -29,6 +29,7 @@ from clipper.selection import Observation
 from clipper.types import UserValue, VersionedModel
 from clipper_core.engine.engine import Engine
 from clipper_core.engine.model import Model as CoreModel
+from clipper_core.runtime.histogram import Gauge
 from clipper_core.wire.codec import encode_feedback
 
 _log = logging.getLogger(__name__)
@@ -70,7 +71,8 @@ class OnlineLearning:
     def __init__(
         self, rows_max: int = 4096, bytes_max: int = 64 << 20, frame_bytes_max: int = 64 << 20
     ) -> None:
-        self.active = False  # is there any container that learns, or takes sessions?
+        # not 0 while there is a container that learns, or takes sessions
+        self.is_teaching = Gauge()
         self.wake_fd = -1
         self._rows_max, self._bytes_max, self._frame_bytes_max = (
             rows_max,
@@ -125,9 +127,14 @@ class OnlineLearning:
         self._sessions.pop((engine, conn), None)
         self._check()
 
+    @property
+    def active(self) -> bool:
+        """Return whether there is a container that learns, or takes sessions."""
+        return bool(self.is_teaching.value)
+
     def _check(self) -> None:
         self._session_models = frozenset(self._sessions.values())
-        self.active = bool(self._lines or self._sessions)
+        self.is_teaching.value = int(bool(self._lines or self._sessions))
 
     # -- queries
 

@@ -115,11 +115,11 @@ class Learner:
     __slots__ = (
         "_all",
         "_dirty",
-        "_first",
-        "_held",
         "_long",
         "_node",
         "application",
+        "contexts",
+        "first",
         "head",
         "learns",
         "models",
@@ -160,8 +160,8 @@ class Learner:
         self.prefix = sets.prefix_of(models)
         self.shared_origin = StateOrigin(models, None, is_shared=True)
         # the shared state, and what users without an observation have while it is that
-        self._first: tuple[State, State] | None = None
-        self._held: dict[str, Held] = {}
+        self.first: tuple[State, State] | None = None
+        self.contexts: dict[str, Held] = {}
         self._long: dict[
             str, str
         ] = {}  # contexts whose names are too long for a key, by what stands in its place
@@ -198,7 +198,7 @@ class Learner:
             if self.shared.prior is not None:
                 self._follow(SHARED, self.shared)
             return self.shared.state
-        held = self._held.get(user)
+        held = self.contexts.get(user)
         if held is None:
             if self.states.is_full():
                 return self.first_state()
@@ -220,10 +220,10 @@ class Learner:
         Nobody learns into it: the first observation of a user makes a state of its own.
         """
         shared = self.shared.state if self.shared.prior is None else self.state(None)
-        first = self._first
+        first = self.first
         if first is None or first[0] is not shared:
             first = (shared, self.policy.init(self.models, shared))
-            self._first = first
+            self.first = first
         return first[1]
 
     def _follow(self, user: str, held: Held) -> None:
@@ -266,9 +266,9 @@ class Learner:
     def held(self, user: str) -> Held:
         """Return the context's state, loaded or made at first use."""
         with self.states.lock:
-            held = self._held.get(user)
+            held = self.contexts.get(user)
             if held is None:
-                held = self._held[user] = self.states.load(self, user)
+                held = self.contexts[user] = self.states.load(self, user)
                 self.states.keep(self, user)
                 if (name := _short(user)).startswith("#"):
                     self._long[name] = user
@@ -276,11 +276,11 @@ class Learner:
 
     def known(self, user: str) -> Held | None:
         """Return the context's state if it is in memory."""
-        return self._held.get(user)
+        return self.contexts.get(user)
 
     def users(self) -> list[str]:
         """Return the contexts in memory, the shared one too."""
-        return list(self._held)
+        return list(self.contexts)
 
     def read(self, record: Record) -> Held | None:
         """Return a state of the store; None, and an error in the log, for one that cannot be read,
@@ -298,12 +298,12 @@ class Learner:
 
     def share(self, other: "Learner") -> None:
         """Use the states of a learner whose policy differs in its settings only."""
-        self._held, self._long = other._held, other._long
+        self.contexts, self._long = other.contexts, other._long
         self.shared = other.shared
 
     def following(self) -> Iterator[tuple[str, Held]]:
         """Yield the contexts in memory that have no observation of their own."""
-        for user, held in self._held.items():
+        for user, held in self.contexts.items():
             if held.prior is not None:
                 yield user, held
 
@@ -312,11 +312,11 @@ class Learner:
 
         Raises StoreError, and then leaves the states as they were.
         """
-        before, self._held = self._held, {}
+        before, self.contexts = self.contexts, {}
         try:
             self.shared = self.held(SHARED)
         except BaseException:
-            self._held = before
+            self.contexts = before
             raise
 
     def key(self, user: str) -> str:
@@ -374,7 +374,7 @@ class Learner:
 
     def ready(self, context: str) -> Held:
         """Return a context's state, about to learn. Under the lock of the states."""
-        held = self._held.get(context)
+        held = self.contexts.get(context)
         if held is None:
             held = self.held(context)
         held.touched = True
@@ -389,20 +389,20 @@ class Learner:
 
     def admit(self, user: str) -> None:
         """Raise Overloaded for feedback of a context that there is no room for."""
-        if user not in self._held and self.learns:
+        if user not in self.contexts and self.learns:
             self.states.refuse_if_full()
 
     def clean(self) -> list[tuple[str, Held]]:
         """Return the contexts without unwritten observations."""
-        return [(user, held) for user, held in self._held.items() if user and not held.since]
+        return [(user, held) for user, held in self.contexts.items() if user and not held.since]
 
     def drop(self, user: str) -> None:
         """Remove the state of a user from memory."""
-        del self._held[user]
+        del self.contexts[user]
         self._long.pop(_short(user), None)
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self.contexts)
 
 
 class States:

@@ -203,11 +203,19 @@ class FeedbackWindow:
     ) -> None:
         """Remember a query until its feedback comes. number: that in the id of its answer."""
         self.table.add(number, learner, user, plan, arrived, answer, late)
-        if self._keep is not None and learner.learns:
-            id = f"{self._node}-{number:x}"
-            joined = self.table.get(id)
-            if joined is not None:
-                self._keep(id, joined)
+        if self.keeps(learner):
+            self.keep(number)
+
+    def keeps(self, learner: Learner) -> bool:
+        """Return whether answers of this learner go to the store."""
+        return self._keep is not None and learner.learns
+
+    def keep(self, number: int) -> None:
+        """Have an answer that is remembered go to the store, by the number in its id."""
+        id = f"{self._node}-{number:x}"
+        joined = self.table.get(id)
+        if joined is not None and self._keep is not None:
+            self._keep(id, joined)
 
     def owner(self, learner: Learner, models: tuple[VersionedModel, ...]) -> AnswerOwner:
         """Return the owner of the answers that the HTTP threads of the core give."""

@@ -2,12 +2,11 @@
 
 import numbers
 from collections.abc import Callable, Sequence
-from typing import Unpack
 
 from numpy.typing import ArrayLike
 
-from clipper.errors import InvalidInput, UnknownApplication, refuse_unknown
-from clipper.options import NoKeywords, keywords_of, refusing_unknown_keywords
+from clipper.errors import InvalidInput, UnknownApplication
+from clipper.options import refusing_unknown_keywords
 from clipper.schema import Tensors
 from clipper.selection.learning.off_policy import Evaluation
 from clipper.serving.feedback.evaluation import QUERIES_MAX, evaluate_policy
@@ -16,6 +15,7 @@ from clipper.serving.feedback.observe import Counted, learn_label_of, observe, o
 from clipper.serving.query.arrays import ARRAY_SLO_MS, predict_array
 from clipper.serving.query.processor import ResolvedApplication, predict
 from clipper.types import Answer, Answers, UserValue
+from clipper_core.application.application import ApplicationTable, QueryHandle
 from clipper_core.engine.model import slo_of_ms
 from clipper_core.results.future import Future
 
@@ -23,15 +23,19 @@ ID_CHARS_MAX = 512  # of a request's own id
 
 
 @refusing_unknown_keywords
-class ApplicationHandle:
+class ApplicationHandle(QueryHandle):
     """An application by name; it follows every change of its record. Threads: any."""
 
-    __slots__ = ("_resolve", "_slo_ms_max", "name")
+    __slots__ = ("_resolve", "_slo_ms_max")
 
     def __init__(
-        self, name: str, resolved: Callable[[str], ResolvedApplication], slo_ms_max: float
+        self,
+        name: str,
+        resolved: Callable[[str], ResolvedApplication],
+        table: ApplicationTable,
+        slo_ms_max: float,
     ) -> None:
-        self.name = name
+        super().__init__(name, table, slo_ms_max)
         self._resolve = resolved
         self._slo_ms_max = slo_ms_max
 
@@ -46,31 +50,17 @@ class ApplicationHandle:
             return None
         return next((core.tensors for core in cores if core.tensors is not None), None)
 
-    def predict(
+    def _by_python(
         self,
         x: UserValue,
-        user: str | None = None,
-        slo_ms: float | None = None,
-        salt: int = 0,
-        context: UserValue = None,
-        id: str = "",
-        outputs: Sequence[str] = (),
-        **unknown: Unpack[NoKeywords],
+        user: str | None,
+        slo_ms: float | None,
+        salt: int,
+        context: UserValue,
+        id: str,
+        outputs: Sequence[str],
     ) -> Future:
-        """Schedule one query and return the Future of its `Answer` at once.
-
-        x: one input of the application's type; of named tensors a dict.  user: whose selection
-        state applies.  slo_ms: instead of the application's; the answer is there by then, from the
-        models or the default. salt: another cache entry. context: array-like f64[d], d up to 32,
-        by which a contextual policy (linucb, lints) chooses the model; others ignore it.  id:
-        your own name for the query, up to 512 printable characters, for `Answer.request_id`, logs
-        and decoys. A query whose models are chosen at random gets the same ones again when it is
-        made with the same id and the policy has learned nothing since. outputs: of named outputs
-        only these. Raises InvalidInput (type, shape, SLO, context, id), UnknownApplication, and
-        UnknownModel when no model is linked; the future never raises for a model's failure.
-        """
-        if unknown:
-            refuse_unknown("ApplicationHandle.predict", unknown, keywords_of(self.predict))
+        """Schedule a query that the core does not take: see `predict`."""
         resolved = self._resolve(self.name)
         slo_us = resolved.slo_us if slo_ms is None else slo_in_us(slo_ms, self._slo_ms_max)
         own = request_id(id) if id else ""
@@ -131,13 +121,7 @@ class ApplicationHandle:
         A weight is a model's share of the queries if the policy selects one model, else of the
         answer. Empty for a policy that does not learn. Threads: any.
         """
-        resolved = self._resolve(self.name)
-        portions, user = getattr(resolved.policy, "portions", None), user_of(user)
-        return (
-            {str(model): share for model, share in portions(resolved.learner.state(user)).items()}
-            if portions
-            else {}
-        )
+        return shares_of(self._resolve(self.name), user_of(user))
 
     def evaluate(
         self, policy: str, queries_max: int = QUERIES_MAX, since: float = 0.0
@@ -188,6 +172,14 @@ class ApplicationHandle:
             f"<Application {self.name}: {models} by {resolved.policy.name}, SLO"
             f" {resolved.slo_us / 1000:g} ms>"
         )
+
+
+def shares_of(resolved: ResolvedApplication, user: str | None = None) -> dict[str, float]:
+    """Return the weights that an application's policy has learned, by `name:version`."""
+    portions = getattr(resolved.policy, "portions", None)
+    if portions is None:
+        return {}
+    return {str(model): share for model, share in portions(resolved.learner.state(user)).items()}
 
 
 def slo_in_us(slo_ms: float, slo_ms_max: float) -> int:

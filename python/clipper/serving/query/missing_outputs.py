@@ -8,7 +8,7 @@ votes are combined without. Source: the paper, section 5.2.2 ("we substitute mis
 with their average value").
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -17,11 +17,9 @@ from clipper.errors import InvalidInput, did_you_mean
 from clipper.selection import Combined, Policy, Prediction
 from clipper.selection.policy import is_number, is_usable
 from clipper.types import UserValue, VersionedModel
+from clipper_core.application.output_means import OutputMeans
 
 MISSING = ("mean", "skip")
-# predictions; older ones fade, so that the mean follows a model that is fed other inputs
-_MEMORY = 10_000
-_ELEMENTS_MAX = 4096  # of an array that is averaged
 
 
 def check_missing(value: object) -> str:
@@ -35,44 +33,10 @@ def check_missing(value: object) -> str:
     return str(value)
 
 
-class Means:
-    """Running mean of each model's outputs. Threads: any; a concurrent update may be lost."""
-
-    __slots__ = ("_of",)
-
-    def __init__(self) -> None:
-        self._of: dict[VersionedModel, tuple[int, UserValue]] = {}
-
-    def add(self, model: VersionedModel, output: UserValue) -> None:
-        """Add an output to the mean of a model. Only numbers are averaged."""
-        if type(output) is not float and not is_number(output):
-            return
-        if not is_usable(output):
-            return
-        n, mean = self._of.get(model, (0, 0.0))
-        if isinstance(output, np.ndarray):
-            if output.size > _ELEMENTS_MAX:
-                return
-            if n and np.shape(mean) != output.shape:
-                n, mean = 0, 0.0
-        elif isinstance(mean, np.ndarray):
-            n, mean = 0, 0.0
-        n = min(n + 1, _MEMORY)
-        self._of[model] = n, mean * ((n - 1) / n) + output / n
-
-    def of(self, model: VersionedModel) -> UserValue:
-        """Return the mean of a model; None when nothing is known."""
-        return self._of.get(model, (0, None))[1]
-
-    def keep(self, models: Collection[VersionedModel]) -> None:
-        """Forget models that are not among these."""
-        self._of = {model: known for model, known in list(self._of.items()) if model in models}
-
-
 def combine(
     policy: Policy,
     state: object,
-    means: Means | None,
+    means: OutputMeans | None,
     arrived: Mapping[VersionedModel, Prediction],
     missing: Sequence[VersionedModel],
 ) -> Combined:

@@ -23,6 +23,9 @@ class Prediction:
 
         Raises UnknownApplication, UnknownModel, InvalidInput.
         """
+        future = self._resolver.table.schedule(request)
+        if future is not None:
+            return future
         resolved = self._resolver.request(request)
         slo_us = resolved.slo_us
         if request.slo_ms is not None:

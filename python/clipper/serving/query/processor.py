@@ -34,7 +34,7 @@ from clipper.serving.feedback.states import Learner, check_user
 from clipper.serving.feedback.window import FeedbackWindow
 from clipper.serving.models.model_source import ResolvedModel
 from clipper.serving.query.dispatch import FORK_HINT
-from clipper.serving.query.missing_outputs import Means, combine
+from clipper.serving.query.missing_outputs import combine
 from clipper.serving.query.named_outputs import chosen_outputs, only
 from clipper.serving.query.qualifiers import prediction_of
 from clipper.serving.query.stats import ApplicationStats
@@ -42,6 +42,9 @@ from clipper.serving.rollout.decoys import Decoy
 from clipper.serving.rollout.roles import RoleAssignment
 from clipper.serving.rollout.traffic_split import SideStats, TrafficSplit
 from clipper.types import Answer, UserValue, VersionedModel
+from clipper_core.application.application import Application as CoreApplication
+from clipper_core.application.application import ApplicationQuery
+from clipper_core.application.output_means import OutputMeans
 from clipper_core.engine.model import Model as CoreModel
 from clipper_core.engine.model import predict_all
 from clipper_core.results.answer import answer_of
@@ -99,7 +102,7 @@ class ResolvedApplication(msgspec.Struct, frozen=True, eq=False):
     output_name: str = ""  # of named outputs the one that the policy combines; empty: all
     confidence_min: float = 0.0  # a less sure answer is replaced by the default
     node: str = ""  # prefix of prediction ids
-    means: Means | None = None  # imputed for numbers that are missing at the deadline
+    means: OutputMeans | None = None  # imputed for numbers that are missing at the deadline
     speculation: "Speculation | None" = None  # the decider; None: wait for all models
     # by their queries
     on_demand: Mapping[VersionedModel, ResolvedModel] = MappingProxyType({})
@@ -108,6 +111,7 @@ class ResolvedApplication(msgspec.Struct, frozen=True, eq=False):
     feedback: FeedbackState = FeedbackState()
     rollout: RolloutState = RolloutState()
     columns: tuple[str, ...] = ()  # of arrays of its models that were fitted on one DataFrame
+    core: CoreApplication | None = None  # schedules plain queries; None: Python schedules all
 
     @property
     def all_cores(self) -> dict[VersionedModel, CoreModel]:
@@ -237,6 +241,10 @@ def predict(
     cannot be loaded in time, and no cached output answers the query.
     """
     user = user_of(user)
+    if resolved.core is not None and context is None and not outputs:
+        future = resolved.core.predict(x, user or "", slo_us, salt, id)
+        if future is not None:
+            return future
     if resolved.unlisted_model is not None:
         try:
             resolved.unlisted_model.admit(slo_us)
@@ -255,7 +263,7 @@ def predict(
     if outputs:
         outputs = chosen_outputs(resolved, outputs)
     cores, online_learning = resolved.cores, resolved.feedback.online_learning
-    if online_learning.active:
+    if online_learning.is_teaching.value:
         salt = online_learning.session(resolved.models, user, salt)
     late: list[tuple[VersionedModel, Future]] = []
     if resolved.speculation is None:
@@ -267,7 +275,7 @@ def predict(
         call = resolved.speculation.call(state, plan, user, slo_us)
         query = QueryContext(resolved, plan, state, user or "", late, call, id, outputs)
         future = call.submit(x, salt, finish, query, resolved.feedback.window is not None)
-    if online_learning.active and resolved.feedback.window is not None:
+    if online_learning.is_teaching.value and resolved.feedback.window is not None:
         online_learning.keep(resolved.models, future.id, x, salt)
     if resolved.rollout.stats is not None:
         resolved.rollout.stats.counters.queries.add()
@@ -353,7 +361,7 @@ def finish(future: Future) -> Answer:
 
     The answer is the default, with its reason, when none arrived or the confidence is too low.
     """
-    query: QueryContext = future.extra
+    query: QueryContext | ApplicationQuery = future.extra
     resolved = query.resolved
     try:
         outcome = (
@@ -416,7 +424,7 @@ def _as_it_is(arrived: Mapping[VersionedModel, Prediction]) -> Combined:
 Outcome = tuple[dict[VersionedModel, Prediction], Sequence[VersionedModel], Combined, str]
 
 
-def _arrived(future: Future, query: QueryContext) -> Outcome:
+def _arrived(future: Future, query: QueryContext | ApplicationQuery) -> Outcome:
     """Return what arrived, which models are missing, the policy's combination, and the rule that
     decided."""
     arrived: dict[VersionedModel, Prediction] = {}
@@ -474,7 +482,9 @@ def too_unsure(confidence: float, resolved: ResolvedApplication) -> str:
 
 
 def _why_nothing(
-    future: Future, query: QueryContext, arrived: dict[VersionedModel, Prediction]
+    future: Future,
+    query: QueryContext | ApplicationQuery,
+    arrived: dict[VersionedModel, Prediction],
 ) -> str:
     if query.call is not None:
         return query.call.why_nothing(future, arrived, query.resolved)

@@ -22,6 +22,7 @@ from clipper.serving.feedback.learning import Learning
 from clipper.serving.feedback.online_learning import OnlineLearning
 from clipper.serving.models.model_source import ModelSource, ResolvedModel
 from clipper.serving.models.running_models import RunningModels
+from clipper.serving.query.core_application import core_of
 from clipper.serving.query.decider_threads import DeciderThreads
 from clipper.serving.query.missing_outputs import averages
 from clipper.serving.query.named_outputs import check_output, default_of
@@ -56,6 +57,7 @@ from clipper.types import (
     UserValue,
     VersionedModel,
 )
+from clipper_core.application.application import ApplicationTable
 from clipper_core.runtime.histogram import Snapshot
 
 _log = logging.getLogger(__name__)
@@ -74,7 +76,8 @@ class ApplicationResolver:
     """Resolves applications and candidate models. Threads: any.
 
     What it returns is immutable; a change of the catalog replaces it. contexts: returns the user
-    vectors of an application from a parameter table.
+    vectors of an application from a parameter table. table: of the applications whose queries the
+    core schedules.
     """
 
     def __init__(
@@ -96,6 +99,7 @@ class ApplicationResolver:
         self._decider_threads = decider_threads
         self._tallies: dict[str, ApplicationCounters] = {}
         self._node = learning.node
+        self.table = ApplicationTable()
         self._by_name: dict[str, ResolvedApplication] = {}
         self._candidates: dict[tuple[object, ...], ResolvedApplication] = {}
         self._refused: dict[
@@ -184,7 +188,11 @@ class ApplicationResolver:
             if name in by_name and applies(view, rollout) and self._may_roll(rollout):
                 by_name[name] = self._rolling(view, rollout, by_name[name])
                 stages[name] = by_name[name].rollout.split.stage  # type: ignore[union-attr]
+        by_name = {name: _with_core(resolved) for name, resolved in by_name.items()}
         self._by_name, self._stages, self._candidates = by_name, stages, {}
+        self.table.replace(
+            {name: resolved.core for name, resolved in by_name.items() if resolved.core is not None}
+        )
 
     # -- rollouts
 
@@ -462,3 +470,8 @@ def _decoy_stats(resolved: ResolvedApplication) -> dict[str, object]:
         if resolved.rollout.decoys
         else {}
     )
+
+
+def _with_core(resolved: ResolvedApplication) -> ResolvedApplication:
+    """Return the application with what schedules its plain queries."""
+    return msgspec.structs.replace(resolved, core=core_of(resolved))

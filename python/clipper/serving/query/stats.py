@@ -25,15 +25,15 @@ from clipper.metrics.samples import Stats
 from clipper.selection import Combined, Observation, Prediction
 from clipper.selection.learning.batch_learning import Column, ObservationRows, losses_by_model
 from clipper.selection.policy import Predictions, agrees, is_number, is_usable, loss, losses
-from clipper.serving.query.missing_outputs import Means
 from clipper.serving.rollout.observers import Late, Watch, Watched
 from clipper.serving.rollout.roles import PRIMARY, Role, RoleAssignment
 from clipper.types import UserValue, VersionedModel
+from clipper_core.application.output_means import OutputMeans
 from clipper_core.engine.model import Model as CoreModel
 from clipper_core.learning.answer_counts import AnswerCounts, Bucket
 from clipper_core.learning.label_feedback import LabelCounts, Mean
 from clipper_core.results.future import Future
-from clipper_core.runtime.histogram import Counter, LatencyHistogram, Snapshot
+from clipper_core.runtime.histogram import Counter, Gauge, LatencyHistogram, Snapshot
 from clipper_core.runtime.status import Status
 
 _PAIRS_RATE, _PAIRS_BURST = (
@@ -54,13 +54,13 @@ class Slowest:
     them and lowers the bar, so that a reader that calls it once a second has the slowest of each
     second. Without a reader the bar only rises, and soon no query is above it.
 
-    bar_us: a query that took longer is among the slowest. Threads: any.
+    bar: a query that took longer, in microseconds, is among the slowest. Threads: any.
     """
 
-    __slots__ = ("_heap", "_lock", "_numbers", "bar_us")
+    __slots__ = ("_heap", "_lock", "_numbers", "bar")
 
     def __init__(self) -> None:
-        self.bar_us = -1
+        self.bar = Gauge(-1)
         self._heap: list[tuple[int, int, dict[str, object]]] = []
         self._lock = threading.Lock()
         self._numbers = itertools.count()
@@ -100,12 +100,13 @@ class Slowest:
             elif took_us > self._heap[0][0]:
                 heapq.heapreplace(self._heap, entry)
             if len(self._heap) == SLOWEST_QUERIES_MAX:
-                self.bar_us = self._heap[0][0]
+                self.bar.value = self._heap[0][0]
 
     def take(self) -> list[dict[str, object]]:
         """Return the slowest queries since the last call, the slowest first."""
         with self._lock:
-            found, self._heap, self.bar_us = self._heap, [], -1
+            found, self._heap = self._heap, []
+            self.bar.value = -1
         return [row for _, _, row in sorted(found, key=lambda entry: -entry[0])]
 
 
@@ -128,7 +129,7 @@ class ApplicationCounters:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self.queries, self.answered = Counter(), Counter()
-        self.watched, self.means = Watched(clock), Means()
+        self.watched, self.means = Watched(clock), OutputMeans()
         self.since_us = wall_time_us()
         self.duration = LatencyHistogram()
         self.slowest = Slowest()
@@ -355,9 +356,9 @@ class ApplicationStats:
     """Statistics of an application for the models that its queries call now. Threads: any."""
 
     __slots__ = (
-        "_counts",
         "_decided",
         "_watches",
+        "answer_counts",
         "assignment",
         "counters",
     )
@@ -371,7 +372,7 @@ class ApplicationStats:
         self.counters, self.assignment = counters, assignment
         ordered = tuple(sorted(set(models)))
         counts = [counters.of(model) for model in ordered]
-        self._counts = AnswerCounts(
+        self.answer_counts = AnswerCounts(
             ordered,
             counts,
             counters.pairs_of(ordered),
@@ -419,9 +420,9 @@ class ApplicationStats:
         its step, "" for none."""
         counters, used = self.counters, combined.used
         took_us = future.latency_us
-        if self._counts.add(took_us, arrived, used, combined.output, bool(reason)):
+        if self.answer_counts.add(took_us, arrived, used, combined.output, bool(reason)):
             counters.compare(arrived, combined.output)
-        if took_us > counters.slowest.bar_us:
+        if took_us > counters.slowest.bar.value:
             counters.slowest.add(future, models, used, reason)
         try:
             self._decided[decided_by]()

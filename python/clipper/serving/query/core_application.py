@@ -1,0 +1,111 @@
+"""Applications whose plain queries the core schedules, combines and counts.
+
+The core knows the built-in policies over at most 16 models. What it does not take is scheduled in
+Python (processor.py): applications with a decider, roles, a rollout, decoys, contexts from a table,
+prediction sets, named outputs or models of the mesh, and policies of users.
+"""
+
+from collections.abc import Sequence
+
+from clipper.selection import POLICIES, Plan, Policy
+from clipper.selection.learning.learned_state import DOUBT
+from clipper.selection.learning.learning_policy import LearningPolicy
+from clipper.selection.learning.one_model import OneModel
+from clipper.selection.policies.ensemble import Ensemble
+from clipper.selection.policies.experts import WeightedVotes
+from clipper.selection.policies.mixture import MixedVotes
+from clipper.selection.policies.ridge import SPREAD_COUNTS, Ridge
+from clipper.selection.policies.single_model import SingleModel
+from clipper.selection.policies.weighted import AbSplit, StaticWeights, weight_of
+from clipper.selection.votes import sorted_models
+from clipper.serving.feedback.stored_state import LATEST
+from clipper.serving.query.processor import ResolvedApplication, finish
+from clipper.types import VersionedModel
+from clipper_core.application.application import Application
+from clipper_core.application.selection import Combining, Selection
+from clipper_core.learning.bandit import RuleKind
+
+MODELS_MAX = 16  # of a query that the core combines
+
+
+def core_of(resolved: ResolvedApplication) -> Application | None:
+    """Return what schedules the plain queries of an application in the core; None if Python has to
+    schedule them all."""
+    rollout, window = resolved.rollout, resolved.feedback.window
+    is_plain = (
+        resolved.speculation is None
+        and rollout.assignment is None
+        and rollout.split is None
+        and rollout.side is None
+        and not rollout.decoys
+        and not resolved.on_demand
+        and resolved.rows is None
+        and not resolved.output_name
+    )
+    if not is_plain or window is None or rollout.stats is None:
+        return None
+    selection = selection_of(resolved.policy, resolved.models)
+    if selection is None:
+        return None
+    counters = rollout.stats.counters
+    return Application(
+        resolved,
+        selection,
+        [resolved.cores[model] for model in selection.models],
+        resolved.learner,
+        window.table,
+        window.keep if window.keeps(resolved.learner) else None,
+        rollout.stats.answer_counts,
+        counters.queries,
+        counters.step("all"),
+        counters.slowest,
+        counters.slowest.bar,
+        resolved.means,
+        resolved.feedback.online_learning.is_teaching,
+        finish,
+        Plan,
+        LATEST,
+        resolved.node,
+        resolved.slo_us,
+        resolved.confidence_min,
+    )
+
+
+def selection_of(policy: Policy, models: Sequence[VersionedModel]) -> Selection | None:
+    """Return a policy over these models as the core runs it; None if it does not know it."""
+    ordered = sorted_models(models)
+    if not 1 <= len(ordered) <= MODELS_MAX or POLICIES.get(policy.name) is not type(policy):
+        return None
+    if isinstance(policy, LearningPolicy):
+        return _learning_selection(policy, ordered)
+    if isinstance(policy, Ensemble):
+        return Selection(Combining.EQUAL_VOTES, ordered)
+    if isinstance(policy, SingleModel):
+        return Selection(Combining.EQUAL_VOTES, (models[0],))
+    if isinstance(policy, StaticWeights):
+        weights = [weight_of(policy.weights, model, 1.0) for model in ordered]
+        return Selection(Combining.FIXED_VOTES, ordered, weights=weights)
+    if isinstance(policy, AbSplit):
+        shares = [weight_of(policy.shares, model, 0.0) for model in ordered]
+        return Selection(
+            Combining.DRAWN_MODEL, ordered, weights=shares if any(shares) else [1.0] * len(ordered)
+        )
+    return None
+
+
+def _learning_selection(
+    policy: LearningPolicy, models: tuple[VersionedModel, ...]
+) -> Selection | None:
+    """Return a policy that learns as the core runs it."""
+    answering, rule = policy.answering, policy.rule
+    if policy.coverage is not None:
+        return None
+    if isinstance(policy, Ridge):
+        return Selection(Combining.BLEND, models, doubt=SPREAD_COUNTS, ridge=policy.strength)
+    if rule is None:
+        return None
+    if isinstance(answering, WeightedVotes | MixedVotes):
+        return Selection(Combining.LEARNED_VOTES, models, rule=rule, doubt=DOUBT)
+    if isinstance(answering, OneModel) and rule.kind != RuleKind.LINEAR and not answering.shadow:
+        return Selection(Combining.CHOSEN_MODEL, models, rule=rule, doubt=DOUBT)
+    return None

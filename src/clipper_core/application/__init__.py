@@ -1,0 +1,1 @@
+"""A query to an application: from its arguments to its answer."""

@@ -1,0 +1,98 @@
+# A query to an application of the server, from its arguments to its answer: the policy's choice,
+# the look-up in the cache, tasks for what is not there, the combination, the counts, and the entry
+# that feedback needs. It calls no Python for the built-in policies (selection.pxd), as long as every
+# model that a query calls answers, and nothing else wants to see the query.
+#
+# What is not simple is left to Python (python/clipper/serving/query/processor.py), which gives the
+# same answers: missing predictions, defaults, class probabilities, arrays of several models.
+#
+# Threads: any, with the GIL.
+from clipper_core.application.output_means cimport OutputMeans
+from clipper_core.application.selection cimport (
+    TASKS_MAX, Outputs, Selection, StateView,
+)
+from clipper_core.learning.answer_counts cimport AnswerCounts
+from clipper_core.learning.answer_window cimport AnswerOwner, AnswerWindow
+from clipper_core.results.answer cimport Answer
+from clipper_core.results.future cimport Future
+from clipper_core.runtime.histogram cimport Counter, Gauge
+from clipper_core.runtime.machine cimport u32, u64
+from clipper_core.runtime.row_hash cimport Key
+
+cdef struct Rows:               # of a query, task by task
+    const void* data[TASKS_MAX]
+    u64[TASKS_MAX] sizes
+    Key[TASKS_MAX] keys
+    u32 hits                    # bit set of the tasks whose outputs are cached
+
+cdef struct Asked:              # what a policy chose for a query
+    double probability          # of the choice; NaN: it was certain
+    u32 chosen                  # the place of the model, if one is called; else how many there are
+
+# -- A query until its answer is read: `Future.extra`.
+cdef class ApplicationQuery:
+    cdef readonly Application application
+    cdef readonly tuple models  # that were called, task by task
+    cdef readonly str user
+    cdef readonly str id        # the caller's own
+    cdef object learned         # the state that the query was planned by; None: the policy's first
+    cdef Asked asked
+
+cdef class Application:
+    cdef readonly object resolved
+    cdef readonly Selection selection
+    cdef readonly u64 slo_us
+    cdef tuple models           # sorted, as the cores are
+    cdef list cores
+    cdef list called            # for a query to one model: a tuple of it, by place
+    cdef list owners            # of answers, by place; the last one: of all models
+    cdef list quick             # queries that are answered at once, as `owners`
+    cdef object learner, slowest, latest
+    cdef Gauge is_teaching, bar_us
+    cdef object viewed          # a state, of which this is the view
+    cdef StateView last_view
+    cdef object plan_type, by_python
+    cdef object kept            # is told of each answer, by number; None: nobody is
+    cdef AnswerWindow window
+    cdef AnswerCounts counts
+    cdef OutputMeans means      # None: missing numbers are left out
+    cdef Counter queries, decided
+    cdef list output_means      # by place
+    cdef u32[16] places         # of the models in `counts`
+    cdef str node
+    cdef double confidence_min
+    cdef bint shares_rows       # all models read the same row from an input
+    cdef bint mixed             # they are of several engines
+    cdef bint is_similar        # a model answers with predictions for similar inputs
+    cdef u64 draws
+
+    # Schedule a query. Return None if Python has to. user: "" for nobody's. id: the caller's own.
+    cdef Future schedule(self, object x, str user, u64 slo_us, u64 salt, str id)
+    cdef object state_of(self, str user)
+    cdef bint view_of(self, object state, StateView* view) except -1
+    cdef Future look_up(self, object x, u64 slo_us, u64 salt, const Asked* asked, str user, str id,
+                        object state, const StateView* view)
+    cdef u32 first_place(self, u32 chosen) noexcept
+    cdef ApplicationQuery query_of(self, const Asked* asked, str user, str id, object state)
+    cdef Future submit(self, Rows* rows, object row, list more, Outputs* outputs, u64 slo_us,
+                       u64 salt, ApplicationQuery query)
+    cdef Future answer_later(self, Outputs* outputs, ApplicationQuery query)
+    cdef Answer answer(self, Outputs* outputs, tuple models, const Asked* asked, str user, str id,
+                       const StateView* state, u64 number, u32 took_us)
+    cdef int _add_to_means(self, Outputs* outputs, object output) except -1
+    cdef int look_at_slowest(self, Future future, tuple models, u32 took_us) except -1
+    cdef double uniform(self) noexcept
+
+# -- The applications of a server by name, for queries.
+cdef class ApplicationTable:
+    cdef dict by_name
+
+    cdef Application application(self, object name)
+
+# -- The part of an application's handle that schedules queries.
+cdef class QueryHandle:
+    cdef readonly str name
+    cdef ApplicationTable table
+    cdef double slo_ms_max
+
+    cdef u64 _slo_us(self, object slo_ms) except? 0

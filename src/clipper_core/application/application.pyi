@@ -1,0 +1,92 @@
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+from clipper.types import PredictionRequest, UserValue, VersionedModel
+from clipper_core.application.output_means import OutputMeans
+from clipper_core.application.selection import Selection
+from clipper_core.engine.model import Model
+from clipper_core.learning.answer_counts import AnswerCounts
+from clipper_core.learning.answer_window import AnswerWindow
+from clipper_core.results.future import Future
+from clipper_core.runtime.histogram import Counter, Gauge
+
+@final
+class ApplicationQuery:
+    application: Application
+    models: tuple[VersionedModel, ...]
+    user: str
+    id: str
+    @property
+    def resolved(self) -> Any: ...
+    @property
+    def plan(self) -> Any: ...
+    @property
+    def state(self) -> Any: ...
+    @property
+    def late(self) -> tuple[()]: ...
+    @property
+    def call(self) -> None: ...
+    @property
+    def outputs(self) -> tuple[()]: ...
+    @property
+    def output_name(self) -> str: ...
+
+@final
+class Application:
+    resolved: Any
+    selection: Selection
+    slo_us: int
+    def __init__(
+        self,
+        resolved: object,
+        selection: Selection,
+        cores: Sequence[Model],
+        learner: object,
+        window: AnswerWindow,
+        kept: Callable[[int], None] | None,
+        counts: AnswerCounts,
+        queries: Counter,
+        decided: Counter,
+        slowest: object,
+        bar_us: Gauge,
+        means: OutputMeans | None,
+        is_teaching: Gauge,
+        by_python: Callable[[Future], object],
+        plan_type: Callable[..., object],
+        latest: object,
+        node: str,
+        slo_us: int,
+        confidence_min: float,
+    ) -> None: ...
+    def predict(self, x: object, user: str, slo_us: int, salt: int, id: str) -> Future | None: ...
+    def finish(self, future: Future) -> Any: ...
+
+@final
+class ApplicationTable:
+    def __init__(self) -> None: ...
+    def replace(self, by_name: dict[str, Application]) -> None: ...
+    def schedule(self, request: PredictionRequest) -> Future | None: ...
+
+class QueryHandle:
+    name: str
+    def __init__(self, name: str, table: ApplicationTable, slo_ms_max: float) -> None: ...
+    def predict(
+        self,
+        x: UserValue,
+        user: str | None = None,
+        slo_ms: float | None = None,
+        salt: int = 0,
+        context: UserValue = None,
+        id: str = "",
+        outputs: Sequence[str] = (),
+    ) -> Future: ...
+    def _by_python(
+        self,
+        x: UserValue,
+        user: str | None,
+        slo_ms: float | None,
+        salt: int,
+        context: UserValue,
+        id: str,
+        outputs: Sequence[str],
+    ) -> Future: ...

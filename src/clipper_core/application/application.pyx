@@ -1,0 +1,548 @@
+"""A query to an application, from its arguments to its answer."""
+cimport cython
+from cpython.dict cimport PyDict_GetItemWithError
+from cpython.object cimport PyObject
+from libc.math cimport NAN, rint
+
+import os
+
+from clipper_core.application.output_means cimport OutputMean
+from clipper_core.application.selection cimport (
+    NO_WINNER, TASKS_MAX, Combination, outputs_read,
+)
+from clipper_core.engine.model cimport Model, is_elsewhere, mix
+from clipper_core.learning.answer_window cimport window_keep
+from clipper_core.learning.policy_states cimport Held
+from clipper_core.results.completion cimport (
+    Block, CompletionState, block_drop, id_claim, slot_fill, slots_claim,
+)
+from clipper_core.results.future cimport future_answered, future_new
+from clipper_core.runtime.dtype cimport ANY
+from clipper_core.runtime.histogram cimport count
+from clipper_core.runtime.object_member cimport ObjectMember, read_member
+from clipper_core.runtime.status cimport BAD_INPUT, NO_MEMORY, OK, raise_for
+from clipper_core.wire.comparison cimport (
+    ARRAY_KEY, FLOAT_KEY, ValueKey, key_number, number_key,
+)
+from clipper_core.wire.prediction cimport Value, value_drop, value_hold, value_object
+
+cdef extern from "Python.h":
+    bint PyUnicode_IS_COMPACT_ASCII(object text)
+    Py_ssize_t PyUnicode_GET_LENGTH(object text)
+
+cdef ObjectMember SHARED, CONTEXTS, FIRST       # of a learner
+SHARED.name, CONTEXTS.name, FIRST.name = b"shared", b"contexts", b"first"
+cdef ObjectMember FOLLOWED                      # of the origin of a state
+FOLLOWED.name = b"held"
+cdef ObjectMember APPLICATION, CANDIDATES, INPUT, USER, SLO_MS, SALT, CONTEXT, ID, OUTPUTS
+APPLICATION.name = b"application"               # of a request
+CANDIDATES.name = b"candidate_models"
+INPUT.name, USER.name, SLO_MS.name = b"input", b"user", b"slo_ms"
+SALT.name, CONTEXT.name, ID.name, OUTPUTS.name = b"salt", b"context", b"id", b"outputs"
+
+cdef enum:
+    USER_CHARS_MAX = 512        # of a user's name that is not checked in Python
+
+cdef u64 GOLDEN = 0x9E3779B97F4A7C15
+cdef tuple NOTHING = ()
+cdef str NO_ID = ""
+
+
+@cython.final
+@cython.freelist(32)
+cdef class ApplicationQuery:
+    """A query until its answer is read: `Future.extra`. Threads: any; it never changes."""
+
+    @property
+    def resolved(self):
+        """The application."""
+        return self.application.resolved
+
+    @property
+    def plan(self):
+        """The plan of its models."""
+        if self.asked.probability == self.asked.probability:
+            return self.application.plan_type(self.models, (self.asked.probability,))
+        return self.application.plan_type(self.models)
+
+    @property
+    def state(self):
+        """The state that it is combined by."""
+        return self.application.learner.state(None) if self.learned is None else self.learned
+
+    @property
+    def late(self):
+        """Predictions of observers: it has none."""
+        return NOTHING
+
+    @property
+    def call(self):
+        """The call of a decider: it has none."""
+        return None
+
+    @property
+    def outputs(self):
+        """Names of the outputs that were asked for: it has none."""
+        return NOTHING
+
+    @property
+    def output_name(self):
+        """The named output that its future reads: it has none."""
+        return ""
+
+
+@cython.final
+cdef class Application:
+    """An application whose queries the core schedules, combines and counts.
+
+    resolved: its description, which Python's parts of a query read.  selection: its policy over all
+    of its models.  cores: handles of the models, in the order of the selection's.  learner: the
+    states of the policy.  window: answers that feedback may come for.  kept: called with the number
+    of each answer; None: nobody is.  counts, queries, decided: what is counted of an answer.
+    slowest: takes queries that took longer than `bar_us`.  means: running means of numbers; None:
+    they are not kept.  is_teaching: not 0 while models learn by themselves; then queries are
+    Python's.  by_python: makes an answer of a future in Python.  plan_type: makes a plan of
+    models and their probabilities.  latest: what a context follows that has no state of its own.
+
+    Threads: any.
+    """
+
+    def __init__(self, resolved, Selection selection not None, cores not None, learner,
+                 AnswerWindow window not None, kept, AnswerCounts counts not None,
+                 Counter queries not None, Counter decided not None, slowest,
+                 Gauge bar_us not None, OutputMeans means, Gauge is_teaching not None, by_python,
+                 plan_type, latest, str node not None, u64 slo_us, double confidence_min):
+        cdef u32 i, k = <u32> len(selection.models)
+        if len(cores) != k:
+            raise_for(BAD_INPUT, f"{len(cores)} cores for {k} models")
+        self.resolved, self.selection, self.learner = resolved, selection, learner
+        self.models = selection.models
+        self.cores = [<Model?> core for core in cores]
+        self.window, self.kept, self.counts = window, kept, counts
+        self.queries, self.decided, self.slowest = queries, decided, slowest
+        self.means, self.is_teaching, self.bar_us = means, is_teaching, bar_us
+        self.by_python, self.plan_type, self.latest = by_python, plan_type, latest
+        self.node, self.slo_us, self.confidence_min = node, slo_us, confidence_min
+        self.draws = int.from_bytes(os.urandom(8), "little")
+        self.called = [(model,) for model in self.models]
+        self.owners = [AnswerOwner(learner, models, plan_type(models))
+                       for models in (*self.called, self.models)]
+        self.quick = [self._quick(i, models) for i, models in
+                      enumerate((*self.called, self.models))]
+        self.output_means = [None if means is None else means.mean_of(model)
+                             for model in self.models]
+        for i in range(k):
+            self.places[i] = <u32> counts.place(self.models[i])
+            self.mixed = self.mixed or is_elsewhere(self.cores[i], self.cores[0])
+            self.is_similar = self.is_similar or (<Model> self.cores[i]).near
+        self.shares_rows = all([_same_rows(core, self.cores[0]) for core in self.cores])
+
+    def _quick(self, u32 chosen, tuple models):
+        """Return what is known of a query that is answered at once."""
+        cdef ApplicationQuery query = ApplicationQuery.__new__(ApplicationQuery)
+        query.application = self
+        query.models = models
+        query.user = query.id = ""
+        query.asked.chosen = chosen
+        query.asked.probability = NAN
+        return query
+
+    def predict(self, x, str user not None, u64 slo_us, u64 salt, str id not None):
+        """Schedule a query and return its future; None if Python has to schedule it.
+
+        user: "" for nobody's.  id: the caller's own, "" for none.
+        """
+        return self.schedule(x, user, slo_us, salt, id)
+
+    cdef Future schedule(self, object x, str user, u64 slo_us, u64 salt, str id):
+        cdef StateView view
+        cdef Asked asked
+        cdef Future future
+        cdef object state = None
+        if self.is_teaching.value or self.is_similar:
+            return None
+        asked.chosen = self.selection.k
+        asked.probability = NAN
+        if self.selection.learns:
+            state = self.state_of(user)
+            if not self.view_of(state, &view):
+                return None
+        if self.selection.calls_one:
+            if id:                          # the choice depends on it
+                return None
+            asked.chosen = self.selection.choose(&view, self.uniform(), &asked.probability)
+        future = self.look_up(x, slo_us, salt, &asked, user, id, state, &view)
+        if future is not None:
+            count(&self.queries.n, 1)
+        return future
+
+    cdef bint view_of(self, object state, StateView* view) except -1:
+        """Set the view of a state; False if Python has to read it."""
+        if state is not self.viewed:
+            if not self.selection.view(state, view):
+                return False
+            self.viewed = state
+            self.last_view = view[0]
+            return True
+        view[0] = self.last_view
+        return True
+
+    cdef object state_of(self, str user):
+        """Return the state of a context. Python makes the first one, and those that follow another
+        state, after that has changed."""
+        cdef Held held
+        cdef PyObject* found
+        cdef object first
+        if not user:
+            held = <Held> read_member(&SHARED, self.learner)
+            return held.state if _is_current(held) else self.learner.state(None)
+        found = PyDict_GetItemWithError(read_member(&CONTEXTS, self.learner), user)
+        if found == NULL:
+            return self.learner.state(user)
+        held = <Held> <object> found
+        held.touched = True
+        if held.prior is None:
+            return self.learner.state(user) if held.state is self.latest else held.state
+        if held.prior is not self.latest or held.origin is None:
+            return self.learner.state(user)
+        held = <Held> read_member(&SHARED, self.learner)
+        first = read_member(&FIRST, self.learner)
+        if type(first) is tuple and (<tuple> first)[0] is held.state and _is_current(held):
+            return (<tuple> first)[1]
+        return self.learner.state(user)
+
+    cdef Future look_up(self, object x, u64 slo_us, u64 salt, const Asked* asked, str user, str id,
+                        object state, const StateView* view):
+        """Look the query up in the cache. Return a future that is answered, or that has tasks for
+        what is not there; None if Python has to schedule the query."""
+        cdef Rows rows
+        cdef Outputs outputs
+        cdef Model model
+        cdef Answer answer
+        cdef Future future
+        cdef ApplicationQuery query = <ApplicationQuery> self.quick[asked.chosen]
+        # the objects that own the rows
+        cdef object row = None
+        cdef list more = None
+        cdef u32 i, n = <u32> len(query.models), first = self.first_place(asked.chosen)
+        cdef u64 number
+        for i in range(n):
+            model = <Model> self.cores[first + i]
+            if model.watch is not None:
+                return None
+            if i and self.shares_rows:
+                rows.data[i], rows.sizes[i] = rows.data[0], rows.sizes[0]
+                continue
+            if i:
+                more = [] if more is None else more
+                more.append(row)
+            row = model._row(x, &rows.data[i], &rows.sizes[i])
+            model._check_bytes(rows.sizes[i])
+        outputs.n = n
+        rows.hits = 0
+        for i in range(n):
+            model = <Model> self.cores[first + i]
+            if model._look_up(rows.data[i], rows.sizes[i], salt, 0, &rows.keys[i],
+                              &outputs.value[i]):
+                rows.hits |= <u32> 1 << i
+        if rows.hits != (<u32> 1 << n) - 1:
+            query = self.query_of(asked, user, id, state)
+            return self.submit(&rows, row, more, &outputs, slo_us, salt, query)
+        model = <Model> self.cores[first]
+        number = id_claim(model.engine.state.completion)
+        try:
+            answer = self.answer(&outputs, query.models, asked, user, id, view, number, 0)
+            if answer is None:
+                return self.answer_later(&outputs, self.query_of(asked, user, id, state))
+        finally:
+            for i in range(n):
+                value_drop(&outputs.value[i])
+        future = future_answered(model.engine.completion, n, number, answer, query)
+        self.look_at_slowest(future, query.models, 0)
+        return future
+
+    cdef u32 first_place(self, u32 chosen) noexcept:
+        """Return the place of the first model that a query calls."""
+        return chosen if chosen < self.selection.k else 0
+
+    cdef ApplicationQuery query_of(self, const Asked* asked, str user, str id, object state):
+        """Return what is known of a query until its answer is read."""
+        cdef ApplicationQuery query = ApplicationQuery.__new__(ApplicationQuery)
+        query.application = self
+        query.models = (<ApplicationQuery> self.quick[asked.chosen]).models
+        query.user = user
+        query.id = id
+        query.learned = state
+        query.asked = asked[0]
+        return query
+
+    cdef Future submit(self, Rows* rows, object row, list more, Outputs* outputs, u64 slo_us,
+                       u64 salt, ApplicationQuery query):
+        """Submit tasks for the rows that are not cached. Takes over the values of the others.
+
+        row, more: the objects that own the rows: the last one, and those before it.
+        """
+        cdef u32 i, slot = 0, n = outputs.n, first = self.first_place(query.asked.chosen)
+        cdef u32[TASKS_MAX] costs
+        cdef Block* block = NULL
+        cdef Model model = <Model> self.cores[first]
+        cdef CompletionState* home = model.engine.state.completion
+        cdef Future future
+        try:
+            for i in range(n):
+                costs[i] = 0
+                if rows.hits >> i & 1 == 0 and (<Model> self.cores[first + i]).cost is not None:
+                    costs[i] = (<Model> self.cores[first + i])._cost(
+                        row if more is None or i == n - 1 else more[i], rows.data[i],
+                        rows.sizes[i])
+            if n == 1:
+                return model._evaluate(rows.data[0], rows.sizes[0], &rows.keys[0], salt, slo_us,
+                                       costs[0], self.finish, query)
+            if not slots_claim(home, n, &block, &slot):
+                raise_for(NO_MEMORY, "no memory for a future")
+        except BaseException:
+            for i in range(n):
+                if rows.hits >> i & 1:
+                    value_drop(&outputs.value[i])
+            raise
+        future = future_new(model.engine.completion, block, slot, n, self.finish, query)
+        for i in range(n):
+            if rows.hits >> i & 1:
+                slot_fill(home, block, slot + i, OK, &outputs.value[i])
+                block_drop(home, block, 1)
+                continue
+            (<Model> self.cores[first + i])._submit_missed(
+                rows.data[i], rows.sizes[i], &rows.keys[i], salt, slo_us, 0, block, slot + i,
+                costs[i])
+        if self.mixed:
+            mix(future, tuple(self.cores))
+        return future
+
+    cdef Future answer_later(self, Outputs* outputs, ApplicationQuery query):
+        """Return a future whose answer Python makes of these outputs."""
+        cdef u32 i, slot = 0, n = outputs.n
+        cdef Block* block = NULL
+        cdef Model model = <Model> self.cores[self.first_place(query.asked.chosen)]
+        cdef CompletionState* home = model.engine.state.completion
+        cdef Value value
+        if not slots_claim(home, n, &block, &slot):
+            raise_for(NO_MEMORY, "no memory for a future")
+        for i in range(n):
+            value = outputs.value[i]
+            value_hold(&value)
+            slot_fill(home, block, slot + i, OK, &value)
+            block_drop(home, block, 1)
+        return future_new(model.engine.completion, block, slot, n, self.by_python, query)
+
+    def finish(self, Future future not None):
+        """Return the answer of a query whose tasks have ended."""
+        cdef ApplicationQuery query = future.extra
+        cdef StateView view
+        cdef Outputs outputs
+        cdef Answer answer
+        cdef u32 i, took_us
+        outputs.n = future.count
+        for i in range(outputs.n):
+            if future._state_of(i) != OK:
+                return self.by_python(future)
+            # the future keeps it
+            outputs.value[i] = future._held(i)
+        if query.learned is not None and not self.selection.view(query.learned, &view):
+            return self.by_python(future)
+        took_us = future.latency_us
+        answer = self.answer(&outputs, query.models, &query.asked, query.user, query.id, &view,
+                             future.id, took_us)
+        if answer is None:
+            return self.by_python(future)
+        self.look_at_slowest(future, query.models, took_us)
+        return answer
+
+    cdef Answer answer(self, Outputs* outputs, tuple models, const Asked* asked, str user, str id,
+                       const StateView* state, u64 number, u32 took_us):
+        """Combine the outputs of all models, count the answer and remember it for feedback. Return
+        None, and do nothing, if Python has to."""
+        cdef Combination found
+        cdef Answer answer
+        cdef ValueKey right
+        if not outputs_read(outputs):
+            return None
+        if not self.selection.combine(state, outputs, asked.chosen, &found):
+            return None
+        if found.confidence < self.confidence_min:
+            return None
+        answer = Answer.__new__(Answer)
+        if found.winner == NO_WINNER:
+            answer.output = found.mean
+            right = number_key(found.mean)
+        else:
+            answer.output = value_object(&outputs.value[found.winner])
+            right = outputs.key[found.winner]
+        answer.confidence = found.confidence
+        answer.agreement = found.agreement
+        answer.is_default = False
+        answer.reason = ""
+        answer.models = models
+        answer.missing = NOTHING
+        answer.set = NOTHING
+        answer.latency_us = took_us
+        answer.node = self.node
+        answer.number = number
+        answer.decided_by = "all"
+        answer.request_id = id
+        if self.means is not None:
+            self._add_to_means(outputs, answer.output)
+        window_keep(self.window, number, <AnswerOwner> self.owners[asked.chosen], user, outputs.n,
+                    outputs.value, outputs.key, outputs.confidence, outputs.is_sure, found.winner,
+                    found.mean, asked.probability)
+        if self.kept is not None:
+            self.kept(number)
+        self.counts.add_whole(took_us, outputs.n, self.places + self.first_place(asked.chosen),
+                              outputs.key, &right)
+        count(&self.decided.n, 1)
+        return answer
+
+    cdef int _add_to_means(self, Outputs* outputs, object output) except -1:
+        """Add numbers to the means of their models."""
+        cdef u32 i
+        if outputs.n == 1 and outputs.key[0].kind == ARRAY_KEY:
+            self.means.add(self.models[0], output)
+        for i in range(outputs.n):
+            if outputs.key[i].kind == FLOAT_KEY:
+                (<OutputMean> self.output_means[i]).add_number(key_number(&outputs.key[i]))
+        return 0
+
+    cdef int look_at_slowest(self, Future future, tuple models, u32 took_us) except -1:
+        """Write a query down that is among the slowest."""
+        if took_us > self.bar_us.value:
+            self.slowest.add(future, models, models, "")
+        return 0
+
+    cdef double uniform(self) noexcept:
+        """Return the next random number in [0, 1)."""
+        cdef u64 z
+        self.draws += GOLDEN
+        z = self.draws
+        z = (z ^ z >> 30) * <u64> 0xBF58476D1CE4E5B9
+        z = (z ^ z >> 27) * <u64> 0x94D049BB133111EB
+        z ^= z >> 31
+        return <double> (z >> 11) * 2.0 ** -53
+
+
+cdef bint _is_current(Held held) except -1:
+    """Return whether a state is what it follows, or follows none."""
+    cdef object followed
+    if held.prior is None:
+        return True
+    if held.origin is None:
+        return False
+    followed = read_member(&FOLLOWED, held.origin)
+    return followed is None or (<Held?> followed).state is held.prior
+
+
+cdef bint _same_rows(Model one, Model other) except -1:
+    """Return whether two models read the same row from an input."""
+    if one is other:
+        return one.on_untyped is None
+    if one.on_untyped is not None or other.on_untyped is not None or one.guessed or other.guessed:
+        return False
+    if one.tensors is not None or other.tensors is not None:
+        return False
+    if one.state.spec.dtype == ANY or one.state.spec.dtype != other.state.spec.dtype:
+        return False
+    return one.shape == other.shape and one.state.finite == other.state.finite
+
+
+@cython.final
+cdef class ApplicationTable:
+    """The applications of a server whose queries the core schedules, by name. Threads: any."""
+
+    def __init__(self):
+        self.by_name = {}
+
+    def replace(self, dict by_name not None):
+        """Replace all of them."""
+        self.by_name = by_name
+
+    cdef Application application(self, object name):
+        cdef PyObject* found = PyDict_GetItemWithError(self.by_name, name)
+        return None if found == NULL else <Application> <object> found
+
+    @cython.binding(False)
+    def schedule(self, request):
+        """Schedule a request to an application and return its future; None if Python has to."""
+        cdef Application application
+        cdef object user = read_member(&USER, request), slo_ms = read_member(&SLO_MS, request)
+        cdef object name = read_member(&APPLICATION, request)
+        if type(name) is not str or len(read_member(&CANDIDATES, request)):
+            return None
+        if read_member(&CONTEXT, request) is not None or len(read_member(&OUTPUTS, request)):
+            return None
+        application = self.application(name)
+        if application is None or slo_ms is not None or not _is_plain_name(user):
+            return None
+        if read_member(&ID, request) != "":
+            return None
+        return application.schedule(read_member(&INPUT, request), "" if user is None else user,
+                                    application.slo_us, read_member(&SALT, request), "")
+
+
+cdef inline bint _is_plain_name(object user) noexcept:
+    """Return whether it is a user's name, or nobody's, that needs no closer look."""
+    if user is None:
+        return True
+    return (type(user) is str and PyUnicode_IS_COMPACT_ASCII(user)
+            and PyUnicode_GET_LENGTH(user) <= USER_CHARS_MAX)
+
+
+cdef class QueryHandle:
+    """The part of an application's handle that schedules queries. Threads: any.
+
+    name: of the application.  table: of all applications.  slo_ms_max: longest deadline.
+    """
+
+    def __init__(self, str name not None, ApplicationTable table not None, double slo_ms_max):
+        self.name, self.table, self.slo_ms_max = name, table, slo_ms_max
+
+    @cython.binding(False)
+    def predict(self, x, user=None, slo_ms=None, salt=0, context=None, id="", outputs=()):
+        """Schedule one query and return the Future of its `Answer` at once.
+
+        x: one input of the application's type; of named tensors a dict.  user: whose selection
+        state applies.  slo_ms: instead of the application's; the answer is there by then, from the
+        models or the default. salt: another cache entry. context: array-like f64[d], d up to 32,
+        by which a contextual policy (linucb, lints) chooses the model; others ignore it.  id:
+        your own name for the query, up to 512 printable characters, for `Answer.request_id`, logs
+        and decoys. A query whose models are chosen at random gets the same ones again when it is
+        made with the same id and the policy has learned nothing since. outputs: of named outputs
+        only these. Raises InvalidInput (type, shape, SLO, context, id), UnknownApplication, and
+        UnknownModel when no model is linked; the future never raises for a model's failure.
+        """
+        cdef Application application = self.table.application(self.name)
+        cdef Future future
+        cdef u64 slo_us
+        if (application is None or context is not None or id is not NO_ID
+                or outputs is not NOTHING or not _is_plain_name(user)):
+            return self._by_python(x, user, slo_ms, salt, context, id, outputs)
+        slo_us = application.slo_us
+        if slo_ms is not None:
+            slo_us = self._slo_us(slo_ms)
+        if slo_us == 0:
+            return self._by_python(x, user, slo_ms, salt, context, id, outputs)
+        future = application.schedule(x, "" if user is None else user, slo_us, salt, NO_ID)
+        if future is None:
+            return self._by_python(x, user, slo_ms, salt, context, id, outputs)
+        return future
+
+    cdef u64 _slo_us(self, object slo_ms) except? 0:
+        """Convert an SLO to microseconds; 0 for one that Python has to look at."""
+        cdef double given
+        if type(slo_ms) is not float and type(slo_ms) is not int:
+            return 0
+        given = slo_ms
+        if not 0.0 < given <= self.slo_ms_max:
+            return 0
+        return max(<u64> rint(given * 1000.0), <u64> 1)
+
+    def _by_python(self, x, user, slo_ms, salt, context, id, outputs):
+        """Schedule a query that the core does not take, which checks all that is given."""
+        raise NotImplementedError(f"{type(self).__name__} schedules no queries of Python")

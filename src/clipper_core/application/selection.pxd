@@ -1,0 +1,84 @@
+# The built-in selection policies as data: which model a query goes to, and how the outputs of its
+# models combine. Pure: no clock, no allocation, no randomness except the caller's uniform number.
+#
+# A policy that is not here, or outputs of mixed kinds, are combined in Python
+# (python/clipper/selection), which is also the reference for this module.
+#
+# Threads: any; a Selection never changes, and the state belongs to the caller.
+cimport numpy as cnp
+
+from clipper_core.learning.bandit cimport Rule
+from clipper_core.learning.feedback_update cimport Learner
+from clipper_core.learning.mixture cimport RowShape
+from clipper_core.runtime.machine cimport u32, u64, u8
+from clipper_core.wire.comparison cimport ValueKey
+from clipper_core.wire.prediction cimport Value
+
+cdef enum:
+    TASKS_MAX = 16              # models of a query that are combined here
+    NO_WINNER = 0xFFFFFFFF      # the answer is a mean, and no model's output
+
+cpdef enum Combining:           # how the outputs become the answer
+    EQUAL_VOTES = 1             # a vote, or a mean, of all models with equal weights
+    FIXED_VOTES = 2             # the same with weights that a person has set
+    LEARNED_VOTES = 3           # the same with the weights of a rule
+    BLEND = 4                   # a linear regression on numbers; labels have equal votes
+    DRAWN_MODEL = 5             # that of a model that is drawn by shares that a person has set
+    CHOSEN_MODEL = 6            # that of the model that a rule chooses; calibrated
+
+cdef struct StateView:          # a learned state
+    const double* rows
+    const double* sure          # [bins, 2]
+    u32 count                   # of rows
+    u32 columns
+    u32 bins
+    RowShape shape              # of a mixture
+    u64 labels
+    double seen
+
+cdef struct Outputs:            # of the models that a query called, all of which have answered
+    u32 n
+    Value[TASKS_MAX] value      # borrowed
+    ValueKey[TASKS_MAX] key
+    double[TASKS_MAX] confidence    # as reported
+    u8[TASKS_MAX] is_sure       # whether one was reported
+
+cdef struct Combination:
+    double confidence
+    double agreement
+    double mean                 # the answer, if there is no winner
+    u32 winner                  # the task whose output is the answer
+
+cdef class Selection:
+    cdef readonly tuple models  # in the order of tasks
+    cdef Combining how
+    cdef readonly bint calls_one
+    cdef readonly bint learns
+    cdef Rule rule
+    cdef double doubt           # observations above which they outweigh what is known without them
+    cdef double ridge
+    cdef double[TASKS_MAX] weights
+    cdef u32 k
+
+    # Set the view of a state of these models; False if it is of others, or of another shape.
+    cdef bint view(self, object state, StateView* found) except -1
+    # Return the place of the model to call, and the probability of that choice. For policies that
+    # call one.
+    cdef u32 choose(self, const StateView* state, double uniform,
+                    double* probability) noexcept nogil
+    # Combine the outputs. False: they are to be combined in Python. chosen: the place of the model
+    # that was called, if it was one.
+    cdef bint combine(self, const StateView* state, const Outputs* outputs, u32 chosen,
+                      Combination* found) noexcept nogil
+    cdef u32 _drawn(self, double uniform, double* probability) noexcept nogil
+    cdef double _weights(self, const StateView* state, double* weights) noexcept nogil
+    cdef void _learner(self, const StateView* state, Learner* learner) noexcept nogil
+    cdef bint _rate_chosen(self, const StateView* state, const Outputs* outputs, u32 chosen,
+                           Combination* found) noexcept nogil
+    cdef bint _learned_vote(self, const StateView* state, const Outputs* outputs,
+                            Combination* found) noexcept nogil
+    cdef bint _blended(self, const StateView* state, const Outputs* outputs,
+                       Combination* found) noexcept nogil
+
+# Read keys and confidences of the values. False: one of them has qualifiers.
+cdef bint outputs_read(Outputs* outputs) noexcept nogil

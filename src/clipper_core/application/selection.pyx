@@ -1,0 +1,417 @@
+"""The built-in selection policies as data: which model a query goes to, and how outputs combine."""
+cimport cython
+cimport numpy as cnp
+from libc.math cimport NAN, hypot, isfinite, sqrt
+
+from clipper_core.learning.bandit cimport (
+    HEDGE, LINEAR, LOGODDS, MIXTURE, MODELS_MAX, STACKING, rule_choose, rule_weights,
+)
+from clipper_core.learning.feedback_update cimport (
+    Learner, Observation, feedback_update_classes, feedback_update_raw,
+)
+from clipper_core.learning.linear cimport blend
+from clipper_core.learning.mixture cimport (
+    mixture_is_untouched, mixture_shape, mixture_weights,
+)
+from clipper_core.learning.number_votes cimport WeightedMean, weighted_mean
+from clipper_core.runtime.machine cimport i64
+from clipper_core.runtime.object_member cimport ObjectMember, read_member
+from clipper_core.runtime.status cimport BAD_INPUT, raise_for
+from clipper_core.wire.comparison cimport (
+    BOOL_KEY, BYTES_KEY, FLOAT_KEY, LARGE_KEY, STR_KEY, WHOLE_KEY, key_hash, key_is_usable,
+    key_number, keys_are_equal, value_key,
+)
+from clipper_core.wire.prediction cimport TAG_BLOB, TAG_ROW, blob_of, word_confidence
+
+cnp.import_array()
+
+cdef ObjectMember MODELS, ROWS, SURE, LABELS, SEEN      # of a learned state
+MODELS.name, ROWS.name, SURE.name = b"models", b"rows", b"sure"
+LABELS.name, SEEN.name = b"labels", b"seen"
+
+
+cdef enum OutputKind:
+    OTHER = 0
+    LABELS_OF_ONE_TYPE = 1
+    NUMBERS = 2
+
+
+@cython.final
+cdef class Selection:
+    """A built-in policy over these models, as data. Threads: any; it never changes.
+
+    how: how outputs become the answer.  models: sorted, at most 16.  rule: of a policy that learns
+    by one.  doubt: observations in a bin of confidence from which on they outweigh the confidence
+    itself; of a blend, those from which on past errors outweigh the scatter.  weights: of the
+    votes, or shares of the queries, that a person has set.  ridge: the strength of a blend's pull
+    towards the mean.
+    """
+
+    def __init__(self, Combining how, tuple models not None, *, Rule rule=None, double doubt=0.0,
+                 weights=None, double ridge=0.0):
+        cdef u32 i
+        if not 1 <= len(models) <= TASKS_MAX:
+            raise_for(BAD_INPUT, f"{len(models)} models: a selection has 1 to {TASKS_MAX}")
+        self.k = <u32> len(models)
+        self.how, self.models, self.rule = how, models, rule
+        self.doubt, self.ridge = doubt, ridge
+        self.calls_one = how in (DRAWN_MODEL, CHOSEN_MODEL)
+        self.learns = how in (LEARNED_VOTES, BLEND, CHOSEN_MODEL)
+        if how in (LEARNED_VOTES, CHOSEN_MODEL):
+            self._check_rule()
+        if how in (FIXED_VOTES, DRAWN_MODEL) and (weights is None or len(weights) != self.k):
+            raise_for(BAD_INPUT, f"a weight is needed for each of {self.k} models")
+        for i in range(self.k):
+            self.weights[i] = 1.0 if weights is None else weights[i]
+
+    def _check_rule(self):
+        """Raise BAD_INPUT for a rule that does not fit the way of combining."""
+        cdef bint votes
+        if self.rule is None:
+            raise_for(BAD_INPUT, "a selection that learns needs a rule")
+        votes = self.rule.state.kind in (HEDGE, LOGODDS, STACKING, MIXTURE)
+        if self.rule.state.kind == LINEAR or votes != (self.how == LEARNED_VOTES):
+            raise_for(BAD_INPUT, f"rule {self.rule.state.kind} does not go with {self.how}")
+
+    cdef bint view(self, object state, StateView* found) except -1:
+        cdef object models = read_member(&MODELS, state)
+        cdef object rows = read_member(&ROWS, state), sure = read_member(&SURE, state)
+        if models is not self.models and models != self.models:
+            return False
+        if not _are_doubles(rows) or not _are_doubles(sure) or cnp.PyArray_DIM(sure, 1) != 2:
+            return False
+        found.rows = <const double*> cnp.PyArray_DATA(rows)
+        found.sure = <const double*> cnp.PyArray_DATA(sure)
+        found.count = <u32> cnp.PyArray_DIM(rows, 0)
+        found.columns = <u32> cnp.PyArray_DIM(rows, 1)
+        found.bins = <u32> cnp.PyArray_DIM(sure, 0)
+        found.labels = read_member(&LABELS, state)
+        found.seen = read_member(&SEEN, state)
+        if self.how == BLEND:
+            return found.count == self.k + 1 and found.columns == self.k + 3
+        if found.bins == 0:
+            return False
+        if self.rule.state.kind == MIXTURE:
+            if found.count != self.k + 1:
+                return False
+            found.shape = mixture_shape(rows)
+            return True
+        return found.count == self.k and found.columns == self.rule.state.columns
+
+    cdef u32 choose(self, const StateView* state, double uniform,
+                    double* probability) noexcept nogil:
+        cdef double[MODELS_MAX] p
+        cdef u32 i
+        if self.how == DRAWN_MODEL:
+            return self._drawn(uniform, probability)
+        i = rule_choose(&self.rule.state, state.rows, self.k, state.seen, uniform, p)
+        probability[0] = p[i]
+        return i
+
+    cdef u32 _drawn(self, double uniform, double* probability) noexcept nogil:
+        """Return the place of a model that is drawn by its share."""
+        cdef double total = 0.0, below = 0.0
+        cdef u32 i, last = 0
+        for i in range(self.k):
+            total += self.weights[i]
+        for i in range(self.k):
+            if self.weights[i] > 0.0:
+                last = i
+                below += self.weights[i]
+                if uniform * total < below:
+                    break
+        probability[0] = self.weights[last] / total
+        return last
+
+    cdef bint combine(self, const StateView* state, const Outputs* outputs, u32 chosen,
+                      Combination* found) noexcept nogil:
+        cdef OutputKind kind
+        cdef double[TASKS_MAX] weights
+        cdef double total
+        found.agreement = 1.0
+        found.winner = 0
+        if outputs.n == 1 and self.how != BLEND:
+            if not key_is_usable(&outputs.key[0]):
+                return False
+            if self.how == CHOSEN_MODEL:
+                return self._rate_chosen(state, outputs, chosen, found)
+            found.confidence = _sound(outputs, 0, 1.0)
+            return True
+        kind = _kind_of(outputs)
+        if kind == OTHER:
+            return False
+        if self.how == LEARNED_VOTES and kind == LABELS_OF_ONE_TYPE:
+            return self._learned_vote(state, outputs, found)
+        if self.how == BLEND and kind == NUMBERS:
+            return self._blended(state, outputs, found)
+        total = self._weights(state, weights)
+        if kind == NUMBERS:
+            return _mean(outputs, weights, total, found)
+        _vote(outputs, weights, total, found)
+        return True
+
+    cdef double _weights(self, const StateView* state, double* weights) noexcept nogil:
+        """Set the weights of the votes; return their sum."""
+        cdef double total = 0.0
+        cdef u32 i
+        for i in range(self.k):
+            weights[i] = 1.0
+        if self.how == FIXED_VOTES:
+            for i in range(self.k):
+                weights[i] = self.weights[i]
+        elif self.how == LEARNED_VOTES and self.rule.state.kind != MIXTURE:
+            rule_weights(&self.rule.state, state.rows, self.k,
+                         feedback_update_classes(state.labels), weights)
+        for i in range(self.k):
+            total += weights[i]
+        if total > 0.0:
+            return total
+        for i in range(self.k):
+            weights[i] = 1.0
+        return self.k
+
+    cdef void _learner(self, const StateView* state, Learner* learner) noexcept nogil:
+        """Set what feedback_update reads of a state."""
+        learner.rule = &self.rule.state
+        learner.k = self.k
+        learner.labels = state.labels
+        learner.shape = state.shape
+        # nothing is learned here
+        learner.rows = <double*> state.rows
+        learner.sure = <double*> state.sure
+        learner.columns = state.columns
+        learner.bins = state.bins
+        learner.doubt = self.doubt
+
+    cdef bint _rate_chosen(self, const StateView* state, const Outputs* outputs, u32 chosen,
+                           Combination* found) noexcept nogil:
+        """Calibrate the confidence of the one model that was called."""
+        cdef u8[TASKS_MAX] arrived
+        cdef double[TASKS_MAX] confidence
+        cdef Learner learner
+        cdef Observation observation
+        cdef double raw
+        cdef u32 i, winner = 0
+        self._learner(state, &learner)
+        for i in range(self.k):
+            arrived[i] = i == chosen
+            confidence[i] = _own(outputs, 0) if i == chosen else NAN
+        _no_label(&observation)
+        observation.arrived = arrived
+        observation.confidence = confidence
+        observation.chosen = chosen
+        raw = feedback_update_raw(&learner, &observation, &winner)
+        if raw < 0.0:
+            return False
+        found.confidence = _calibrated(&learner, raw)
+        return True
+
+    cdef bint _learned_vote(self, const StateView* state, const Outputs* outputs,
+                            Combination* found) noexcept nogil:
+        """Vote with the weights of the rule."""
+        cdef i64[TASKS_MAX] values
+        cdef u8[TASKS_MAX] arrived
+        cdef u8[TASKS_MAX] cells
+        cdef double[TASKS_MAX] confidence
+        cdef Learner learner
+        cdef Observation observation
+        cdef bint mixed = self.rule.state.kind == MIXTURE
+        cdef double raw
+        cdef u32 i, j, winner = 0
+        self._learner(state, &learner)
+        for i in range(self.k):
+            arrived[i] = True
+            confidence[i] = _own(outputs, i)
+            j = _first_like(outputs, i)
+            values[i] = j
+            cells[i] = cells[j] if j < i else <u8> key_hash(&outputs.key[i]) if mixed else 0
+        _no_label(&observation)
+        observation.values = values
+        observation.cells = cells
+        observation.arrived = arrived
+        observation.confidence = confidence
+        observation.chosen = self.k
+        raw = feedback_update_raw(&learner, &observation, &winner)
+        if raw < 0.0 or winner >= self.k:
+            return False
+        found.winner = winner
+        found.confidence = found.agreement = raw
+        if not mixed or not mixture_is_untouched(learner.rows, learner.shape, self.k):
+            found.agreement = _agreement(&learner, values, winner)
+            found.confidence = _calibrated(&learner, raw)
+        return True
+
+    cdef bint _blended(self, const StateView* state, const Outputs* outputs,
+                       Combination* found) noexcept nogil:
+        """Blend numbers by the regression."""
+        cdef double[TASKS_MAX + 1] z
+        cdef double answer, scatter, residual, count, share, spread, size
+        cdef u32 i
+        for i in range(self.k):
+            z[i] = key_number(&outputs.key[i])
+        z[self.k] = 0.0
+        residual = blend(state.rows, self.k, self.ridge, z, 1, &answer, &scatter)
+        if not isfinite(answer + scatter):
+            return False
+        size = answer if answer > 0.0 else -answer
+        count = state.rows[<u64> self.k * state.columns + 1]
+        share = count / (count + self.doubt)
+        spread = hypot(sqrt(share) * residual, sqrt(1.0 - share) * scatter)
+        found.winner = NO_WINNER
+        found.mean = answer
+        if size == 0.0:
+            found.confidence = spread == 0.0
+            return True
+        found.agreement = size / (size + scatter)
+        found.confidence = min(size / (size + spread), 1.0)
+        return True
+
+
+cdef inline bint _are_doubles(object array) noexcept:
+    """Return whether it is a contiguous f64 array of two dimensions."""
+    return (cnp.PyArray_Check(array) and cnp.PyArray_TYPE(array) == cnp.NPY_DOUBLE
+            and cnp.PyArray_NDIM(array) == 2 and cnp.PyArray_IS_C_CONTIGUOUS(array))
+
+
+cdef inline void _no_label(Observation* observation) noexcept nogil:
+    """Set the fields of a query that has no feedback yet."""
+    observation.values = NULL
+    observation.cells = NULL
+    observation.label = -1
+    observation.context = NULL
+    observation.named = NULL
+    observation.features = 0
+    observation.right = 0
+
+
+cdef bint outputs_read(Outputs* outputs) noexcept nogil:
+    cdef const Value* value
+    cdef u32 i
+    for i in range(outputs.n):
+        value = &outputs.value[i]
+        outputs.key[i] = value_key(value.word, value.tag, NULL)
+        outputs.is_sure[i] = False
+        outputs.confidence[i] = NAN
+        if value.tag != TAG_BLOB and value.tag != TAG_ROW:
+            continue
+        if blob_of(value.word).qualifier_bytes:
+            return False
+        if blob_of(value.word).has_confidence:
+            outputs.is_sure[i] = True
+            outputs.confidence[i] = word_confidence(value.word)
+    return True
+
+
+cdef inline double _own(const Outputs* outputs, u32 i) noexcept nogil:
+    """Return the confidence that a model reported, 0 for NaN; NaN if it reported none."""
+    if not outputs.is_sure[i]:
+        return NAN
+    return outputs.confidence[i] if outputs.confidence[i] == outputs.confidence[i] else 0.0
+
+
+cdef inline double _sound(const Outputs* outputs, u32 i, double unknown) noexcept nogil:
+    """Return the confidence that a model reported, between 0 and 1; `unknown` if it did not."""
+    cdef double own = _own(outputs, i)
+    if not outputs.is_sure[i]:
+        return unknown
+    return min(max(own, 0.0), 1.0)
+
+
+cdef inline u32 _first_like(const Outputs* outputs, u32 i) noexcept nogil:
+    """Return the first task that has the same output as task i."""
+    cdef u32 j
+    for j in range(i):
+        if keys_are_equal(&outputs.key[j], &outputs.key[i]):
+            return j
+    return i
+
+
+cdef inline u8 _type_of(u8 kind) noexcept nogil:
+    """Return the kind that stands for a type of Python: all ints are of one."""
+    return WHOLE_KEY if kind == LARGE_KEY else kind
+
+
+cdef OutputKind _kind_of(const Outputs* outputs) noexcept nogil:
+    """Return what the outputs are: labels of one type, or numbers with a float among them."""
+    cdef u8 first = _type_of(outputs.key[0].kind), kind
+    cdef bint same = True, numbers = True, any_float = False
+    cdef u32 i
+    for i in range(outputs.n):
+        kind = _type_of(outputs.key[i].kind)
+        same = same and kind == first
+        any_float = any_float or kind == FLOAT_KEY
+        numbers = numbers and (kind == FLOAT_KEY or outputs.key[i].kind == WHOLE_KEY)
+        if kind == FLOAT_KEY and not isfinite(key_number(&outputs.key[i])):
+            return OTHER
+    if any_float:
+        return NUMBERS if numbers else OTHER
+    if not same:
+        return OTHER
+    if first == BOOL_KEY or first == WHOLE_KEY or first == STR_KEY or first == BYTES_KEY:
+        return LABELS_OF_ONE_TYPE
+    return OTHER
+
+
+cdef void _vote(const Outputs* outputs, const double* weights, double selected,
+                Combination* found) noexcept nogil:
+    """Find the label with the largest weight; of equals the one of the surer models, then that of
+    the first."""
+    cdef double[TASKS_MAX] behind
+    cdef double[TASKS_MAX] sure
+    cdef u32[TASKS_MAX] first
+    cdef double top = 0.0, high = -1.0
+    cdef u32 i
+    for i in range(outputs.n):
+        behind[i] = 0.0
+        sure[i] = 0.0
+        first[i] = _first_like(outputs, i)
+        behind[first[i]] += weights[i]
+    for i in range(outputs.n):
+        top = max(top, behind[i])
+        sure[first[i]] += _sound(outputs, i, 0.5)
+    for i in range(outputs.n):
+        if first[i] == i and behind[i] >= top * (1 - 1e-12) and sure[i] > high:
+            high = sure[i]
+            found.winner = i
+    found.confidence = min(behind[found.winner] / selected, 1.0)
+    found.agreement = found.confidence
+
+
+cdef bint _mean(const Outputs* outputs, const double* weights, double selected,
+                Combination* found) noexcept nogil:
+    """Average numbers."""
+    cdef double[TASKS_MAX] numbers
+    cdef WeightedMean mean
+    cdef u32 i
+    for i in range(outputs.n):
+        numbers[i] = key_number(&outputs.key[i])
+    mean = weighted_mean(numbers, weights, outputs.n)
+    found.winner = NO_WINNER
+    found.mean = mean.mean
+    found.agreement = mean.agreement
+    found.confidence = min(mean.arrived / selected * mean.agreement, 1.0)
+    return True
+
+
+cdef double _agreement(const Learner* learner, const i64* values, u32 winner) noexcept nogil:
+    """Return the weight of the models that agree with the winner, as a share of all weight."""
+    cdef double[MODELS_MAX] weights
+    cdef double total = 0.0, behind = 0.0
+    cdef u32 i
+    if learner.rule.kind == MIXTURE:
+        mixture_weights(learner.rows, learner.shape, learner.k, weights)
+    else:
+        rule_weights(learner.rule, learner.rows, learner.k,
+                     feedback_update_classes(learner.labels), weights)
+    for i in range(learner.k):
+        total += weights[i]
+        if values[i] == values[winner]:
+            behind += weights[i]
+    return min(behind / total, 1.0) if total > 0.0 else 0.0
+
+
+cdef double _calibrated(const Learner* learner, double raw) noexcept nogil:
+    """Return the share of answers with this confidence that were right."""
+    cdef u32 i = min(<u32> (raw * learner.bins + 1e-9), learner.bins - 1)
+    cdef const double* bin = learner.sure + 2 * i
+    return (bin[0] + learner.doubt * raw) / (bin[1] + learner.doubt)

@@ -1,0 +1,416 @@
+"""Queries that the core schedules: their answers equal those of the policies in Python, which are
+the reference; what they count and remember equals what a query in Python does."""
+
+import copy
+import gc
+import itertools
+import math
+import pickle
+import random
+from types import SimpleNamespace
+
+import msgspec
+import numpy as np
+import pytest
+
+from clipper.selection import Observation, Plan, Prediction, Truth, create_policy
+from clipper.selection.policy import is_number, is_usable
+from clipper.serving.feedback.states import States
+from clipper.serving.feedback.stored_state import publish
+from clipper.serving.feedback.window import FeedbackWindow
+from clipper.serving.query.core_application import MODELS_MAX, core_of, selection_of
+from clipper.serving.query.processor import (
+    FeedbackState,
+    ResolvedApplication,
+    RolloutState,
+    predict,
+)
+from clipper.serving.query.stats import ApplicationCounters
+from clipper.store.journal import Journal
+from clipper.store.memory import MemoryStore
+from clipper.types import VersionedModel
+from clipper_core.application.application import (
+    Application,
+    ApplicationQuery,
+    ApplicationTable,
+    QueryHandle,
+)
+from clipper_core.application.selection import Combining, Selection
+from clipper_core.learning.bandit import Rule, RuleKind
+from clipper_core.runtime.status import StatusError
+from clipper_core.wire.codec import Kind, encode_rows
+
+POLICIES = (
+    "ensemble",
+    "single",
+    "ab(shares={'m0': 0.7, 'm1': 0.3})",
+    "ab",
+    "static(weights={'m0': 2, 'm1': 0.5})",
+    "exp4",
+    "logodds",
+    "stacking",
+    "mixture",
+    "ridge",
+    "exp3",
+    "bandit",
+    "squarecb",
+    "epsilon_greedy",
+    "thompson",
+    "kl_ucb",
+    "tsallis_inf",
+)
+SLO_US = 1_000_000
+
+
+class Served:
+    """An application over models whose containers a test answers for."""
+
+    def __init__(self, world, policy, k, **fields):
+        self.world = world
+        self.models = tuple(VersionedModel(f"m{i}", 1) for i in range(k))
+        self.cores = [world.model(shape=(2,), lane_rows=64) for _ in range(k)]
+        self.containers = [world.container(core) for core in self.cores]
+        self.policy = create_policy(policy)
+        states = States(MemoryStore(), Journal(None), "n0", 100, 1.0)
+        self.learner = states.learner("app", policy, self.policy, self.models)
+        self.counters = ApplicationCounters()
+        self.window = FeedbackWindow(1000, 60.0, node="n0")
+        self.resolved = ResolvedApplication(
+            "app",
+            self.models,
+            dict(zip(self.models, self.cores, strict=True)),
+            self.policy,
+            self.learner,
+            SLO_US,
+            node="n0",
+            feedback=FeedbackState(self.window),
+            rollout=RolloutState(self.counters.for_models(self.models, None)),
+            **fields,
+        )
+        self.core = core_of(self.resolved)
+
+    def learn(self, rng, outputs, n):
+        """Publish the state after n random observations of these outputs."""
+        state = self.learner.state(None)
+        for _ in range(n):
+            arrived = {
+                model: Prediction(rng.choice(outputs), rng.choice((None, 0.3, 0.9)))
+                for model in self.models
+            }
+            plan = self.policy.select(
+                state, SimpleNamespace(user=None, uniform=rng.random(), features=()), self.models
+            )
+            arrived = {model: arrived[model] for model in plan.models}
+            truth = Truth(rng.choice([one for one in outputs if is_usable(one)]))
+            state = self.policy.observe(state, Observation(plan, arrived, truth))
+        publish(self.learner.shared, state)
+        self.learner.shared.prior = None
+
+    def answer_all(self, outputs, confidences):
+        """Answer every task that waits: model i with outputs[i] and confidences[i]."""
+        self.world.step(1)
+        for container, output, confidence in zip(
+            self.containers, outputs, confidences, strict=True
+        ):
+            while container.read():
+                number, rows = container.inbox.pop(0)
+                values = [output] * len(rows)
+                sent = None if confidence is None else [confidence] * len(rows)
+                if isinstance(output, bool | int | float):
+                    values = np.array(values)
+                assert container.send(encode_rows(Kind.REPLY, values, id=number, confidence=sent))
+                self.world.step(1)
+
+    def by_policy(self, future, answer):
+        """Return what the policy in Python makes of the outputs of the models that were called."""
+        outputs = dict(zip(self.models, self.sent, strict=True))
+        sure = dict(zip(self.models, self.sure, strict=True))
+        called = future.extra.models
+        arrived = {model: Prediction(outputs[model], sure[model]) for model in called}
+        return self.policy.combine(self.learner.state(None), arrived, [])
+
+    def ask(self, x, outputs, confidences):
+        """Return the futures and answers of a query twice: of tasks, and from the cache."""
+        self.sent, self.sure = outputs, confidences
+        missed = self.core.predict(x, "", SLO_US, 0, "")
+        self.answer_all(outputs, confidences)
+        yield missed, missed.result(0)
+        hit = self.core.predict(x, "", SLO_US, 0, "")
+        if not hit.done():  # another model was chosen
+            self.answer_all(outputs, confidences)
+        yield hit, hit.result(0)
+
+
+def f32(confidence):
+    """Return a confidence as it arrives."""
+    return None if confidence is None else float(np.float32(confidence))
+
+
+KINDS = (
+    (0, 1, 2),
+    (-3, 5, 2**62),
+    (2**63, 2**64 - 1, 1),
+    (True, False),
+    ("cat", "dog", "ünï"),
+    (b"a", b"bb", b""),
+    (0.5, -1.25, 3e5),
+    (0.0, -0.0, 1.0),
+)
+ODD = ((math.nan, 1.0, math.inf), (1, 2.5), (1, "1"))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("seed", range(3))
+def test_answers_equal_the_policys_own(new_world, policy, seed):
+    rng = random.Random(f"{policy} {seed}")
+    for kind in (*KINDS, *ODD):
+        served = Served(new_world(), policy, rng.randint(1, 5))
+        assert isinstance(served.core, Application)
+        if seed and not isinstance(served.learner.state(None), tuple):
+            served.learn(rng, kind, rng.randint(1, 40))
+        for i in range(4):
+            outputs = [rng.choice(kind) for _ in served.models]
+            sure = [f32(rng.choice((None, None, 0.25, 0.5, 1.0))) for _ in served.models]
+            for future, answer in served.ask(np.full(2, float(i)), outputs, sure):
+                expected = served.by_policy(future, answer)
+                if not expected.used:
+                    assert answer.is_default
+                    continue
+                assert not answer.is_default
+                assert type(answer.output) is type(expected.output)
+                assert (
+                    answer.output == pytest.approx(expected.output, rel=1e-12)
+                    if is_number(expected.output)
+                    else answer.output == expected.output
+                )
+                assert answer.confidence == pytest.approx(expected.confidence, abs=1e-12)
+                assert answer.agreement == pytest.approx(expected.agreement, abs=1e-12)
+                assert answer.models == expected.used
+                assert (answer.missing, answer.set, answer.reason) == ((), (), "")
+                assert answer.decided_by == "all"
+
+
+@pytest.mark.parametrize("policy", ["ensemble", "stacking", "exp3"])
+def test_what_is_counted_and_remembered_equals_a_query_of_python(new_world, policy):
+    """The same queries by the core and by Python count alike, and are remembered alike."""
+    told = []
+    for by_core in (True, False):
+        served = Served(new_world(), policy, 3 if policy != "exp3" else 1)
+        table = ApplicationTable()
+        if by_core:
+            table.replace({"app": served.core})
+        for i, (output, sure) in enumerate(itertools.product(("a", "b"), (None, 0.5))):
+            served.sent, served.sure = [output, "a", "c"], [sure, None, 1.0]
+            for _ in range(2):
+                if by_core:
+                    future = served.core.predict(np.full(2, float(i)), "ann", SLO_US, 0, "mine")
+                    future = future or served.core.predict(
+                        np.full(2, float(i)), "ann", SLO_US, 0, ""
+                    )
+                else:
+                    future = predict(served.resolved, np.full(2, float(i)), "ann", SLO_US, 0)
+                served.answer_all(
+                    served.sent[: len(served.models)], served.sure[: len(served.models)]
+                )
+                assert future.result(0).output in ("a", "b", "c")
+        stats = served.counters.stats(served.resolved.rollout.stats)
+        entries = [
+            (
+                joined.user,
+                joined.plan.models,
+                joined.plan.probabilities,
+                joined.answer,
+                *[(m, p.output, p.confidence) for m, p in joined.arrived.items()],
+            )
+            for _, joined in served.window.table.items()
+        ]
+        del stats["since_us"], stats["duration_us"], stats["latency_us"]
+        told.append((stats, entries, len(served.window)))
+    assert told[0] == told[1]
+    assert told[0][2] == 8
+
+
+def test_a_prediction_that_is_missing_is_left_to_python(world):
+    """The answer of two models names the third one as missing."""
+    served = Served(world, "ensemble", 3)
+    future = served.core.predict(np.zeros(2), "", SLO_US, 0, "")
+    world.step(1)
+    for container in served.containers[:2]:
+        container.read()
+        container.reply(lambda rows: ["cat"] * len(rows))
+    world.pass_deadline(SLO_US)
+    answer = future.result(0)
+    assert (answer.output, answer.models) == ("cat", served.models[:2])
+    assert answer.missing == served.models[2:]
+    assert answer.confidence == pytest.approx(2 / 3)
+
+
+def test_an_answer_that_is_not_sure_enough_is_the_default(world):
+    served = Served(world, "ensemble", 2, confidence_min=0.9, default="none")
+    for _ in range(2):
+        future = served.core.predict(np.zeros(2), "", SLO_US, 0, "")
+        served.answer_all(["a", "b"], [None, None])
+        answer = future.result(0)
+        assert (answer.output, answer.is_default) == ("none", True)
+        assert "confidence 0.50 is below" in answer.reason
+    assert served.counters.queries.value == 2
+
+
+def test_qualifiers_are_read_by_python(world):
+    served = Served(world, "ensemble", 1)
+    future = served.core.predict(np.zeros(2), "", SLO_US, 0, "")
+    assert isinstance(future.extra, ApplicationQuery)
+    world.step(1)
+    served.containers[0].read()
+    served.containers[0].reply(
+        lambda rows: ["a"] * len(rows), qualifiers=[msgspec.msgpack.encode({"p:a": 0.7})]
+    )
+    assert future.result(0).qualifiers == {served.models[0]: {"p:a": 0.7}}
+
+
+def test_a_wrong_input_changes_nothing(world):
+    served = Served(world, "ensemble", 2)
+    for x in ("text", np.zeros(3), None):
+        with pytest.raises(StatusError):
+            served.core.predict(x, "", SLO_US, 0, "")
+    assert served.counters.queries.value == 0
+    assert len(served.window) == 0
+
+
+def test_the_choice_follows_the_callers_id_and_then_is_pythons(world):
+    """A choice by chance depends on the id of the query."""
+    served = Served(world, "exp3", 3)
+    assert served.core.predict(np.zeros(2), "", SLO_US, 0, "mine") is None
+    chosen = set()
+    for i in range(64):
+        chosen.add(served.core.predict(np.full(2, float(i)), "", SLO_US, 0, "").extra.models)
+    assert chosen == {(model,) for model in served.models}
+    served.answer_all(["a"] * 3, [None] * 3)
+
+
+def test_shares_are_kept(world):
+    served = Served(world, "ab(shares={'m0': 3, 'm1': 1})", 3)
+    models = [
+        served.core.predict(np.full(2, float(i)), "", SLO_US, 0, "").extra.models[0]
+        for i in range(400)
+    ]
+    served.answer_all(["a"] * 3, [None] * 3)
+    assert 240 < models.count(served.models[0]) < 360
+    assert models.count(served.models[2]) == 0
+
+
+def test_an_answer_at_once_is_like_any_other(world):
+    """It is pickled, copied and printed, and its future is done."""
+    served = Served(world, "ensemble", 3)
+    for future, answer in served.ask(np.zeros(2), ["a", "a", "b"], [None] * 3):
+        assert future.done()
+        assert len(future) == 3
+        assert future.statuses().tolist() == [1, 1, 1] or set(future.statuses()) == {
+            future.statuses()[0]
+        }
+        assert future.latencies_us().shape == (3,)
+        assert answer.id == f"n0-{future.id:x}"
+        assert future.result(0) is answer
+        assert pickle.loads(pickle.dumps(answer)).output == copy.copy(answer).output == "a"
+        assert "from m0:1,m1:1,m2:1" in repr(answer)
+        assert not future.cancel()
+
+
+def test_a_user_has_a_state_of_their_own(world):
+    served = Served(world, "stacking", 2)
+    outputs, sure = ["a", "b"], [None, None]
+    answers = []
+    for learned in (False, True):
+        if learned:
+            plan = Plan(served.models)
+            arrived = {served.models[1]: Prediction("b"), served.models[0]: Prediction("a")}
+            for number in range(1, 51):
+                served.learner.observe("ann", Observation(plan, arrived, Truth("b")), number)
+        future = served.core.predict(np.zeros(2), "ann", SLO_US, 0, "")
+        served.answer_all(outputs, sure)
+        answers.append(future.result(0))
+        other = served.core.predict(np.zeros(2), "", SLO_US, 0, "")
+        served.answer_all(outputs, sure)
+        assert other.result(0).models == served.models
+    assert [answer.output for answer in answers] == ["a", "b"]
+
+
+def test_a_handle_schedules_by_the_core_what_is_plain(world):
+    """Anything else goes to the subclass, with all that was given."""
+
+    class Handle(QueryHandle):
+        def _by_python(self, *given):
+            return given
+
+    served = Served(world, "ensemble", 2)
+    table = ApplicationTable()
+    handle = Handle("app", table, 60_000.0)
+    x = np.zeros(2)
+    plain = (x, None, None, 0, None, "", ())
+    assert handle.predict(x) == plain
+    table.replace({"app": served.core})
+    assert isinstance(handle.predict(x).extra, ApplicationQuery)
+    assert isinstance(handle.predict(x, user="ann", slo_ms=5, salt=3).extra, ApplicationQuery)
+    for name, value in (
+        ("user", 5),
+        ("user", "ü"),
+        ("user", "a" * 513),
+        ("slo_ms", -1),
+        ("slo_ms", math.nan),
+        ("slo_ms", True),
+        ("slo_ms", 60_001.0),
+        ("slo_ms", "5"),
+        ("context", [1.0]),
+        ("id", "mine"),
+        ("outputs", ("a",)),
+    ):
+        assert value in handle.predict(x, **{name: value})[1:] or value != value
+    with pytest.raises(Exception, match="slo_mss"):
+        handle.predict(x, slo_mss=3)  # type: ignore[call-arg]
+    served.answer_all(["a", "b"], [None, None])
+
+
+def test_selections_are_of_policies_that_are_built_in():
+    models = tuple(VersionedModel(f"m{i}", 1) for i in range(MODELS_MAX + 1))
+    for policy in POLICIES:
+        assert selection_of(create_policy(policy), models[:2]).models == models[:2] or (
+            policy == "single"
+        )
+        assert selection_of(create_policy(policy), models) is None
+    assert selection_of(create_policy("linucb"), models[:2]) is None
+    assert selection_of(create_policy("exp3(shadow=0.5)"), models[:2]) is None
+    assert selection_of(create_policy("stacking(coverage=0.9)"), models[:2]) is None
+    rule = Rule(RuleKind.EXP3, eta=0.1)
+    for how, fields in (
+        (Combining.LEARNED_VOTES, {}),
+        (Combining.LEARNED_VOTES, {"rule": rule}),
+        (Combining.CHOSEN_MODEL, {"rule": Rule(RuleKind.HEDGE, eta=0.1)}),
+        (Combining.FIXED_VOTES, {}),
+        (Combining.DRAWN_MODEL, {"weights": [1.0]}),
+    ):
+        with pytest.raises(StatusError):
+            Selection(how, models[:2], **fields)
+
+
+def test_numbers_are_averaged_over_time(world):
+    """The running means that stand for missing numbers learn from every answer."""
+    served = Served(world, "ensemble", 2, means=ApplicationCounters().means)
+    for i in range(4):
+        future = served.core.predict(np.full(2, float(i)), "", SLO_US, 0, "")
+        served.answer_all([float(i), 10.0], [None, None])
+        assert future.result(0).output == pytest.approx((i + 10.0) / 2)
+    means = served.resolved.means
+    assert [means.of(model) for model in served.models] == [1.5, 10.0]
+
+
+def test_memory_of_answers_goes_back(world):
+    """Answers with texts and confidences leave nothing when the window lets them go."""
+    served = Served(world, "ensemble", 2)
+    for i in range(30):
+        for _, answer in served.ask(np.full(2, float(i)), ["x" * 50, "y"], [0.5, None]):
+            assert answer.output in ("x" * 50, "y")
+    assert len(served.window) == 60
+    assert served.window.nbytes > 60 * 50
+    served.window.close()
+    assert served.window.nbytes == 0
+    gc.collect()
