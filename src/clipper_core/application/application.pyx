@@ -46,6 +46,7 @@ cdef enum:
 cdef u64 GOLDEN = 0x9E3779B97F4A7C15
 cdef tuple NOTHING = ()
 cdef str NO_ID = ""
+cdef object CERTAIN = 1.0
 
 
 @cython.final
@@ -377,8 +378,8 @@ cdef class Application:
         else:
             answer.output = value_object(&outputs.value[found.winner])
             right = outputs.key[found.winner]
-        answer.confidence = found.confidence
-        answer.agreement = found.agreement
+        answer.confidence = CERTAIN if found.confidence == 1.0 else found.confidence
+        answer.agreement = CERTAIN if found.agreement == 1.0 else found.agreement
         answer.is_default = False
         answer.reason = ""
         answer.models = models
