@@ -43,7 +43,6 @@ cdef tuple FIELDS = (
 
 
 @cython.final
-@cython.no_gc               # nothing that it refers to refers to it
 @cython.freelist(256)
 cdef class Answer:
     """Answer to one query.
