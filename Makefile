@@ -113,7 +113,7 @@ clean:  ## what was built, but not .venv
 	find bench python src tests container_sdk -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean  ## .venv too
-	rm -rf .venv *.egg-info python/*.egg-info container_sdk/src/*.egg-info
+	rm -rf .venv *.egg-info python/*.egg-info python/*/*.egg-info container_sdk/src/*.egg-info
 
 # -- a build of its own in build/NAME, in front of the release core in place; the sanitizer's library must be loaded first, and
 #    libstdc++ with it (else the first C++ exception is reported as an error of its own). Reports go to files, out of pytest's hands.

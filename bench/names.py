@@ -8,6 +8,7 @@ BENCHMARKS = {
     "application": "bench.system.application.calls",
     "attacks": "bench.system.frontends.attacks",
     "batch_cost": "bench.system.containers.batch_cost",
+    "client": "bench.system.frontends.clients",
     "container_start": "bench.system.containers.start",
     "containers": "bench.system.containers.sdks",
     "coverage": "bench.learning.coverage",

@@ -32,7 +32,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "tests" / "covering.txt"
-SOURCES = ("python/clipper", "container_sdk/src/clipper_container")
+SOURCES = ("python/clipper", "python/clipper_client", "container_sdk/src/clipper_container")
 FILE_LIMIT_S = 400.0
 TIMES_COVERED = 4  # how many tests of each line are kept, if that many run it
 FUNCTION_MAX = 14  # tests of a function
@@ -55,6 +55,7 @@ LEFT_OUT = (
 CONFIG = """[run]
 source =
     {root}/python/clipper
+    {root}/python/clipper_client
     {root}/container_sdk/src/clipper_container
 data_file = {folder}/lines
 parallel = true

@@ -16,7 +16,11 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PRODUCT = (ROOT / "python/clipper", ROOT / "container_sdk/src/clipper_container")
+PRODUCT = (
+    ROOT / "python/clipper",
+    ROOT / "python/clipper_client",
+    ROOT / "container_sdk/src/clipper_container",
+)
 SKIPPED = ("build", "__pycache__", "node_modules", "_pb2", ".egg-info")
 
 # A first line that begins with one of these words does not say what the thing is or does.

@@ -18,7 +18,7 @@ from tests.style import parsed
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = [
-    *sorted((ROOT / "python" / "clipper").rglob("*.py")),
+    *sorted((ROOT / "python").rglob("*.py")),
     *sorted((ROOT / "container_sdk" / "src").rglob("*.py")),
 ]
 PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])

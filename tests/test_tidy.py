@@ -8,6 +8,7 @@ import ast
 import functools
 import os
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from tests.style import parsed
 ROOT = Path(__file__).resolve().parent.parent
 CORE = ROOT / "src" / "clipper_core"
 PACKAGE = ROOT / "python" / "clipper"
+CLIENT = ROOT / "python" / "clipper_client"
 SDK = ROOT / "container_sdk" / "src" / "clipper_container"
 
 # -- the arrows, bottom first: a module may import from the rows below its own, never from its own
@@ -300,6 +302,18 @@ def test_the_sdk_stands_alone() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_the_query_client_stands_alone() -> None:
+    """It runs where neither the server nor any package is installed. What it uses if it is there,
+    numpy and the errors of the server, it looks for by name."""
+    wrong = [
+        f"{at(path, line)}: imports {target}: the query client has the standard library"
+        for path, tree in python_files(CLIENT)
+        for line, target in imports_of(path, tree)
+        if target.split(".")[0] not in {*sys.stdlib_module_names, "clipper_client"}
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 CORE_IMPORT = re.compile(
     r"^\s*(?:from\s+clipper_core((?:\.\w+)*)\s+c?import\s+(\w+)|c?import\s+clipper_core\.([\w.]+))",
     re.M,
@@ -418,10 +432,11 @@ def crowded(modules: Iterable[Path]) -> list[str]:
 
 
 def test_no_folder_has_too_many_modules() -> None:
+    product_roots = (PACKAGE, CLIENT, SDK, CORE)
     product = [
         path
         for path in CODE
-        if path.suffix in {".py", ".pyx"} and any(map(path.is_relative_to, (PACKAGE, SDK, CORE)))
+        if path.suffix in {".py", ".pyx"} and any(map(path.is_relative_to, product_roots))
     ]
     wrong = crowded(path for path in product if path.stem != "__init__")
     assert not wrong, "\n".join(wrong)
@@ -524,7 +539,7 @@ def test_no_path_of_one_machine() -> None:
 # -- what tests replace
 
 SOURCES = (PACKAGE.parent, CORE.parent, SDK.parent, ROOT)  # where the modules lie
-OURS = ("clipper", "clipper_core", "clipper_container", "bench", "tests")
+OURS = ("clipper", "clipper_client", "clipper_core", "clipper_container", "bench", "tests")
 
 
 def module_file(name: str) -> Path | None:

@@ -14,7 +14,7 @@ from typing import Final
 import pytest
 
 from tests.style import parsed
-from tests.test_tidy import CODE, PACKAGE, ROOT, SDK, dotted
+from tests.test_tidy import CLIENT, CODE, PACKAGE, ROOT, SDK, dotted
 
 # calls that wait without a limit when they have no argument
 UNLIMITED: Final = ("wait", "join", "result", "get", "acquire", "exception")
@@ -363,7 +363,7 @@ FILES: Final = [
     path
     for path in CODE
     if path.suffix == ".py"
-    and (path.is_relative_to(PACKAGE) or path.is_relative_to(SDK))
+    and any(map(path.is_relative_to, (PACKAGE, CLIENT, SDK)))
     and not path.is_relative_to(COMPONENT)
 ]
 

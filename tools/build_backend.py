@@ -1,10 +1,12 @@
-"""The build backend of clipper-serving: setuptools, and the container SDK in its wheel.
+"""The build backend of clipper-serving: setuptools, and in its wheel the container SDK and the
+query client.
 
-`pip install .` must give the server and the SDK, on a machine whose package index has neither. A
-wheel that held `clipper_container` itself would own the same files as the SDK's own wheel, and
-removing either would break the other. So the SDK is put below `clipper/_sdk`, and a path file,
-clipper_sdk.pth, appends that folder to sys.path. A clipper-container that is installed by itself
-comes first on sys.path; the server checks that its version is the right one.
+`pip install .` must give all three, on a machine whose package index has none of them. A wheel that
+held `clipper_container` itself would own the same files as the SDK's own wheel, and removing either
+would break the other; and so with `clipper_client`. So they are put below `clipper/_sdk`, and a
+path file, clipper_sdk.pth, appends that folder to sys.path. A clipper-container or clipper-client
+that is installed by itself comes first on sys.path; the server checks that its version is the right
+one.
 """
 
 import base64
@@ -26,7 +28,11 @@ prepare_metadata_for_build_editable = build_meta.prepare_metadata_for_build_edit
 build_sdist = build_meta.build_sdist
 build_editable = build_meta.build_editable
 
-SDK = Path(__file__).resolve().parent.parent / "container_sdk" / "src" / "clipper_container"
+ROOT = Path(__file__).resolve().parent.parent
+ADDED = (
+    ROOT / "container_sdk" / "src" / "clipper_container",
+    ROOT / "python" / "clipper_client",
+)
 PLACE = "clipper/_sdk"
 THEN = (2020, 1, 1, 0, 0, 0)  # the same files give the same bytes
 
@@ -51,7 +57,7 @@ def build_wheel(
 
 
 def add_sdk(wheel: Path, to: Path) -> None:
-    """Write the wheel again, with the SDK in it."""
+    """Write the wheel again, with the other packages in it."""
     with zipfile.ZipFile(wheel) as source, zipfile.ZipFile(to, "w", zipfile.ZIP_DEFLATED) as target:
         record = next(name for name in source.namelist() if name.endswith(".dist-info/RECORD"))
         lines = [
@@ -71,9 +77,11 @@ def add_sdk(wheel: Path, to: Path) -> None:
 
 def added() -> Iterator[tuple[str, bytes]]:
     yield "clipper_sdk.pth", f"{PLACE}\n".encode()
-    for path in sorted(SDK.rglob("*")):
-        if path.suffix in (".py", ".typed"):
-            yield f"{PLACE}/{SDK.name}/{path.relative_to(SDK).as_posix()}", path.read_bytes()
+    for package in ADDED:
+        for path in sorted(package.rglob("*")):
+            inside = path.relative_to(package)
+            if path.suffix in (".py", ".typed") and inside.parts[0] != "build":
+                yield f"{PLACE}/{package.name}/{inside.as_posix()}", path.read_bytes()
 
 
 def _entry(name: str) -> zipfile.ZipInfo:

@@ -41,6 +41,7 @@ PIP = [str(PYTHON), "-m", "pip", "install", "-q", "--disable-pip-version-check",
 PINS = os.environ.get("CLIPPER_PINS", str(ROOT / "tools" / "constraints.txt"))
 EXTRAS = {"run": ("demo", "plot"), "develop": ("demo", "plot", "test", "check", "bench")}
 SAY_EVERY_S = 10.0  # where the output is not a terminal
+OTHERS = ("container_sdk", "python/clipper_client")  # projects beside the server
 LAST_LINES = 10  # of a command that failed
 END_S = 10.0  # for a command to end once another has failed
 
@@ -215,13 +216,18 @@ def pinned() -> str:
 
 
 def metadata() -> str:
-    """Hash what an editable install writes down: names, versions, dependencies and commands of both
-    projects."""
+    """Hash what an editable install writes down: names, versions, dependencies and commands of the
+    three projects."""
     texts = [
         tomllib.loads((ROOT / path / "pyproject.toml").read_text())["project"]
-        for path in ("", "container_sdk")
+        for path in ("", *OTHERS)
     ]
     return digest(texts, os.path.realpath(ROOT))
+
+
+def _editable() -> list[str]:
+    """Return the options of pip that install the projects as they lie here."""
+    return [word for path in (*OTHERS, ".") for word in ("-e", f"./{path}")]
 
 
 def make(kind: str, core: str) -> None:
@@ -260,7 +266,7 @@ def make(kind: str, core: str) -> None:
     )
     editable = Step(
         "clipper itself",
-        [*PIP, "--no-build-isolation", "--no-deps", "-e", "./container_sdk", "-e", "."],
+        [*PIP, "--no-build-isolation", "--no-deps", *_editable()],
         5,
         {"CLIPPER_CORE": "none"},
     )

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from clipper.config import Config
     from clipper.config import load as load_config
     from clipper.errors import ClipperError
-    from clipper.manage.client import Client, connect
+    from clipper.manage.client import connect
     from clipper.options import Environment, Resources, TableAccess
     from clipper.server import ClipperServer
     from clipper.serving.query.application import ApplicationHandle
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         Similar,
         VersionedModel,
     )
+    from clipper_client import AsyncClient, Client
     from clipper_core.results.future import Future
 
 __version__ = VERSION
@@ -49,7 +50,7 @@ __version__ = VERSION
 _PLACES = {
     "clipper.config": ("Config", "load"),
     "clipper.errors": ("ClipperError",),
-    "clipper.manage.client": ("Client", "connect"),
+    "clipper.manage.client": ("connect",),
     "clipper.options": ("Environment", "Resources", "TableAccess"),
     "clipper.server": ("ClipperServer",),
     "clipper.serving.query.application": ("ApplicationHandle",),
@@ -65,6 +66,7 @@ _PLACES = {
         "Similar",
         "VersionedModel",
     ),
+    "clipper_client": ("AsyncClient", "Client"),
     "clipper_core.results.future": ("Future",),
 }
 _PUBLIC = {name: (module, name) for module, names in _PLACES.items() for name in names}
@@ -87,8 +89,20 @@ def __getattr__(name: str) -> Any:
         raise ImportError(
             f"{error}. Install clipper again: in its checkout, make build; elsewhere, pip install ."
         ) from error
+    if module == "clipper_client":
+        _check_client()
     globals()[name] = found
     return found
+
+
+def _check_client() -> None:
+    """Raise ImportError for a query client of another version, which was installed by itself."""
+    version = import_module("clipper_client").__version__
+    if version != VERSION:
+        raise ImportError(
+            f"clipper-client {version} is installed beside clipper {VERSION}, which has one of its"
+            " own. Run: pip uninstall clipper-client"
+        )
 
 
 def __dir__() -> list[str]:
@@ -123,6 +137,7 @@ __all__ = [
     "Answers",
     "Application",
     "ApplicationHandle",
+    "AsyncClient",
     "Batching",
     "Client",
     "ClipperError",

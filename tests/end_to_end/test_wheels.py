@@ -1,4 +1,4 @@
-"""Both wheels, installed into an environment outside the checkout that has nothing but the
+"""The wheels, installed into an environment outside the checkout that has nothing but the
 dependencies they declare."""
 
 import base64
@@ -17,10 +17,14 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+import clipper_client
 from clipper.deploy.packages import sdk
 
 ROOT = Path(__file__).resolve().parents[2]
+CLIENT = ROOT / "python" / "clipper_client"
+NOT_IN_WHEELS = ("pyproject.toml", "README.md")  # of the query client
 PATIENCE_S = 300.0
+QUERIES = "clipper_client.Client('http://127.0.0.1:1').close()"
 SERVES = """\
 import clipper, clipper_container, clipper_core.engine.engine, numpy
 with clipper.start() as server:
@@ -45,6 +49,28 @@ def run(*words: str | Path, cwd: Path, **variables: str) -> str:
     return done.stdout
 
 
+BUILD = (
+    sys.executable,
+    "-m",
+    "pip",
+    "wheel",
+    "-q",
+    "--no-deps",
+    "--no-build-isolation",
+    "-w",
+)
+
+
+@pytest.fixture(scope="module")
+def client_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the wheel of the query client."""
+    folder = tmp_path_factory.mktemp("client")
+    ignored = shutil.ignore_patterns("*.egg-info", "build")
+    copy = shutil.copytree(CLIENT, folder / "clipper_client", ignore=ignored)
+    run(*BUILD, folder, copy, cwd=folder)
+    return next(folder.glob("clipper_client-*.whl"))
+
+
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Build wheels of the server, with the core as it is compiled in place, and of the SDK."""
@@ -54,19 +80,8 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         folder / "container_sdk",
         ignore=shutil.ignore_patterns("*.egg-info", "build"),
     )
-    build = (
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "-q",
-        "--no-deps",
-        "--no-build-isolation",
-        "-w",
-        folder,
-    )
     for source in (ROOT, copy):
-        run(*build, source, cwd=folder, CLIPPER_CORE="prebuilt")
+        run(*BUILD, folder, source, cwd=folder, CLIPPER_CORE="prebuilt")
     return next(folder.glob("clipper_serving-*.whl")), next(folder.glob("clipper_container-*.whl"))
 
 
@@ -115,6 +130,11 @@ class Environment:
                         place.symlink_to(Path(str(found.locate_file(top))))
                         self._link(found.requires or [])
 
+    def client(self) -> Path:
+        """Make a client in the environment; return where it is imported from."""
+        code = f"import clipper_client; {QUERIES}; print(clipper_client.__file__)"
+        return Path(run(self.python, "-c", code, cwd=self.folder).strip()).parent
+
     def serves(self) -> Path:
         """Serve a model in the environment; return where its SDK is imported from."""
         (self.folder / "serves.py").write_text(SERVES)
@@ -137,6 +157,7 @@ def test_a_wheel_serves_by_itself_and_beside_the_sdks_own(
     bundled = environment.site / "clipper" / "_sdk" / "clipper_container"
     environment.install(server)
     assert environment.serves() == bundled
+    assert environment.client() == environment.site / "clipper" / "_sdk" / "clipper_client"
     for command in ("clipper", "clipper-container"):
         assert "Usage" in run(environment.python.with_name(command), "--help", cwd=tmp_path).title()
     environment.install(container)
@@ -146,6 +167,27 @@ def test_a_wheel_serves_by_itself_and_beside_the_sdks_own(
     environment.pip("uninstall", "-y", "clipper-serving")
     left = sorted(path.name for path in environment.site.iterdir() if "clipper" in path.name)
     assert left == []
+
+
+@pytest.mark.slow
+def test_the_clients_wheel_needs_nothing(client_wheel: Path, tmp_path: Path) -> None:
+    assert client_wheel.name.endswith("-py3-none-any.whl")
+    environment = Environment(tmp_path)
+    environment.install(client_wheel)
+    assert environment.client() == environment.site / "clipper_client"
+    assert not (environment.site / "numpy").exists()
+    with zipfile.ZipFile(client_wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    files = {path.name for path in CLIENT.glob("*.py")} | {"py.typed"}
+    assert names == {f"clipper_client/{name}" for name in files}
+
+
+def test_the_client_has_the_version_of_the_server() -> None:
+    told = tomllib.loads((CLIENT / "pyproject.toml").read_text())["project"]
+    server = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert told["version"] == server["version"] == clipper_client.__version__
+    assert told["requires-python"] == server["requires-python"]
+    assert told["dependencies"] == []
 
 
 @pytest.mark.slow
@@ -175,10 +217,13 @@ def test_wheels_hold_what_runs_and_no_sources_of_the_core(wheels: tuple[Path, Pa
         assert any(name.startswith(f"clipper_core/{module}.cpython-") for name in names)
     for root, place in (
         ("python/clipper", "clipper"),
+        ("python/clipper_client", "clipper/_sdk/clipper_client"),
         ("container_sdk/src/clipper_container", sdk_place()),
     ):
         sources = [
-            path for path in (ROOT / root).rglob("*") if path.is_file() and path.suffix != ".pyc"
+            path
+            for path in (ROOT / root).rglob("*")
+            if path.is_file() and path.suffix != ".pyc" and path.name not in NOT_IN_WHEELS
         ]
         assert {f"{place}/{path.relative_to(ROOT / root)}" for path in sources} <= names
     assert {"clipper/py.typed", "clipper_core/py.typed", f"{sdk_place()}/py.typed"} <= names

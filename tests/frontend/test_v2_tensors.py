@@ -315,3 +315,40 @@ def test_of_a_shape_no_more_is_read_than_is_possible() -> None:
     with pytest.raises(InvalidInput, match="cannot have the shape"):
         codec.checked_shape("x", "BOOL", dims, {})
     assert next(dims) == 10
+
+
+# -- columns of the DataFrame that a model was fitted on
+
+
+def of_columns(**columns: Any) -> codec.InferRequest:
+    types = {np.dtype("f8"): "FP64", np.dtype("i8"): "INT64", np.dtype("f4"): "FP32"}
+    inputs = [
+        {
+            "name": name,
+            "datatype": types.get(np.asarray(column).dtype, "BYTES"),
+            "shape": list(np.shape(column)),
+            "data": np.asarray(column).ravel().tolist(),
+        }
+        for name, column in columns.items()
+    ]
+    return codec.decode(json.dumps({"inputs": inputs}).encode())
+
+
+def test_columns_are_put_in_the_order_of_the_model() -> None:
+    request = of_columns(b=[1, 2], a=[[0.5], [1.5]], c=np.array([3, 4], np.float32))
+    rows = codec.rows_of_columns(request, ("a", "b", "c"))
+    assert rows.tolist() == [[0.5, 1, 3], [1.5, 2, 4]]
+    assert rows.dtype == np.float64
+
+
+@pytest.mark.parametrize(
+    ("columns", "why"),
+    [
+        ({"a": [1, 2], "b": [1, 2, 3]}, r"different numbers of rows: 'a' has 2, 'b' has 3"),
+        ({"a": [1, 2], "b": ["x", "y"]}, r"'b' is a column of numbers, \[n\]; got BYTES\[2\]"),
+        ({"a": [[1, 2], [3, 4]], "b": [1, 2]}, r"'a' is a column of numbers, \[n\]; got INT64"),
+    ],
+)
+def test_columns_that_make_no_rows(columns: Named, why: str) -> None:
+    with pytest.raises(InvalidInput, match=why):
+        codec.rows_of_columns(of_columns(**columns), ("a", "b"))

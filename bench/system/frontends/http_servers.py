@@ -92,11 +92,22 @@ def _ours(workers: int, pid_file: str = "") -> None:
     linear = LinearSVC(max_iter=50).fit(scans.train_x / 16, scans.train_y)
     model = fragile(linear, pid_file) if pid_file else linear
     with clipper.start(http={"address": "127.0.0.1:0", "workers": workers}) as server:
-        for size in (1, 784):
-            server.deploy(f"noop{size}", first, input=f"f64[{size}]")
-            server.app(f"noop{size}", models=[f"noop{size}"], slo_ms=1000)
+        _deploy_noops(server)
         server.deploy("linear", model, input="f64[64]", retry_singly=bool(pid_file))
         server.app("linear", models=["linear"], slo_ms=1000)
+        report(server.http_address)
+
+
+def _deploy_noops(server: clipper.ClipperServer) -> None:
+    for size in (1, 784):
+        server.deploy(f"noop{size}", first, input=f"f64[{size}]")
+        server.app(f"noop{size}", models=[f"noop{size}"], slo_ms=1000)
+
+
+def _noops() -> None:
+    """Serve the models that do nothing, which the cache answers for."""
+    with clipper.start(http={"address": "127.0.0.1:0", "workers": 1}) as server:
+        _deploy_noops(server)
         report(server.http_address)
 
 
@@ -140,6 +151,8 @@ if __name__ == "__main__":
     which = sys.argv[1]
     if which == "fragile":
         _ours(1, sys.argv[2])
+    elif which == "noops":
+        _noops()
     elif which in ("ours", "python"):
         _ours(1 if which == "ours" else 0)
     else:

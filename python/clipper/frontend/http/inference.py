@@ -3,11 +3,12 @@
 inference/operations.py implements the operations, inference/codec.py the encoding.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator
 
 import msgspec
 
-from clipper.errors import InvalidInput
+from clipper.errors import InvalidInput, UnknownModel
 from clipper.frontend.http.json_body import answer_texts, answer_whole
 from clipper.frontend.http.messages import (
     BINARY,
@@ -29,6 +30,7 @@ from clipper.frontend.inference.operations import (
     PendingInference,
     timeout_ms,
 )
+from clipper.frontend.inference.whole_answers import asks_for_answers
 from clipper.frontend.server_interface import ServerInterface
 
 
@@ -174,10 +176,8 @@ class InferenceRoutes:
             or b"mm-vmodel-id" in request.headers
         ):
             return self._infer_several(request)
-        target = self._target(request)
-        infer_request = codec.decode(
-            request.body, request.headers.get(b"inference-header-content-length", b"")
-        )
+        target = self._infer_target(request)
+        infer_request = _decoded(request)
         slo_ms = _slo_ms(infer_request, request)
         if not self._models.waits_for_types(target, infer_request):
             return self._infer(target, infer_request, request, slo_ms, 0)
@@ -187,6 +187,17 @@ class InferenceRoutes:
             return self._infer(target, infer_request, request, slo_ms, waited_us)
 
         return WorkerTask(wait)
+
+    def _infer_target(self, request: HttpRequest) -> InferenceTarget:
+        """Return the target of an infer request. Raises UnknownModel; UnknownApplication if whole
+        answers are asked for."""
+        try:
+            return self._target(request)
+        except UnknownModel:
+            with contextlib.suppress(InvalidInput):
+                if asks_for_answers(_decoded(request)):
+                    raise self._models.unknown_application(request.params[0]) from None
+            raise
 
     def _infer(
         self,
@@ -235,9 +246,7 @@ class InferenceRoutes:
         )
         ids = ids_in([*named, *path])
         assert ids is not None
-        infer_request = codec.decode(
-            request.body, request.headers.get(b"inference-header-content-length", b"")
-        )
+        infer_request = _decoded(request)
         several = MultiModelRequest(self._models, ids, infer_request)
         slo_ms, id = _slo_ms(infer_request, request), request.given_id.decode("ascii")
 
@@ -248,6 +257,12 @@ class InferenceRoutes:
             return DeferredResponse(several.futures, lambda: _response(*several.body()))
 
         return WorkerTask(submit) if several.is_array else submit()
+
+
+def _decoded(request: HttpRequest) -> codec.InferRequest:
+    """Return the infer request of a body. Raises InvalidInput."""
+    head_bytes = request.headers.get(b"inference-header-content-length", b"")
+    return codec.decode(request.body, head_bytes)
 
 
 def _unavailable(body: object) -> HttpResponse:

@@ -405,6 +405,23 @@ def rows_of(request: InferRequest, type_: InputType) -> Values:
     return rows
 
 
+def rows_of_columns(request: InferRequest, columns: Sequence[str]) -> Values:
+    """Return the queries of a request that has a tensor for each column of the DataFrame that a
+    model was fitted on: an array (n, columns). Raises InvalidInput."""
+    by_name = {tensor.name: tensor for tensor in request.inputs}
+    arrays = []
+    for name in columns:
+        tensor = by_name[name]
+        if tensor.datatype == "BYTES" or math.prod(tensor.shape) != math.prod(tensor.shape[:1]):
+            got = f"{tensor.datatype}{list(tensor.shape)}"
+            raise InvalidInput(f"tensor {name!r} is a column of numbers, [n]; got {got}.")
+        arrays.append(tensor.values.reshape(-1).astype(np.float64))
+    if len({*map(len, arrays)}) > 1:
+        sizes = ", ".join(f"{name!r} has {len(a)}" for name, a in zip(columns, arrays, strict=True))
+        raise InvalidInput(f"the columns have different numbers of rows: {sizes}.")
+    return np.column_stack(arrays)
+
+
 def _strings_or_array(tensor: Tensor, type_: InputType) -> Values:
     """Return a list for models of str or bytes, else an array. Raises InvalidInput for another
     datatype."""

@@ -10,12 +10,24 @@ from typing import NamedTuple
 
 import msgspec
 
-from clipper.errors import Forbidden, InvalidInput, UnknownModel, UnknownVersion
+from clipper.errors import (
+    Forbidden,
+    InvalidInput,
+    UnknownApplication,
+    UnknownModel,
+    UnknownVersion,
+)
 from clipper.frontend.http.messages import to_json
 from clipper.frontend.inference import codec
 from clipper.frontend.inference.json_inputs import input_of
 from clipper.frontend.inference.outcome import answer_of, answers_of
 from clipper.frontend.inference.type_wait import types_are_known, wait_for_types
+from clipper.frontend.inference.whole_answers import (
+    PARAMETER,
+    asks_for_answers,
+    of_array,
+    of_rows,
+)
 from clipper.frontend.server_interface import ServerInterface
 from clipper.frontend.tracing.context import Trace
 from clipper.metrics.stats import ModelStats, QueryStats
@@ -80,21 +92,27 @@ class NamedRows(msgspec.Struct):
 
 
 class PendingInference(msgspec.Struct):
-    """The queries of one request. Call `inferred()` once all `futures` are done."""
+    """The queries of one request. Call `inferred()` once all `futures` are done.
+
+    is_whole: the response has what the answers have beside their outputs, too.
+    """
 
     futures: Sequence[Future]
     resolved: ResolvedApplication
     is_array: bool
+    is_whole: bool = False
 
     def inferred(self) -> InferenceResult:
         """Return the outputs and parameters of the response. Raises the queries' error."""
         if self.is_array:
             many = answers_of(self.futures[0], self.resolved)
-            qualifiers = (
+            qualifiers: dict[str, object] = (
                 {"default": True, "reason": "; ".join(many.reasons)}
                 if many.is_default.any()
                 else {}
             )
+            if self.is_whole:
+                qualifiers[PARAMETER] = of_array(many)
             return InferenceResult(self._named(many.outputs), qualifiers)
         answers = [answer_of(future, self.resolved) for future in self.futures]
         reasons = dict.fromkeys(answer.reason for answer in answers if answer.is_default)
@@ -104,6 +122,8 @@ class PendingInference(msgspec.Struct):
         if len(answers) == 1:
             parameters |= {"prediction_id": answers[0].id, "confidence": answers[0].confidence}
             parameters |= _beside(answers[0])
+        if self.is_whole:
+            parameters[PARAMETER] = of_rows(answers)
         return InferenceResult(self._named([answer.output for answer in answers]), parameters)
 
     def _named(self, outputs: codec.Values) -> codec.Values:
@@ -305,12 +325,26 @@ class InferenceOperations:
     def rows(self, target: InferenceTarget, request: codec.InferRequest) -> Rows:
         """Return the queries of a request, in order. Raises InvalidInput."""
         _whole(request, "priority", 0)
+        if asks_for_answers(request):
+            self.check_application(target)
         if request.outputs:
             self._check_outputs(target, request.outputs)
         type_ = input_of(target.resolved)
         if isinstance(type_, InputType):
+            columns = target.resolved.columns
+            if columns and {tensor.name for tensor in request.inputs} == {*columns}:
+                return codec.rows_of_columns(request, columns)
             return codec.rows_of(request, type_)
         return NamedRows(*codec.columns_of(request, type_))
+
+    def check_application(self, target: InferenceTarget) -> None:
+        """Raise UnknownApplication for a model that is queried by its own name."""
+        if not target.resolved.name:
+            raise self.unknown_application(target.name)
+
+    def unknown_application(self, name: str) -> UnknownApplication:
+        """Return the error for what is no application."""
+        return UnknownApplication.named(name[:200], self._node.catalog.view.applications)
 
     def _check_outputs(
         self, target: InferenceTarget, outputs: Sequence[codec.RequestedOutput]
@@ -367,6 +401,7 @@ class InferenceOperations:
             context,
             id or (request.id if fits_id(request.id) else ""),
         )
+        pending.is_whole = asks_for_answers(request)
         if trace is not None:
             trace.end_query(resolved.name, pending.futures)
         return pending

@@ -1,0 +1,3 @@
+"""The version of the package: that of clipper."""
+
+VERSION = "0.1.0"
