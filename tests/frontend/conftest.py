@@ -128,11 +128,15 @@ class FakeTransport:
         self.written = b""
         self.closed = self.aborted = self.eof = self.paused = False
         self.unread = 0
+        self.protocol: Any = None
+
+    def set_protocol(self, protocol: Any) -> None:
+        self.protocol = protocol
 
     def get_write_buffer_size(self) -> int:
         return self.unread
 
-    def get_extra_info(self, name: str) -> None:
+    def get_extra_info(self, name: str, default: Any = None) -> None:
         """Return None: there is no socket."""
 
     def write(self, data: bytes) -> None:
@@ -237,7 +241,7 @@ class InMemoryConnection:
 
     def feed(self, data: bytes) -> "InMemoryConnection":
         """Receive `data`, and run the loop until it is idle."""
-        self.protocol.data_received(data)
+        (self.transport.protocol or self.protocol).data_received(data)
         while self.watcher.turn():
             pass
         return self

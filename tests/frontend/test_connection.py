@@ -681,7 +681,7 @@ SMUGGLED = {
     ),
     "no host": b"GET / HTTP/1.1\r\n\r\n",
     "two hosts": b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
-    "HTTP/2 without asking": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "half of the preface of HTTP/2": b"PRI * HTTP/2.0\r\n\r\nXX\r\n\r\n",
     "a version there is not": b"GET / HTTP/3.0\r\nHost: a\r\n\r\n",
     "no version": b"GET /\r\nHost: a\r\n\r\n",
     "a version that lost its first letters": (

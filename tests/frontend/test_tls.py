@@ -26,6 +26,7 @@ from clipper.settings.http import TlsFiles
 from clipper.tls import Certificate
 from tests.frontend.certificates import Authority
 from tests.frontend.conftest import PATIENCE_S, QUICK, InMemoryConnection, total, warm_workers
+from tests.frontend.test_http2 import Line
 from tests.memory_container import wait_until
 
 QUERY_BODY = b'{"input": [1, 2, 3]}'
@@ -186,6 +187,10 @@ def test_a_response_that_is_written_bit_by_bit(world: World) -> None:
 def test_alpn_and_versions(world: World) -> None:
     offering = trusting(world.authority.ca)
     offering.set_alpn_protocols(["h2", "http/1.1"])
+    with Line(world.server.http_address, offering) as line:
+        assert line.socket.selected_alpn_protocol() == "h2"
+        assert line.ask("POST", "/api/total/predict", QUERY_BODY).status == 200
+    offering.set_alpn_protocols(["http/1.1"])
     offering.maximum_version = ssl.TLSVersion.TLSv1_2
     with connected(world.server.http_address, offering) as connection:
         assert (connection.selected_alpn_protocol(), connection.version()) == (

@@ -250,6 +250,79 @@ def _is_looser(data: bytes) -> bool:
     )
 
 
+# -- HTTP/2: frames and fields, beside the library hpack
+
+
+def _http2_seeds() -> dict[str, bytes]:
+    from clipper_core.http.hpack import hpack_encode
+
+    def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+        head = struct.pack(">IBBI", len(payload), kind, flags, stream)[1:]
+        return head + payload
+
+    get = hpack_encode(
+        [(b":method", b"GET"), (b":scheme", b"http"), (b":path", b"/"), (b":authority", b"a")]
+    )
+    post = hpack_encode(
+        [(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/"), (b"accept", b"*/*")]
+    )
+    stored = b"\x82\x86\x84\x41\x8c\xf1\xe3\xc2\xe5\xf2\x3a\x6b\xa0\xab\x90\xf4\xff"
+    return {
+        "get": frame(1, 5, 1, get) + frame(1, 5, 3, stored) + frame(1, 5, 5, b"\x82\x86\x84\xbe"),
+        "post": frame(1, 4, 1, post) + frame(0, 0, 1, b"abc") + frame(0, 9, 1, b"\x02de\0\0"),
+        "split": frame(1, 1, 1, get[:9]) + frame(9, 0, 1) + frame(9, 4, 1, get[9:]),
+        "control": (
+            frame(6, 0, 0, bytes(8))
+            + frame(4, 0, 0, struct.pack(">HI", 4, 10))
+            + frame(8, 0, 0, b"\0\0\0\7")
+            + frame(2, 0, 1, bytes(5))
+            + frame(7, 0, 0, bytes(8))
+        ),
+        "reset": frame(1, 4, 1, post) + frame(3, 0, 1, bytes(4)) + frame(0, 0, 1, b"late"),
+        "trailers": frame(1, 4, 1, post) + frame(1, 5, 1, hpack_encode([(b"a", b"b")])),
+    }
+
+
+def _run_http2(data: bytes) -> None:
+    """Read frames after a preface, whole and cut in two, and answer what they ask."""
+    from clipper_core.http.http2_protocol import Http2EventKind, Http2Protocol
+
+    start = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\4" + bytes(5)
+    found = []
+    for pieces in ([data], [data[: len(data) // 2], data[len(data) // 2 :]]):
+        protocol = Http2Protocol(4, 4096)
+        protocol.feed(start)
+        texts: dict[int, bytes] = {}
+        for piece in pieces:
+            protocol.feed(piece)
+            for _, stream, text, credit in protocol.events():
+                texts[stream] = texts.get(stream, b"") + text
+                protocol.consumed(stream, credit)
+        found.append((texts, protocol.error, protocol.streams))
+        for stream in texts:
+            protocol.answer(stream, b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+        protocol.take(1 << 20)
+        ended = [stream for kind, stream, *_ in protocol.events() if kind == Http2EventKind.ENDED]
+        assert len(set(ended)) == len(ended)
+    assert found[0] == found[1], "what comes depends on where the bytes are cut"
+    for text in found[0][0].values():
+        head = text.partition(b"\r\n\r\n")[0]
+        assert b"\0" not in head
+        assert not re.search(rb"\r(?!\n)|(?<!\r)\n|\n(connection|upgrade|te):", head), head
+    _decode_beside_hpack(data)
+
+
+def _decode_beside_hpack(block: bytes) -> None:
+    import hpack
+
+    from clipper_core.http.hpack import HpackDecoder, HpackError
+
+    with contextlib.suppress(HpackError):
+        ours = HpackDecoder().decode(block)
+        theirs = hpack.Decoder(max_header_list_size=1 << 30).decode(block, raw=True)
+        assert ours == [(bytes(name), bytes(value)) for name, value in theirs]
+
+
 # -- numbers in JSON, beside float()
 
 
@@ -615,6 +688,7 @@ TARGETS = {
     "frames": Target(_frame_seeds, _run_frame),
     "replies": Target(_reply_seeds, _run_reply),
     "http": Target(_http_seeds, _run_http),
+    "http2": Target(_http2_seeds, _run_http2),
     "numbers": Target(_number_seeds, _run_number),
     "shard": Target(_shard_seeds, _run_shard),
     "grpc": Target(_grpc_seeds, _run_grpc),

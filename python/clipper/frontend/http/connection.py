@@ -1,4 +1,5 @@
-"""HTTP/1.1: requests from bytes, responses to bytes, and the limits for clients.
+"""HTTP/1.1: requests from bytes, responses to bytes, and the limits for clients. A connection that
+begins as one of HTTP/2 becomes an `Http2Connection`, whose streams come here.
 
 On the query address the fast path (frontend/http/fast_path.py) reads first. A request that it does
 not handle comes here together with its connection. This is the one place that knows all of HTTP,
@@ -40,6 +41,7 @@ from clipper.errors import ClipperError, OutOfMemory, TooLarge
 from clipper.frontend.auth.peer_user import is_own_user
 from clipper.frontend.http.body_memory import BodyMemory
 from clipper.frontend.http.exchange import Exchange
+from clipper.frontend.http.http2 import PREFACE, Http2Connection
 from clipper.frontend.http.messages import (
     KNOWN_HEADERS,
     REPEATED,
@@ -119,7 +121,7 @@ class HttpService:
         self.exporter, self.own_user = exporter, own_user
         self.settings, self.handle, self.watcher, self.run = settings, handle, watcher, run
         self.counts = HttpCounts("") if counts is None else counts
-        self.connections: set[HttpConnection] = set()
+        self.connections: set[HttpConnection | Http2Connection] = set()
         self.core_server: HttpServer | None = None
         # True for requests that the fast path could answer
         self.is_plain: Callable[[HttpRequest], bool] = lambda request: False
@@ -246,6 +248,8 @@ class HttpConnection(asyncio.Protocol):
         self._deaf = False  # further bytes are discarded
         self._ended = False  # the client sends no more: closed once all requests are answered
         self._probed = False
+        self._is_first = True  # no request has come before the one that is read
+        self._is_stream = False  # of a connection of HTTP/2
         self._paused = False
         self.full = False  # the transport's buffer is full
         self._head: MessageHead
@@ -290,6 +294,12 @@ class HttpConnection(asyncio.Protocol):
             self.data_received(data)
         if self._phase != _IDLE:
             self._since_s -= self._age_s
+
+    def open_stream(self, transport: asyncio.Transport) -> None:
+        """Serve one request of a connection of HTTP/2, which counts for this one."""
+        self._transport = transport
+        self._since_s = self.service.now_s
+        self._is_first, self._is_stream = False, True
 
     def _stranger(self) -> ClipperError | None:
         """Return why a client without a token is refused; None if it is the server's own user."""
@@ -397,7 +407,11 @@ class HttpConnection(asyncio.Protocol):
             ):
                 at = (self._read_body if self._phase == _BODY else self._read_head)(data, at)
         except HttpSyntaxError as error:
-            self._refuse(HttpError(400, f"the request is no HTTP/1.1: {error}."))
+            if self._is_first and PREFACE.startswith(data[at : at + len(PREFACE)]):
+                self._read_preface(data[at:])
+                at = len(data)
+            else:
+                self._refuse(HttpError(400, f"the request is no HTTP/1.1: {error}."))
         except Exception as error:
             self._refuse(_unreadable(error))
         finally:
@@ -408,6 +422,17 @@ class HttpConnection(asyncio.Protocol):
             self._go_on()
         elif self._plain:
             self._return()
+
+    def _read_preface(self, data: bytes) -> None:
+        """Let the connection speak HTTP/2 from here on, once all of its preface is there."""
+        if len(data) < len(PREFACE):
+            self._partial = data
+            return
+        self.gone = self._deaf = True
+        self.service.connections.discard(self)
+        connection = Http2Connection(self.service, self._transport, HttpConnection)
+        self._transport.set_protocol(connection)
+        connection.data_received(data)
 
     def _must_wait(self) -> bool:
         """Return whether the next request has to wait, for responses to leave or for the next
@@ -474,7 +499,7 @@ class HttpConnection(asyncio.Protocol):
             self._parse_from = 2 * size
         end = len(data) if head is None else head.end
         if end - at > self.service.settings.header_bytes_max:
-            self._refuse_head()
+            self.refuse_head()
         elif head is None:
             self._partial, self._seen = data[at:], size
         else:
@@ -542,7 +567,7 @@ class HttpConnection(asyncio.Protocol):
         else:
             part, at = chunks.feed(data, at)
             if chunks.overhead > settings.header_bytes_max:
-                self._refuse_head()
+                self.refuse_head()
                 return at
         self._body_bytes += len(part)
         if self._body_bytes > settings.body_bytes_max:
@@ -568,6 +593,7 @@ class HttpConnection(asyncio.Protocol):
         service = self.service
         request = self._request
         self._phase, self._since_s = _IDLE, service.now_s
+        self._is_first = False
         request.body, request.began_ns = self._body, now_ns()
         if service.exporter is not None or b"traceparent" in head.headers:
             request.trace = service.trace_for(head.headers)
@@ -659,6 +685,7 @@ class HttpConnection(asyncio.Protocol):
             return
         if (
             core_server is None
+            or self._is_stream
             or self.gone
             or self._deaf
             or self.service.draining
@@ -743,7 +770,8 @@ class HttpConnection(asyncio.Protocol):
             self._phase = _HEAD
         self._start(error)
 
-    def _refuse_head(self) -> None:
+    def refuse_head(self) -> None:
+        """Respond that the head is too large, as the last response."""
         most = self.service.settings.header_bytes_max
         self._refuse(
             HttpError(

@@ -1,0 +1,348 @@
+"""HTTP/2: the streams of one connection, each served as a connection of HTTP/1.1 with one request.
+
+The rules of the protocol are in the core (clipper_core.http.http2_protocol): frames, fields, flow
+control, and the bounds for clients. It makes a message of HTTP/1.1 of each request, and frames of
+each response. So a `HttpConnection` on an `Http2Stream` answers it, with the same handlers,
+limits, times and errors as over HTTP/1.1, and its bytes of a body are the same.
+
+A connection speaks HTTP/2 if it begins with the preface of that protocol, in the clear or over TLS.
+`http.pipeline_max` is the number of its streams at once. Streams take turns to send. A response
+waits as bytes of its stream until the client's windows and the socket take it; while more than
+`http.unsent_bytes_max` wait, without the longest response, no further one is made.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from clipper_core.http.http2_protocol import Http2Error, Http2EventKind, Http2Protocol
+
+if TYPE_CHECKING:
+    from clipper.frontend.http.connection import HttpConnection, HttpService
+
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+TURN_BYTES: Final = 64 << 10  # of frames that are made before the socket is asked for room
+STREAM_BYTES: Final = 64 << 10  # of a response that wait; then no more of it is made
+_LINGER_S = 2.0
+_WARNED_S = 1.0  # for a client to answer the first GOAWAY of a drain
+
+
+class Http2Stream(asyncio.Transport):
+    """The transport below the connection that answers one stream. Threads: the event loop's."""
+
+    def __init__(self, owner: "Http2Connection", id: int) -> None:
+        super().__init__()
+        self.id = id
+        self.is_full = False  # its connection was told to make no more
+        self._owner = owner
+        self._is_closing = self._is_reading_paused = self._is_lost = False
+        self._held = 0  # bytes of the window that are given back when it is read again
+        self.connection: HttpConnection = owner.serve(owner.service)
+
+    def receive(self, text: bytes, credit: int) -> None:
+        """Pass on bytes of the request. credit: the bytes of the window that they took."""
+        if text and not self._is_lost:
+            self.connection.data_received(text)
+        self._held += credit
+        if not self._is_reading_paused:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        if self._held:
+            self._owner.protocol.consumed(self.id, self._held)
+            self._held = 0
+
+    def lose(self) -> None:
+        """The stream has ended: tell the connection."""
+        self._is_closing = self._is_lost = True
+        self._give_back()
+        self.connection.connection_lost(None)
+
+    def hold(self, is_full: bool) -> None:
+        """Let the connection make no more of its response, or go on."""
+        if self.is_full != is_full and not self._is_lost:
+            self.is_full = is_full
+            if is_full:
+                self.connection.pause_writing()
+            else:
+                self.connection.resume_writing()
+
+    # -- what a connection asks of its transport
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Take bytes of the response."""
+        if not self._is_lost:
+            self._owner.protocol.answer(self.id, bytes(data))
+            self._owner.hold_back(self)
+            self._owner.settle()
+
+    def get_write_buffer_size(self) -> int:
+        """Return how many bytes of the body wait."""
+        return self._owner.protocol.unsent(self.id)
+
+    def pause_reading(self) -> None:
+        """Let the client send no more than its window."""
+        self._is_reading_paused = True
+
+    def resume_reading(self) -> None:
+        """Let it send again."""
+        self._is_reading_paused = False
+        self._give_back()
+        self._owner.settle()
+
+    def write_eof(self) -> None:
+        """End the response."""
+        self.close()
+
+    def can_write_eof(self) -> bool:
+        """Return whether the connection may go on in one direction."""
+        return self._owner.transport.can_write_eof()
+
+    def close(self) -> None:
+        """End the response, after what was written."""
+        self._is_closing = True
+        self._owner.protocol.finish(self.id)
+        self._owner.settle()
+
+    def abort(self) -> None:
+        """Reset the stream."""
+        self._is_closing = True
+        self._owner.protocol.finish(self.id, Http2Error.INTERNAL_ERROR)
+        self._owner.settle()
+
+    def is_closing(self) -> bool:
+        """Return whether nothing more is sent."""
+        return self._is_closing
+
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        """Return what the transport of all streams knows."""
+        return self._owner.transport.get_extra_info(name, default)
+
+
+class Http2Connection(asyncio.Protocol):
+    """One client. Threads: the event loop's.
+
+    transport: that of the client; it was read up to the preface. serve: makes the connection that
+    answers a stream.
+    """
+
+    def __init__(
+        self,
+        service: "HttpService",
+        transport: asyncio.Transport,
+        serve: "Callable[[HttpService], HttpConnection]",
+    ) -> None:
+        settings = service.settings
+        self.service, self.transport, self.serve = service, transport, serve
+        self.protocol = Http2Protocol(
+            settings.pipeline_max, settings.header_bytes_max, self._now_us()
+        )
+        self._streams: dict[int, Http2Stream] = {}
+        self._since_s = self._stalled_s = service.now_s
+        self._warned_s = 0.0
+        self._is_full = False  # the transport's buffer is
+        self._is_crowded = False  # responses that wait have `unsent_bytes_max`
+        self._is_paused = False
+        self._is_settling = False
+        self._ended = False  # the client sends no more
+        self._gone = False  # nothing more is read
+        service.connections.add(self)
+        service.changed()
+
+    def _now_us(self) -> int:
+        return int(self.service.now_s * 1e6)
+
+    # -- reading
+
+    def data_received(self, data: bytes) -> None:
+        """Read frames, and answer what they complete."""
+        if self._gone:
+            return
+        self._is_settling = True  # answers to all of them leave together
+        try:
+            self.protocol.feed(data, self._now_us())
+            self._take_events()
+        except MemoryError:
+            self.abort()
+        finally:
+            self._is_settling = False
+        self.settle()
+
+    def _take_events(self) -> bool:
+        """Pass on what has come. Return whether there was anything."""
+        found = False
+        while events := self.protocol.events():
+            found = True
+            for kind, id, text, credit in events:
+                if kind == Http2EventKind.ENDED:
+                    self._end_stream(id)
+                elif kind == Http2EventKind.WENT_ON:
+                    self._receive(id, text, credit)
+                else:
+                    self._begin(id, text, credit, kind == Http2EventKind.TOO_LARGE)
+        return found
+
+    def _begin(self, id: int, text: bytes, credit: int, is_large: bool) -> None:
+        stream = self._streams[id] = Http2Stream(self, id)
+        stream.connection.open_stream(stream)
+        if self._is_crowded:
+            stream.hold(True)
+        if is_large:
+            stream.connection.refuse_head()
+        stream.receive(text, credit)
+
+    def _receive(self, id: int, text: bytes, credit: int) -> None:
+        stream = self._streams.get(id)
+        if stream is None:
+            self.protocol.consumed(id, credit)
+        else:
+            stream.receive(text, credit)
+
+    def _end_stream(self, id: int) -> None:
+        stream = self._streams.pop(id, None)
+        if stream is not None:
+            stream.lose()
+        if not self._streams:
+            self._since_s = self.service.now_s
+
+    def eof_received(self) -> bool:
+        """Note that the client sends no more; return whether it has responses to read."""
+        self._ended = True
+        if self._gone or not self.transport.can_write_eof():
+            return False
+        for stream in tuple(self._streams.values()):
+            if not stream.connection.eof_received():
+                stream.abort()
+        self.settle()
+        return not self.transport.is_closing()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Cancel the open requests."""
+        self._gone = True
+        self.service.connections.discard(self)
+        self._lose_streams()
+        self.service.changed()
+
+    def _lose_streams(self) -> None:
+        for id in tuple(self._streams):
+            self._end_stream(id)
+
+    # -- writing
+
+    def pause_writing(self) -> None:
+        """Make no more frames of responses, because the client does not read."""
+        self._is_full, self._stalled_s = True, self.service.now_s
+
+    def resume_writing(self) -> None:
+        """Make frames of what waits."""
+        self._is_full = False
+        self.settle()
+
+    def hold_back(self, stream: Http2Stream) -> None:
+        """Let no more of a response be made if too much waits. The stream has just written."""
+        if self.protocol.unsent(stream.id) >= STREAM_BYTES:
+            stream.hold(True)
+        most = self.service.settings.unsent_bytes_max
+        if not self._is_crowded and self.protocol.unsent_bytes >= most:
+            self._is_crowded = True
+            for each in tuple(self._streams.values()):
+                each.hold(True)
+
+    def settle(self) -> None:
+        """Send what may be sent, tell streams whether there is room, and close the connection when
+        it is at its end."""
+        if self._is_settling or self.transport.is_closing():
+            return
+        self._is_settling = True
+        try:
+            while self._send() or self._take_events() or self._tell_room():
+                pass
+        except MemoryError:
+            self.abort()
+        finally:
+            self._is_settling = False
+        self._regulate()
+        if self._gone:
+            return
+        is_last = self._ended or self.protocol.has_left or self.protocol.is_going
+        if self.protocol.is_shut or (is_last and not self._streams):
+            self._end()
+
+    def _send(self) -> bool:
+        """Send frames while the transport has room. Return whether there were any."""
+        if self._is_full:
+            return False
+        data = self.protocol.take(TURN_BYTES)
+        if data:
+            self.transport.write(data)
+        return bool(data)
+
+    def _tell_room(self) -> bool:
+        """Let streams go on, or wait. Return whether one may go on."""
+        unsent, most = self.protocol.unsent_bytes, self.service.settings.unsent_bytes_max
+        self._is_crowded = unsent >= (most // 2 if self._is_crowded else most)
+        resumed = False
+        for stream in tuple(self._streams.values()):
+            own = self.protocol.unsent(stream.id)
+            is_full = self._is_crowded or own >= STREAM_BYTES
+            if stream.is_full and not is_full and own > STREAM_BYTES // 4:
+                continue
+            resumed = resumed or (stream.is_full and not is_full)
+            stream.hold(is_full)
+        return resumed
+
+    def _regulate(self) -> None:
+        """Pause reading while answers to frames of the client wait, or resume it."""
+        wanted = self._is_full and self.protocol.is_crowded
+        if wanted != self._is_paused and not (self._ended or self.transport.is_closing()):
+            self._is_paused = wanted
+            (self.transport.pause_reading if wanted else self.transport.resume_reading)()
+
+    def _end(self) -> None:
+        """Send no more, but read on: the client's kernel could discard the last frames if we closed
+        now."""
+        self._gone = True
+        self._lose_streams()
+        self.transport.write(self.protocol.take(0))
+        self._stalled_s = self.service.now_s
+        if self._is_paused:
+            self._is_paused = False
+            self.transport.resume_reading()
+        if not self._ended and self.transport.can_write_eof():
+            self.transport.write_eof()
+        else:
+            self.transport.close()
+
+    # -- time
+
+    def drain(self) -> None:
+        """Answer the streams that are open, and those that were sent before the client knows."""
+        self.protocol.go_away(warn=bool(self._streams))
+        self._warned_s = self.service.now_s
+        for stream in tuple(self._streams.values()):
+            stream.connection.drain()
+        self.settle()
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        self.transport.abort()
+
+    def check(self, now_s: float) -> None:
+        """Check the time limits of the connection and of its streams. now_s: the loop's time."""
+        settings, waits_since_us = self.service.settings, self.protocol.waits_since_us
+        if self._gone:
+            if now_s - self._stalled_s > _LINGER_S:
+                self.abort()
+            return
+        if self._is_full and now_s - self._stalled_s > settings.idle_s:
+            self.abort()
+            return
+        for stream in tuple(self._streams.values()):
+            stream.connection.check(now_s)
+        is_idle = not self._streams and now_s - self._since_s > settings.idle_s
+        is_warned = self.service.draining and now_s - self._warned_s > _WARNED_S
+        if waits_since_us and now_s - waits_since_us / 1e6 > settings.header_s:
+            self.protocol.fail(Http2Error.ENHANCE_YOUR_CALM)
+        elif is_idle or is_warned:
+            self.protocol.go_away()
+        self.settle()
