@@ -531,7 +531,7 @@ class Line:
 
     def __init__(self, address: str, context: ssl.SSLContext | None = None) -> None:
         host, _, port = address.rpartition(":")
-        self.socket = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
+        self.socket: Any = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
         if context is not None:
             self.socket = context.wrap_socket(self.socket, server_hostname="localhost")
         self.client = Client(self._exchange, authority=address)
