@@ -39,6 +39,7 @@ CHECKED_ELSEWHERE = {
     "Client.predict_plainly",
     "Client.rollout",
     "Client.set_application",
+    "ApplicationHandle.feedback",
     "ApplicationHandle.predict",
     "ClipperServer.app",
     "ClipperServer.deploy",

@@ -10,7 +10,8 @@
 # the labels: it combines the votes of a query, keeps the pages to which the journal's records are
 # copied, and does all that one label needs. `answer_window` has the answers that feedback may still
 # come for.
-# `policy_states` has the states in memory: immutable blocks, and the cells of the newest ones.
+# `policy_states` has the states in memory: immutable blocks, and the cells of the newest ones;
+# `state_lock` is the lock of who changes them.
 # `answer_counts` counts answers, by model, and how far models agree.
 #
 # The arithmetic has state come in and go out as numpy arrays, and keeps nothing between calls. The

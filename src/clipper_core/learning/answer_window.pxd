@@ -8,6 +8,7 @@
 #
 # Threads: any. A spin lock guards a ring, for some dozen instructions. The ring of Python is used
 # with the GIL only; `ring_add` may be called without it, for the other one.
+from clipper_core.learning.feedback_update cimport Reported
 from clipper_core.runtime.machine cimport atomic, i64, u16, u32, u64, u8
 from clipper_core.wire.comparison cimport ValueKey
 from clipper_core.wire.prediction cimport Value
@@ -18,6 +19,7 @@ cdef enum:
     HAS_FEEDBACK = 1            # flags of an answer: its feedback has come
     IS_WRITTEN = 2              # it is in the store, or is about to be written
     IS_CLAIMED = 4              # this server has claimed it in the store
+    ENTRY_WORDS_MAX = 42        # of an entry
 
 cdef struct Chunk:
     Chunk* next
@@ -39,6 +41,9 @@ cdef cppclass Ring:
     u64 bytes_max
     u64 window_us
 
+# Return the number of an answer of a server of this name; 0: it is another's, or its id is a text.
+ctypedef u64 (*NumberOf)(void* answer, void* node) noexcept
+
 # Remember an answer of one output; forget the oldest that are too many, or whose time is over.
 # owner: an AnswerOwner that the caller keeps. False: it is larger than all may be, or there is no
 # memory; then nothing has changed.
@@ -49,6 +54,9 @@ cdef class AnswerOwner:
     cdef readonly object learner
     cdef readonly tuple models
     cdef readonly object plan   # of these models, all of them certain
+    cdef object steps           # what learns labels of such answers; None: not looked for yet
+    cdef bint fits              # whether it learns from entries
+    cdef u32 place              # of the model among the learner's, if it is the only one
 
 # -- An answer with what feedback needs: read from an entry, or kept as it is.
 cdef class Joined:
@@ -74,12 +82,27 @@ cdef class Joined:
     # Set or clear a flag. Return whether it was set.
     cdef bint put(self, u16 flag, bint value) noexcept
 
+# -- Copies of entries. Threads: any, with the GIL.
+cdef inline u16 entry_flags(const u64* entry) noexcept nogil:
+    return <u16> (entry[1] >> 48)
+cdef void entry_release(u64* entry) noexcept
+# Return the answer that an entry keeps as an object; None: it is no such entry.
+cdef Joined entry_object(const u64* entry)
+cdef AnswerOwner entry_owner(const u64* entry)      # of an entry that is no object
+cdef double entry_given_s(const u64* entry) noexcept nogil
+# Read an entry that is no object; `place` is by the owner's models. Return False if an output or
+# the answer cannot be read without an object of Python.
+cdef bint entry_read(const u64* entry, Reported* reported) except -1
+cdef str entry_user(const u64* entry)
+
 cdef class AnswerWindow:
     cdef Ring* rings                    # two: of Python, and of the HTTP threads
     cdef readonly double window_s
     cdef object clock
     cdef object answer_type, prediction_type, plan_type
+    cdef str node
     cdef bytes prefix                   # of ids of this server
+    cdef NumberOf number_of_answer      # NULL: answers are read by their `id`
     cdef list recent                    # owners, the last ones
     cdef Py_ssize_t turn                # of the next one in `recent`
     cdef dict owners                    # by learner and models
@@ -88,7 +111,16 @@ cdef class AnswerWindow:
     cdef double now_s(self) except -1
     # Return the number of an id of this server; 0 if it is none.
     cdef u64 number_of(self, object id) noexcept
+    # Return the number of an answer of this server, or of its id; 0 if it is none.
+    cdef u64 number_in(self, object prediction) except? 0
     cdef Joined find(self, u64 number)
+    # Set `HAS_FEEDBACK` of an answer, and copy its entry, with its flags of before and references
+    # of its own, which `entry_release` gives up. Return its words; 0: it is not here.
+    cdef u32 take(self, u64 number, u64* entry) noexcept
+    # Clear `HAS_FEEDBACK` of an answer that was taken.
+    cdef void untake(self, const u64* entry) noexcept
+    # Return a copy of an entry as an object.
+    cdef Joined view(self, const u64* entry)
     cdef AnswerOwner owner_of(self, object learner, tuple models)
 
 # Remember an answer of the core: the outputs of all n models of `owner`. user: "" for nobody's.

@@ -4,6 +4,7 @@ from cpython.bytes cimport PyBytes_GET_SIZE
 from cpython.dict cimport PyDict_GetItem, PyDict_Next
 from cpython.float cimport PyFloat_AS_DOUBLE
 from cpython.object cimport PyObject, PyObject_RichCompareBool, Py_EQ
+from cpython.pycapsule cimport PyCapsule_GetPointer
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy, memset
@@ -16,10 +17,13 @@ from clipper_core.runtime.machine cimport aligned_new
 from clipper_core.runtime.object_member cimport ObjectMember, read_member
 from clipper_core.runtime.spin_lock cimport spin_lock, spin_unlock
 from clipper_core.runtime.status cimport BAD_INPUT, NO_MEMORY, raise_for
-from clipper_core.wire.comparison cimport keys_are_equal
+from clipper_core.wire.comparison cimport (
+    BYTES_KEY, FLOAT_KEY, LARGE_KEY, STR_KEY, ValueKey, key_of_output, keys_are_equal, text_key,
+    value_key, whole_key,
+)
 from clipper_core.wire.prediction cimport (
     TAG_BLOB, TAG_ROW, Blob, blob_of, object_value, value_confidence, value_drop,
-    value_hold, value_object, word_data,
+    value_hold, value_object, word_confidence, word_data,
 )
 
 cdef extern from "Python.h":
@@ -49,7 +53,6 @@ cdef enum:
     APART = 255                 # the answer is no model's output: it follows those
     FLAGS_SHIFT = 48            # of the second word, above the microseconds
     HEAD_WORDS = 4
-    ENTRY_WORDS_MAX = HEAD_WORDS + 2 + (OUTPUTS_MAX + 1) + OUTPUTS_MAX + 3
     OBJECTS_MAX = OUTPUTS_MAX + 3
     FIRST_PLACES = 64
     OBJECT_BYTES = 1024         # of an answer kept as an object, besides its outputs
@@ -74,10 +77,6 @@ cdef struct Shape:              # where the parts of an entry lie, in words
 # -- entries: [number][microseconds, flags][owner][n, answer, arrived, sure], then what the flags
 #    say, the outputs, confidences, and the types of the outputs, a byte each
 
-cdef inline u16 _flags(const u64* entry) noexcept nogil:
-    return <u16> (entry[1] >> FLAGS_SHIFT)
-
-
 cdef inline u64 _given_us(const u64* entry) noexcept nogil:
     return entry[1] & ADDRESS
 
@@ -87,7 +86,7 @@ cdef inline u64 _numbers(u32 n, u32 answer, u32 arrived, u32 sure) noexcept nogi
 
 
 cdef void _shape(const u64* entry, Shape* s) noexcept nogil:
-    cdef u16 flags = _flags(entry)
+    cdef u16 flags = entry_flags(entry)
     cdef u32 at = HEAD_WORDS
     if flags & IS_OBJECT:
         s.n = s.confidences = 0
@@ -247,10 +246,10 @@ cdef u32 _forget_oldest(Ring* r, void** objects) noexcept nogil:
     r.bytes -= s.words * sizeof(u64) + _blob_bytes(entry, &s)
     r.count -= 1
     _forget_place(r, _place_of(r, entry[0]))
-    if _flags(entry) & (IS_OBJECT | IS_OWNED):
+    if entry_flags(entry) & (IS_OBJECT | IS_OWNED):
         objects[n] = <void*> entry[2]
         n += 1
-        if _flags(entry) & HAS_USER:
+        if entry_flags(entry) & HAS_USER:
             objects[n] = <void*> entry[s.user]
             n += 1
     tags = <const u8*> (entry + s.tags)
@@ -417,7 +416,7 @@ cdef bint _put(Joined joined, u16 flag, u16 mask, u16 value) noexcept:
             spin_lock(r.lock)
             entry = _lookup(r, joined.number)
             if entry != NULL:
-                before = _flags(entry)
+                before = entry_flags(entry)
                 entry[1] = (_given_us(entry)
                             | <u64> (<u16> ((before & ~mask) | value)) << FLAGS_SHIFT)
             spin_unlock(r.lock)
@@ -454,6 +453,8 @@ cdef class AnswerWindow:
     type name an answer by their `id`.  prediction_type: makes a prediction of an output and a
     confidence.  plan_type: makes a plan of models and their probabilities.  clock: in seconds;
     None: the system's.  node: ids of this server are `node-number`, the number in hexadecimal.
+    numbers: `NUMBER_OF` of the module of answers, by which their numbers are read; None: their
+    ids are.
     """
 
     def __cinit__(self, u64 size_max, double window_s, u64 bytes_max, *args, **kwargs):
@@ -467,8 +468,10 @@ cdef class AnswerWindow:
             self.rings[i].window_us = <u64> min(max(0.0, window_s * 1e6), 1e14)
 
     def __init__(self, u64 size_max, double window_s, u64 bytes_max, answer_type, prediction_type,
-                 plan_type, clock=None, str node not None=""):
-        self.window_s, self.clock = window_s, clock
+                 plan_type, clock=None, str node not None="", numbers=None):
+        self.window_s, self.clock, self.node = window_s, clock, node
+        if numbers is not None:
+            self.number_of_answer = <NumberOf> PyCapsule_GetPointer(numbers, "clipper.number_of")
         self.answer_type, self.prediction_type = answer_type, prediction_type
         self.plan_type, self.prefix = plan_type, f"{node}-".encode()
         self.recent = [None] * RECENT_OWNERS
@@ -522,6 +525,14 @@ cdef class AnswerWindow:
             else:
                 return 0
         return number
+
+    cdef u64 number_in(self, object prediction) except? 0:
+        cdef u64 number = 0
+        if type(prediction) is not self.answer_type:
+            return self.number_of(prediction)
+        if self.number_of_answer != NULL:
+            number = self.number_of_answer(<void*> prediction, <void*> self.node)
+        return number if number else self.number_of(prediction.id)
 
     def __len__(self):
         return self.rings[0].count + self.rings[1].count
@@ -628,6 +639,55 @@ cdef class AnswerWindow:
                 return _joined(self, words, &s)
         return None
 
+    cdef u32 take(self, u64 number, u64* entry) noexcept:
+        cdef u64* found
+        cdef Joined joined
+        cdef Shape s
+        cdef Ring* r
+        cdef int i
+        for i in range(2):
+            r = &self.rings[i]
+            spin_lock(r.lock)
+            found = _lookup(r, number)
+            if found != NULL:
+                _shape(found, &s)
+                memcpy(entry, found, s.words * sizeof(u64))
+                _hold_values(entry, &s)
+                if not entry_flags(entry) & IS_OBJECT:
+                    found[1] |= <u64> HAS_FEEDBACK << FLAGS_SHIFT
+            spin_unlock(r.lock)
+            if found != NULL:
+                joined = entry_object(entry)
+                if joined is not None:
+                    entry[1] |= <u64> joined.flags << FLAGS_SHIFT
+                    joined.flags |= HAS_FEEDBACK
+                return s.words
+        return 0
+
+    cdef void untake(self, const u64* entry) noexcept:
+        cdef Joined joined = entry_object(entry)
+        cdef u64* found
+        cdef Ring* r
+        cdef int i
+        if joined is not None:
+            joined.flags &= ~HAS_FEEDBACK
+            return
+        for i in range(2):
+            r = &self.rings[i]
+            spin_lock(r.lock)
+            found = _lookup(r, entry[0])
+            if found != NULL:
+                found[1] &= ~(<u64> HAS_FEEDBACK << FLAGS_SHIFT)
+            spin_unlock(r.lock)
+
+    cdef Joined view(self, const u64* entry):
+        cdef u64[ENTRY_WORDS_MAX] words
+        cdef Shape s
+        _shape(entry, &s)
+        memcpy(words, entry, s.words * sizeof(u64))
+        _hold_values(words, &s)
+        return _joined(self, words, &s)
+
     def close(self):
         """Forget all answers, and those to come: who gave them has ended."""
         cdef void* objects[OBJECTS_MAX]
@@ -682,6 +742,112 @@ cdef class AnswerWindow:
             if joined is not None:
                 found.append((f"{self.prefix.decode()}{number:x}", joined))
         return found
+
+
+# -- copies of entries
+
+cdef Joined entry_object(const u64* entry):
+    if entry_flags(entry) & IS_OBJECT:
+        return <Joined> <object> <PyObject*> entry[2]
+    return None
+
+
+cdef AnswerOwner entry_owner(const u64* entry):
+    return <AnswerOwner> <object> <PyObject*> entry[2]
+
+
+cdef str entry_user(const u64* entry):
+    cdef Shape s
+    if not entry_flags(entry) & HAS_USER:
+        return ""
+    _shape(entry, &s)
+    return <str> <object> <PyObject*> entry[s.user]
+
+
+cdef double entry_given_s(const u64* entry) noexcept nogil:
+    return <double> _given_us(entry) * 1e-6
+
+
+cdef void entry_release(u64* entry) noexcept:
+    cdef const u8* tags
+    cdef Shape s
+    cdef u32 i
+    _shape(entry, &s)
+    tags = <const u8*> (entry + s.tags)
+    for i in range(s.n):
+        if tags[i] == TAG_OBJECT:
+            Py_DECREF(<object> <PyObject*> entry[s.outputs + i])
+        else:
+            _give_back(entry[s.outputs + i], tags[i])
+    if entry_flags(entry) & HAS_USER:
+        Py_DECREF(<object> <PyObject*> entry[s.user])
+    Py_DECREF(<object> <PyObject*> entry[2])
+
+
+cdef bint entry_read(const u64* entry, Reported* reported) except -1:
+    cdef const u8* tags
+    cdef Shape s
+    cdef u32 n = <u32> (entry[3] & 0xFF), said = <u32> (entry[3] >> 8 & 0xFF)
+    cdef u32 i, model = 0
+    _shape(entry, &s)
+    tags = <const u8*> (entry + s.tags)
+    reported.n, reported.features, reported.qualified = n, 0, False
+    for i in range(n):
+        while not entry[3] >> (16 + model) & 1:
+            model += 1
+        reported.place[i] = model
+        if not _read_key(entry[s.outputs + i], tags[i], &reported.key[i]):
+            return False
+        if s.confidences:
+            reported.sure[i] = entry[3] >> (32 + model) & 1
+            memcpy(&reported.confidence[i], entry + s.confidences + i, sizeof(double))
+        else:
+            reported.sure[i] = 0
+            if n == 1 and _is_core(tags[i]) and blob_of(entry[s.outputs + i]).has_confidence:
+                reported.sure[i] = 1
+                reported.confidence[i] = word_confidence(entry[s.outputs + i])
+        model += 1
+    reported.by_chance, reported.p = (entry_flags(entry) & HAS_PROBABILITY) != 0, 1.0
+    if reported.by_chance:
+        memcpy(&reported.p, entry + s.probability, sizeof(double))
+    reported.user = text_key(STR_KEY, b"", 0)
+    if entry_flags(entry) & HAS_USER:
+        if not key_of_output(<object> <PyObject*> entry[s.user], &reported.user):
+            return False
+    if said != APART:
+        reported.answer = reported.key[said]
+        return True
+    return _read_answer(entry[s.outputs + n], tags[n], &reported.answer)
+
+
+cdef bint _read_key(u64 word, u8 tag, ValueKey* key) except -1:
+    """Read an output. False: Python has to compare it."""
+    cdef u64 i
+    if tag == I64:
+        key[0] = whole_key(word)
+        return True
+    if tag == TAG_OBJECT:
+        return key_of_output(<object> <PyObject*> word, key)
+    key[0] = value_key(word, tag, NULL)
+    if key.kind == STR_KEY:
+        for i in range(key.bits):       # bytes that are no UTF-8 are replaced in the text
+            if key.data[i] & 0x80:
+                return False
+    return True
+
+
+cdef bint _read_answer(u64 word, u8 tag, ValueKey* key) except -1:
+    """Read an answer that no model gave. False: Python has to read it."""
+    if tag == F64:
+        key[0] = whole_key(word)        # a zero keeps its sign
+        key.kind = FLOAT_KEY
+        return True
+    if tag == TAG_OBJECT and <object> <PyObject*> word is None:
+        key.kind = 0
+        return True
+    if not _read_key(word, tag, key):
+        return False
+    return key.kind <= BYTES_KEY and key.kind != FLOAT_KEY and key.kind != LARGE_KEY
 
 
 cdef int _insert(Ring* r, const u64* entry, const Shape* s, u64 extra) except -1:
@@ -857,9 +1023,9 @@ cdef void _hold_objects(const u64* entry, const Shape* s) noexcept:
     cdef const u8* tags = <const u8*> (entry + s.tags)
     cdef u32 i
     Py_INCREF(<object> <PyObject*> entry[2])
-    if _flags(entry) & IS_OBJECT:
+    if entry_flags(entry) & IS_OBJECT:
         return
-    if _flags(entry) & HAS_USER:
+    if entry_flags(entry) & HAS_USER:
         Py_INCREF(<object> <PyObject*> entry[s.user])
     for i in range(s.n):
         if tags[i] == TAG_OBJECT:
@@ -895,7 +1061,7 @@ cdef Joined _joined(AnswerWindow window, u64* entry, const Shape* s):
     cdef object owner = <object> <PyObject*> entry[2]
     cdef Joined joined
     cdef const u8* tags = <const u8*> (entry + s.tags)
-    cdef u16 flags = _flags(entry)
+    cdef u16 flags = entry_flags(entry)
     cdef u32 n = <u32> (entry[3] & 0xFF), said = <u32> (entry[3] >> 8 & 0xFF), i
     Py_DECREF(owner)
     if flags & IS_OBJECT:
@@ -932,7 +1098,7 @@ cdef Joined _joined(AnswerWindow window, u64* entry, const Shape* s):
                                if entry[3] >> (16 + i) & 1])
     if s.confidences:
         joined.confidences = _confidences(entry, s)
-    elif n == 1 and tags[0] & TAG_BLOB and tags[0] != TAG_OBJECT:
+    elif n == 1 and _is_core(tags[0]):
         joined.confidences = _own_confidence(entry[s.outputs], tags[0])
     for i in range(s.n):
         _give_back(entry[s.outputs + i], tags[i])
@@ -948,6 +1114,11 @@ cdef tuple _confidences(const u64* entry, const Shape* s):
             memcpy(&confidence, entry + s.confidences + len(found), sizeof(double))
             found.append(confidence if entry[3] >> (32 + i) & 1 else None)
     return tuple(found)
+
+
+cdef inline bint _is_core(u8 tag) noexcept nogil:
+    """Return whether an output is a blob of the core."""
+    return tag == TAG_BLOB or tag == TAG_ROW
 
 
 cdef tuple _own_confidence(u64 word, u8 tag):

@@ -13,8 +13,9 @@ from cpython.object cimport PyObject
 from clipper_core.learning.bandit cimport MODELS_MAX, Rule, RuleState
 from clipper_core.learning.class_evidence cimport ClassEvidence
 from clipper_core.learning.mixture cimport RowShape
-from clipper_core.learning.policy_states cimport StateBlock
+from clipper_core.learning.policy_states cimport StateBlock, StateNumbers
 from clipper_core.runtime.machine cimport i64, u32, u64, u8
+from clipper_core.wire.comparison cimport ValueKey
 
 cdef struct Learner:              # a state while it learns
     const RuleState* rule
@@ -83,6 +84,24 @@ cdef inline PyObject* kept(object value, list computed) except NULL:
         computed.append(value)
     return <PyObject*> value
 
+cdef struct Reported:           # what models reported for one query, and what was answered
+    u32 n                       # of models whose predictions arrived
+    u32 chosen                  # the only model that was queried; k if all were
+    u32[MODELS_MAX] place       # of these models among the learner's
+    ValueKey[MODELS_MAX] key    # of their outputs
+    u8[MODELS_MAX] right        # whether that is the label
+    u8[MODELS_MAX] sure         # whether there is a confidence
+    double[MODELS_MAX] confidence
+    bint qualified              # whether any has qualifiers
+    PyObject* output[MODELS_MAX]        # borrowed; only if `qualified`
+    PyObject* qualifiers[MODELS_MAX]
+    bint by_chance              # whether `chosen` was chosen by chance
+    double p                    # its probability then, else 1
+    u32 features
+    double[CONTEXT_MAX] context     # [features]
+    ValueKey user
+    ValueKey answer             # kind 0: there is none; the bits of a float are its own
+
 cdef struct Votes:              # the predictions of one query, with the label, as numbers
     i64[MODELS_MAX] values
     u8[MODELS_MAX] arrived
@@ -90,7 +109,6 @@ cdef struct Votes:              # the predictions of one query, with the label, 
     double[MODELS_MAX] confidence
     u32 cell                    # the highest hash of a label
     bint anyone                 # whether any prediction arrived
-    double[CONTEXT_MAX] context
     PyObject* label             # borrowed
     Observation observation     # of these arrays
     ClassEvidence named
@@ -101,24 +119,26 @@ cdef class FeedbackUpdate:
     cdef object make, sets, make_thresholds
     cdef double coverage, step, doubt
 
-    # Read the predictions of k models. Return False if `policy.observe` must learn the observation.
-    # outputs, confidence, qualifiers: borrowed; NULL where no prediction arrived; qualifiers is
-    # NULL if there are no class probabilities.  right: which outputs are the label.  chosen: the
-    # only model that was queried, k when all were.
-    cdef bint read(self, Votes* votes, u32 k, PyObject** outputs, PyObject** confidence,
-                   PyObject** qualifiers, const u8* right, u32 chosen, double p, tuple features,
+    # Read the predictions of k models, whose outputs are labels of the label's type. Return False
+    # if `policy.observe` must learn the observation. right: the key of the label.
+    cdef bint read(self, Votes* votes, u32 k, const Reported* reported, const ValueKey* right,
                    object label, double weight) except -1
+    # Have a learner learn in a block of k models, which nobody else reads. Return False if these
+    # are no rows of this rule, not finite, or rows that these votes would have to change, and where
+    # there are sets: then an OpenState has to learn.
+    cdef bint begin(self, Learner* learner, StateNumbers* numbers, u32 k,
+                    const Votes* votes) noexcept
     # Open a state. Return None if it is of other models or not finite.
     cdef OpenState open(self, object state, tuple models)
     cdef cnp.ndarray _bins(self, cnp.ndarray sure)
     cdef Learner _pupil(self, cnp.ndarray rows, cnp.ndarray sure, double seen, u64 labels) except *
-    cdef bint _read_classes(self, Votes* votes, u32 k, PyObject** outputs, PyObject** qualifiers,
+    cdef bint _fits(self, const Learner* learner, const Votes* votes) noexcept
+    cdef bint _read_classes(self, Votes* votes, u32 k, const Reported* reported,
                             object kind) except -1
     cdef int follow(self, Learner* learner, double threshold) except -1     # for sets
     cdef cnp.ndarray _rows(self, cnp.ndarray rows, u32 cell)
     cdef cnp.ndarray _checked(self, cnp.ndarray rows)
     cdef cnp.ndarray _with_features(self, cnp.ndarray rows, u32 features)
-    cdef u32 _hashes(self, Votes* votes, u32 k, PyObject** outputs, object kind) except? 0
 
 cdef class OpenState:           # a state while it learns several observations, with arrays of its
                                 # own

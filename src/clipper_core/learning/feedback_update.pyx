@@ -19,14 +19,16 @@ from clipper_core.learning.linear cimport (
     ContextRule, context_columns, context_learn, context_size, context_widened,
 )
 from clipper_core.learning.mixture cimport (
-    VOTERS_MAX, Ballot, Tally, mixture_is_untouched, mixture_learn, mixture_shape, mixture_tally,
-    rows_with, rows_with_features, rows_with_pool,
+    VOTERS_MAX, Ballot, Tally, mixture_has_shape, mixture_is_untouched, mixture_learn,
+    mixture_shape, mixture_tally, rows_with, rows_with_features, rows_with_pool,
 )
-from clipper_core.learning.policy_states cimport block_rows, block_sure, block_with
+from clipper_core.learning.policy_states cimport (
+    block_rows, block_sure, block_with, state_rows, state_sure,
+)
 from clipper_core.runtime.machine cimport CHECK
 from clipper_core.runtime.object_member cimport ObjectMember, read_member
 from clipper_core.runtime.status cimport BAD_INPUT, raise_for
-from clipper_core.wire.comparison cimport label_hash
+from clipper_core.wire.comparison cimport key_hash, key_of_label, key_of_output, keys_are_equal
 
 cnp.import_array()
 
@@ -44,6 +46,9 @@ THRESHOLD.name, NUMBERS.name, SCALE.name = b"labels", b"numbers", b"scale"
 COUNT.name, KNOWN.name = b"count", b"known"
 cdef double[65] CLASSES         # by the number of bits that are set in `labels`
 
+
+cdef extern from "learning/finite.hpp" namespace "clipper" nogil:
+    bint doubles_are_finite(const double* at, size_t n) noexcept
 
 cdef extern from *:
     int popcount "__builtin_popcountll"(unsigned long long x) noexcept nogil
@@ -603,21 +608,52 @@ cdef class FeedbackUpdate:
     cdef Learner _pupil(self, cnp.ndarray rows, cnp.ndarray sure, double seen, u64 labels) except *:
         """Fill a Learner from a state. The arrays must belong to the caller."""
         cdef Learner learner
-        learner.rule = &self.rule.state
+        learner.rule, learner.fade = &self.rule.state, self.fade
         learner.rows = <double*> cnp.PyArray_DATA(rows)
         learner.sure = <double*> cnp.PyArray_DATA(sure)
         learner.k, learner.columns = <u32> rows.shape[0], <u32> rows.shape[1]
-        learner.coverage = 0.0
-        learner.moved = learner.calibrated = False
         learner.shape.buckets = learner.shape.features = 0
         if self.rule.state.kind == MIXTURE:
             learner.k -= 1
             learner.shape = mixture_shape(rows)
         learner.bins = <u32> sure.shape[0]
-        learner.fade = self.fade
-        learner.seen = seen
-        learner.labels = labels
+        _begin(&learner, seen, labels)
         return learner
+
+    cdef bint begin(self, Learner* learner, StateNumbers* numbers, u32 k,
+                    const Votes* votes) noexcept:
+        cdef u64 doubles = <u64> numbers.rows * numbers.columns + 2 * <u64> numbers.bins
+        cdef u32 kind = self.rule.state.kind
+        learner.rule, learner.fade = &self.rule.state, self.fade
+        learner.rows, learner.sure = state_rows(numbers), state_sure(numbers)
+        learner.k, learner.columns, learner.bins = k, numbers.columns, numbers.bins
+        learner.shape.buckets = learner.shape.features = 0
+        if numbers.rows != k + (kind == MIXTURE) or not 1 <= k <= MODELS_MAX:
+            return False
+        if not 1 <= numbers.bins <= BINS_MAX or self.sets is not None:
+            return False
+        if kind == MIXTURE:
+            if not mixture_has_shape(learner.rows, numbers.rows, numbers.columns, &learner.shape):
+                return False
+        elif kind == LINEAR:
+            if not context_size(numbers.columns):
+                return False
+        elif numbers.columns != self.rule.state.columns:
+            return False
+        _begin(learner, numbers.seen, numbers.labels)
+        return self._fits(learner, votes) and doubles_are_finite(learner.rows,
+                                                                       doubles)
+
+    cdef bint _fits(self, const Learner* learner, const Votes* votes) noexcept:
+        """Return whether the rows are as wide as these votes need."""
+        cdef u32 features = votes.observation.features
+        if learner.rule.kind == LINEAR:
+            return not features or learner.columns != context_columns(1)
+        if learner.rule.kind != MIXTURE:
+            return True
+        if votes.cell >= learner.shape.buckets or (features and not learner.shape.features):
+            return False
+        return votes.observation.named == NULL or learner.shape.pooled
 
     cdef int follow(self, Learner* learner, double threshold) except -1:
         learner.coverage, learner.step, learner.doubt = self.coverage, self.step, self.doubt
@@ -662,40 +698,46 @@ cdef class FeedbackUpdate:
         query.
         """
         cdef Votes votes
+        cdef Reported reported
+        cdef ValueKey right
         cdef OpenState opened = OpenState.__new__(OpenState)
-        cdef PyObject* outputs[MODELS_MAX]
-        cdef PyObject* confidence[MODELS_MAX]
-        cdef PyObject* qualifiers[MODELS_MAX]
-        cdef u8 right[MODELS_MAX]
         cdef PyObject* found
-        cdef object value
+        cdef object value, kind = type(label)
         cdef list computed = []
-        cdef bint named = False, reads = reads_classes(self.rule.state.kind)
-        cdef u32 i, k = <u32> len(models), chosen = k
+        cdef bint reads = reads_classes(self.rule.state.kind)
+        cdef u32 i, n = 0, k = <u32> len(models)
         if (k == 0 or k > MODELS_MAX or rows.shape[0] != k + (self.rule.state.kind == MIXTURE)
-                or type(predictions) is not dict or not is_label(type(label))):
+                or type(predictions) is not dict or not is_label(kind)
+                or len(features) > CONTEXT_MAX or not key_of_label(label, kind, &right)):
             return None
+        reported.chosen, reported.qualified = k, False
         for i in range(k):
-            found = PyDict_GetItem(<dict> predictions, models[i])
-            outputs[i] = confidence[i] = NULL
-            if found != NULL:
-                value = read_member(&OUTPUT, <object> found)
-                outputs[i] = kept(value, computed)
-                right[i] = value is label or (type(value) is type(label)
-                                              and PyObject_RichCompareBool(value, label, Py_EQ))
-                value = read_member(&CONFIDENCE, <object> found)
-                confidence[i] = kept(value, computed)
-                if reads:
-                    value = read_member(&QUALIFIERS, <object> found)
-                    qualifiers[i] = kept(value, computed)
-                    named = named or reports_classes(value)
             if len(queried) == 1 and queried[0] == models[i]:
-                chosen = i
-        if chosen == k and queried != models:
+                reported.chosen = i
+            found = PyDict_GetItem(<dict> predictions, models[i])
+            if found == NULL:
+                continue
+            value = read_member(&OUTPUT, <object> found)
+            reported.output[n] = kept(value, computed)
+            if type(value) is not kind or not key_of_output(value, &reported.key[n]):
+                return None
+            reported.place[n], reported.right[n] = i, keys_are_equal(&reported.key[n], &right)
+            value = read_member(&CONFIDENCE, <object> found)
+            reported.sure[n] = value is not None
+            if value is not None:
+                reported.confidence[n] = value
+            if reads:
+                value = read_member(&QUALIFIERS, <object> found)
+                reported.qualifiers[n] = kept(value, computed)
+                reported.qualified = reported.qualified or bool(value)
+            n += 1
+        if reported.chosen == k and queried != models:
             return None
-        if not self.read(&votes, k, outputs, confidence,
-                         &qualifiers[0] if named else NULL, right, chosen,
-                         odds[0] if odds and len(queried) == 1 else 1.0, features, label, weight):
+        reported.n, reported.features = n, <u32> len(features)
+        for i in range(reported.features):
+            reported.context[i] = features[i]
+        reported.p = odds[0] if odds and len(queried) == 1 else 1.0
+        if not self.read(&votes, k, &reported, &right, label, weight):
             return None
         if not opened.start(self, rows, sure, seen, labels, thresholds):
             return None         # `policy.observe` repairs it
@@ -704,57 +746,69 @@ cdef class FeedbackUpdate:
             return False
         return opened.made(models)
 
-    cdef bint read(self, Votes* votes, u32 k, PyObject** outputs, PyObject** confidence,
-                   PyObject** qualifiers, const u8* right, u32 chosen, double p, tuple features,
+    cdef bint read(self, Votes* votes, u32 k, const Reported* reported, const ValueKey* right,
                    object label, double weight) except -1:
-        cdef object kind = type(label)
         cdef Observation* observation = &votes.observation
-        cdef u32 i, j
-        if not (is_label(kind) and weight > 0 and isfinite(weight)):
+        cdef bint mixed = self.rule.state.kind == MIXTURE
+        cdef u32 i, j, at, cell, label_cell = key_hash(right)
+        cdef u32 high = label_cell
+        if not (weight > 0 and isfinite(weight)):
             return False
-        if (chosen == k and _chooses_one(self.rule.state.kind)) or len(features) > CONTEXT_MAX:
+        if reported.chosen == k and _chooses_one(self.rule.state.kind):
             return False
-        votes.anyone, votes.label = False, <PyObject*> label
-        for i in range(<u32> len(features)):
-            votes.context[i] = features[i]
+        votes.anyone, votes.label = reported.n > 0, <PyObject*> label
         for i in range(k):
-            votes.arrived[i] = outputs[i] != NULL
-            votes.values[i] = 0
+            votes.arrived[i], votes.values[i], votes.cells[i] = 0, 0, 0
             votes.confidence[i] = NAN
-            if outputs[i] == NULL:
-                continue
-            votes.anyone = True
-            if type(<object> outputs[i]) is not kind:
-                return False
-            if not right[i]:
-                votes.values[i] = i + 1
+        for i in range(reported.n):
+            at = reported.place[i]
+            votes.arrived[at] = 1
+            cell = label_cell
+            if not reported.right[i]:
+                votes.values[at] = at + 1
                 for j in range(i):      # the same number for the same label
-                    if votes.values[j] and PyObject_RichCompareBool(<object> outputs[j],
-                                                                    <object> outputs[i], Py_EQ):
-                        votes.values[i] = votes.values[j]
+                    if not reported.right[j] and keys_are_equal(&reported.key[j],
+                                                                &reported.key[i]):
+                        votes.values[at] = votes.values[reported.place[j]]
                         break
-            if <object> confidence[i] is not None:
-                votes.confidence[i] = <object> confidence[i]
-                if votes.confidence[i] != votes.confidence[i]:
-                    votes.confidence[i] = 0.0
+                if mixed:
+                    cell = key_hash(&reported.key[i])
+            if mixed:
+                votes.cells[at] = <u8> cell
+                high = max(high, cell)
+            if reported.sure[i]:
+                votes.confidence[at] = reported.confidence[i]
+                if votes.confidence[at] != votes.confidence[at]:
+                    votes.confidence[at] = 0.0
         observation.values, observation.arrived = votes.values, votes.arrived
         observation.confidence, observation.cells = votes.confidence, votes.cells
         observation.label, observation.weight = 0, weight
-        observation.chosen, observation.p = chosen, p
-        observation.context, observation.features = votes.context, <u32> len(features)
+        observation.chosen, observation.p = reported.chosen, reported.p
+        observation.context = <const double*> reported.context
+        observation.features = reported.features
         observation.known, observation.right = False, 0
         observation.named = NULL
-        votes.cell = label_hash(label, kind)
-        observation.bit = <u64> 1 << votes.cell
-        if self.rule.state.kind == MIXTURE:
-            votes.cell = self._hashes(votes, k, outputs, kind)
-        return qualifiers == NULL or self._read_classes(votes, k, outputs, qualifiers, kind)
+        observation.bit = <u64> 1 << label_cell
+        votes.cell = high
+        if not reported.qualified or not reads_classes(self.rule.state.kind):
+            return True
+        for i in range(reported.n):
+            if reports_classes(<object> reported.qualifiers[i]):
+                return self._read_classes(votes, k, reported, type(label))
+        return True
 
-    cdef bint _read_classes(self, Votes* votes, u32 k, PyObject** outputs, PyObject** qualifiers,
+    cdef bint _read_classes(self, Votes* votes, u32 k, const Reported* reported,
                             object kind) except -1:
         """Read class probabilities. False: they are for `policy.observe`."""
         cdef ClassEvidence* named = &votes.named
-        cdef u32 at
+        cdef PyObject* outputs[MODELS_MAX]
+        cdef PyObject* qualifiers[MODELS_MAX]
+        cdef u32 i, at
+        for i in range(k):
+            outputs[i] = NULL
+        for i in range(reported.n):
+            outputs[reported.place[i]] = reported.output[i]
+            qualifiers[reported.place[i]] = reported.qualifiers[i]
         if (votes.observation.chosen < k
                 or not class_evidence_read(named, k, outputs, qualifiers, kind)):
             return False
@@ -775,22 +829,6 @@ cdef class FeedbackUpdate:
         return opened if opened.start(self, rows, read_member(&SURE, state),
                                       read_member(&SEEN, state), read_member(&LABELS, state),
                                       read_member(&TRACKED, state)) else None
-
-    cdef u32 _hashes(self, Votes* votes, u32 k, PyObject** outputs, object kind) except? 0:
-        """Hash the labels that the models gave to 0 to 63. Return the largest hash. `votes.cell` is
-        that of the right label."""
-        cdef u32 i, cell, high = votes.cell
-        for i in range(k):
-            votes.cells[i] = 0
-            if outputs[i] == NULL:
-                continue
-            if votes.values[i] == 0:
-                cell = votes.cell
-            else:
-                cell = label_hash(<object> outputs[i], kind)
-            votes.cells[i] = <u8> cell
-            high = max(high, cell)
-        return high
 
     def many(self, cnp.ndarray rows, cnp.ndarray sure, double seen, u64 labels, values, arrived,
              confidence, label, bits, chosen, p, cells=None, double threshold=0.0, named=None,
@@ -949,20 +987,16 @@ cdef bint _contains(tuple labels, object label) except -1:
 
 
 cdef bint _is_finite(cnp.ndarray array):
-    """Return whether a contiguous array of doubles holds neither NaN nor infinities: these times 0
-    are NaN, and stay so in a sum."""
-    cdef const double* at = <double*> cnp.PyArray_DATA(array)
-    cdef cnp.npy_intp i, n = cnp.PyArray_SIZE(array)
-    cdef double[4] sums     # several sums, so that an addition does not wait for the one before
-    sums[0] = sums[1] = sums[2] = sums[3] = 0.0
-    for i in range(n // 4):
-        sums[0] += at[4 * i] * 0.0
-        sums[1] += at[4 * i + 1] * 0.0
-        sums[2] += at[4 * i + 2] * 0.0
-        sums[3] += at[4 * i + 3] * 0.0
-    for i in range(n - n % 4, n):
-        sums[0] += at[i] * 0.0
-    return sums[0] + sums[1] + sums[2] + sums[3] == 0.0
+    """Return whether a contiguous array of doubles holds neither NaN nor infinities."""
+    return doubles_are_finite(<double*> cnp.PyArray_DATA(array),
+                              <size_t> cnp.PyArray_SIZE(array))
+
+
+cdef void _begin(Learner* learner, double seen, u64 labels) noexcept nogil:
+    """Have a learner begin without sets."""
+    learner.coverage = 0.0
+    learner.moved = learner.calibrated = False
+    learner.seen, learner.labels = seen, labels
 
 
 cdef Steps _steps(cnp.ndarray chosen, cnp.ndarray p, u64 n) except *:

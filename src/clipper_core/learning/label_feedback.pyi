@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 from clipper_core.learning.answer_window import AnswerWindow, Joined
 from clipper_core.learning.bandit import Rule
 from clipper_core.learning.feedback_update import FeedbackUpdate
+from clipper_core.learning.state_lock import StateLock
 
 _Model = TypeVar("_Model")
 
@@ -72,6 +73,7 @@ class LabelCounts:
     @property
     def right(self) -> Mean: ...
     def __init__(self, models: dict[Any, Any], right: Mean) -> None: ...
+    def forget(self) -> None: ...
     def count(self, predictions: object, label: object, answer: object, weight: float) -> bool: ...
 
 @final
@@ -83,7 +85,7 @@ class LabelSteps:
     def __init__(
         self,
         learner: object,
-        lock: object,
+        lock: StateLock,
         journal: object,
         update: FeedbackUpdate | None,
         node: str,
@@ -95,6 +97,12 @@ class LabelSteps:
 @final
 class Tally:
     """Counts of a list of labels, by the model's place."""
+
+@final
+class TakenLabels:
+    """Copies of the entries that a list of labels is about."""
+
+    def __init__(self, table: AnswerWindow, n: int) -> None: ...
 
 @final
 class OpenContext:

@@ -3,16 +3,18 @@ update of the states, and how often each model was right."""
 cimport cython
 cimport numpy as cnp
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from cpython.dict cimport PyDict_GetItem, PyDict_GetItemWithError, PyDict_Next
+from cpython.dict cimport PyDict_GetItem, PyDict_GetItemWithError, PyDict_Next, PyDict_SetItem
 from cpython.float cimport PyFloat_AS_DOUBLE
 from cpython.object cimport PyObject, PyObject_RichCompareBool, Py_EQ
 from libc.math cimport NAN
-from libc.stdlib cimport free, realloc
+from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy
-from posix.time cimport CLOCK_REALTIME, clock_gettime, timespec
+from posix.time cimport clock_gettime, timespec
+from posix.types cimport clockid_t
 
 from clipper_core.learning.answer_window cimport (
-    HAS_FEEDBACK, IS_WRITTEN, AnswerWindow, Joined,
+    ENTRY_WORDS_MAX, HAS_FEEDBACK, IS_WRITTEN, AnswerOwner, AnswerWindow, Joined, entry_flags,
+    entry_given_s, entry_object, entry_owner, entry_read, entry_release, entry_user,
 )
 from clipper_core.learning.bandit cimport (
     HEDGE, LOGODDS, MIXTURE, MODELS_MAX, STACKING, rule_weights,
@@ -21,16 +23,23 @@ from clipper_core.learning.class_evidence cimport (
     ClassEvidence, class_evidence_read, reports_classes,
 )
 from clipper_core.learning.feedback_update cimport (
-    FeedbackUpdate, Learner, Observation, OpenState, Votes, feedback_update_classes,
-    feedback_update_raw, is_label, kept, reads_classes,
+    CONTEXT_MAX, FeedbackUpdate, Learner, Observation, OpenState, Reported, Votes,
+    feedback_update_classes, feedback_update_learn, feedback_update_raw, is_label, kept,
+    reads_classes,
 )
 from clipper_core.learning.mixture cimport mixture_is_untouched, mixture_shape, mixture_weights
-from clipper_core.learning.policy_states cimport Held
+from clipper_core.learning.policy_states cimport (
+    Held, StateNumbers, StateParts, numbers_copied, numbers_dropped,
+)
+from clipper_core.learning.state_lock cimport StateLock
 from clipper_core.runtime.machine cimport i32, u32
 from clipper_core.runtime.object_member cimport ObjectMember, read_member
 from clipper_core.runtime.status cimport BAD_INPUT, raise_for
 from clipper_core.wire.codec cimport crc32
-from clipper_core.wire.comparison cimport label_hash, label_of_key
+from clipper_core.wire.comparison cimport (
+    BOOL_KEY, FLOAT_KEY, STR_KEY, WHOLE_KEY, ValueKey, key_of_label, key_of_output,
+    keys_are_equal, label_hash, label_of_key, whole_key,
+)
 
 cnp.import_array()
 
@@ -281,8 +290,6 @@ def framed(records):
 
 # -- The update by one label: losses, calibration, the step of the rule.
 cdef extern from "Python.h":
-    const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
-    long long PyLong_AsLongLongAndOverflow(object number, int* overflow) except? -1
     bint PyUnicode_IS_COMPACT_ASCII(object text)
     PyObject* PyTuple_GET_ITEM(object items, Py_ssize_t at)     # borrowed
 
@@ -295,13 +302,16 @@ cdef enum:
     GENERAL = 2                 # the general path must learn it
     RECORD_MAX = 2048           # bytes of a record that is made here
     LABEL_MAX = 1024            # characters or bytes of a plain label
+    UNWANTED_MAX = 4096         # users that are known not to be counted
 
 
 cdef ObjectMember MODELS, PROBABILITIES, FEATURES   # of a plan
-cdef ObjectMember STEPS, SHARED, WATCHER  # of a learner
+cdef ObjectMember STEPS, SHARED, WATCHER, CONTEXTS  # of a learner
+cdef ObjectMember FEEDBACK                          # of the counts of a model
+cdef ObjectMember DIFFERENCES                       # of a state
 MODELS.name, PROBABILITIES.name, FEATURES.name = b"models", b"probabilities", b"features"
-STEPS.name = b"steps"
-SHARED.name, WATCHER.name = b"shared", b"watcher"
+STEPS.name, SHARED.name, WATCHER.name, CONTEXTS.name = b"steps", b"shared", b"watcher", b"contexts"
+FEEDBACK.name, DIFFERENCES.name = b"feedback", b"differences"
 
 
 cdef struct Bytes:
@@ -310,9 +320,14 @@ cdef struct Bytes:
     bint full
 
 
+cdef extern from "<time.h>" nogil:
+    clockid_t CLOCK_REALTIME_COARSE
+
+
 cdef i64 _now_us() noexcept:
+    """Return the Unix time, at most some milliseconds late: no state depends on it."""
     cdef timespec now
-    clock_gettime(CLOCK_REALTIME, &now)
+    clock_gettime(CLOCK_REALTIME_COARSE, &now)
     return <i64> now.tv_sec * 1000000 + now.tv_nsec // 1000
 
 
@@ -393,41 +408,38 @@ cdef inline bint _put_value(Bytes* out, object value) except -1:
 
 cdef bint _put_label(Bytes* out, object value) except -1:
     """Write a bool, int, str or bytes. Return False for other types."""
-    cdef object kind = type(value)
-    cdef Py_ssize_t n
-    cdef const char* text
-    cdef int overflow = 0
-    cdef i64 number
-    if kind is int:
-        number = PyLong_AsLongLongAndOverflow(value, &overflow)
-        if overflow:
-            return False
-        _put_int(out, number)
-    elif kind is bool:
-        _put_tag(out, 0xc3 if value else 0xc2, 0, 0)
-    elif kind is str:
-        text = PyUnicode_AsUTF8AndSize(value, &n)
-        if n < 32:
-            _put_tag(out, <u8> (0xa0 + n), 0, 0)
-        elif n < 1 << 8:
-            _put_tag(out, 0xd9, <u64> n, 1)
-        elif n < 1 << 16:
-            _put_tag(out, 0xda, <u64> n, 2)
-        else:
-            return False
-        _put(out, text, <u64> n)
-    elif kind is bytes:
-        n = PyBytes_GET_SIZE(value)
-        if n < 1 << 8:
-            _put_tag(out, 0xc4, <u64> n, 1)
-        elif n < 1 << 16:
-            _put_tag(out, 0xc5, <u64> n, 2)
-        else:
-            return False
-        _put(out, PyBytes_AS_STRING(value), <u64> n)
-    else:
+    cdef ValueKey key
+    if not is_label(type(value)) or not key_of_output(value, &key):
         return False
+    _put_key(out, &key)
     return True
+
+
+cdef void _put_key(Bytes* out, const ValueKey* key) noexcept:
+    """Write a label or a float by its key; None if it has no kind."""
+    cdef u64 n = key.bits
+    if key.kind == WHOLE_KEY:
+        _put_int(out, <i64> n)
+        return
+    if key.kind == FLOAT_KEY:
+        _put_tag(out, 0xcb, n, 8)
+        return
+    if key.kind == BOOL_KEY:
+        _put_tag(out, 0xc3 if n else 0xc2, 0, 0)
+        return
+    if key.kind == 0:
+        _put_tag(out, 0xc0, 0, 0)
+        return
+    if key.kind == STR_KEY and n < 32:
+        _put_tag(out, <u8> (0xa0 + n), 0, 0)
+    elif n < 1 << 8:
+        _put_tag(out, 0xd9 if key.kind == STR_KEY else 0xc4, n, 1)
+    elif n < 1 << 16:
+        _put_tag(out, 0xda if key.kind == STR_KEY else 0xc5, n, 2)
+    else:
+        out.full = True
+        return
+    _put(out, key.data, n)
 
 
 cdef bint _put_values(Bytes* out, tuple values) except -1:
@@ -493,33 +505,6 @@ cdef bint _gather(Arrived* arrived, object predictions, tuple models, dict place
             arrived.place[n] = -1 if found == NULL else <i32> <object> found
         n += 1
     arrived.n, arrived.qualified = n, qualified
-    return True
-
-
-cdef bint _gather_joined(Arrived* arrived, Joined joined, tuple models, dict place) except -1:
-    """Read the predictions of an answer, as `_gather` does."""
-    cdef PyObject* model
-    cdef PyObject* found
-    cdef u32 i, n
-    if joined.models is None:
-        return _gather(arrived, joined.by_model, models, place)
-    n = <u32> len(joined.models)
-    if n > MODELS_MAX:
-        return False
-    for i in range(n):
-        model = PyTuple_GET_ITEM(joined.models, i)
-        arrived.model[i] = model
-        arrived.prediction[i] = NULL
-        arrived.output[i] = PyTuple_GET_ITEM(joined.outputs, i)
-        arrived.confidence[i] = <PyObject*> None
-        if joined.confidences is not None:
-            arrived.confidence[i] = PyTuple_GET_ITEM(joined.confidences, i)
-        if i < <u32> len(models) and PyTuple_GET_ITEM(models, i) is model:
-            arrived.place[i] = <i32> i
-        else:
-            found = PyDict_GetItemWithError(place, <object> model)
-            arrived.place[i] = -1 if found == NULL else <i32> <object> found
-    arrived.n, arrived.qualified = n, False
     return True
 
 
@@ -618,20 +603,22 @@ cdef bint _put_rest(Bytes* out, const Arrived* arrived, object label, object sco
 def is_plain(label):
     """Return whether a label is a bool, an int of 64 bits, or a short ASCII str or bytes: then it
     needs no further check."""
-    return _is_plain(label)
+    cdef ValueKey key
+    return _plain_key(label, &key)
 
 
-cdef bint _is_plain(object label) except -1:
+cdef bint _plain_key(object label, ValueKey* key) except -1:
+    """Set the key of a plain label. Return False for another one."""
     cdef object kind = type(label)
-    cdef int overflow = 0
-    if kind is int:
-        PyLong_AsLongLongAndOverflow(label, &overflow)
-        return overflow == 0
     if kind is str:
-        return PyUnicode_IS_COMPACT_ASCII(label) and len(<str> label) <= LABEL_MAX
-    if kind is bytes:
-        return PyBytes_GET_SIZE(label) <= LABEL_MAX
-    return kind is bool
+        if not PyUnicode_IS_COMPACT_ASCII(label) or len(<str> label) > LABEL_MAX:
+            return False
+    elif kind is bytes:
+        if PyBytes_GET_SIZE(label) > LABEL_MAX:
+            return False
+    elif kind is not int and kind is not bool:
+        return False
+    return key_of_label(label, kind, key)
 
 
 @cython.binding(False)
@@ -675,20 +662,16 @@ cdef class Tally:
     cdef double[MODELS_MAX] outputs, right_outputs
     cdef double answers, right_answers
 
-    cdef bint add(self, const Arrived* arrived, object answer, object label) except -1:
-        """Count a label that was judged. Return False, and count nothing, if the answer has another
-        type, or a model has no place."""
+    cdef bint add(self, const Reported* reported, const ValueKey* right) noexcept:
+        """Count a label. Return False, and count nothing, if the answer has another type."""
         cdef u32 i
-        if type(answer) is not type(label):
+        if reported.answer.kind != right.kind:
             return False
-        for i in range(arrived.n):
-            if arrived.place[i] < 0:
-                return False
         self.answers += 1
-        self.right_answers += _equal(<PyObject*> answer, label)
-        for i in range(arrived.n):
-            self.outputs[arrived.place[i]] += 1
-            self.right_outputs[arrived.place[i]] += arrived.right[i]
+        self.right_answers += keys_are_equal(&reported.answer, right)
+        for i in range(reported.n):
+            self.outputs[reported.place[i]] += 1
+            self.right_outputs[reported.place[i]] += reported.right[i]
         return True
 
 
@@ -696,52 +679,148 @@ cdef class Tally:
 cdef class LabelCounts:
     """Counts of right labels, of the answer and of each model. Threads: any.
 
-    models: by model, objects with a Mean `feedback`.  right: of the answer.
+    models: by model, objects with a Mean `feedback`. Who removes one calls `forget`.  right: of the
+    answer.
     """
     cdef readonly dict models
     cdef readonly Mean right
+    cdef tuple looked_up        # models, all of which are counted
+    cdef list means             # of these
 
     def __init__(self, dict models not None, Mean right not None):
         self.models, self.right = models, right
+
+    def forget(self):
+        """Look models up again, since some are no longer counted."""
+        self.looked_up = None
 
     def count(self, predictions, label, answer, double weight):
         """Count a label. Return False, and count nothing, unless all are labels of one type.
         predictions: by model."""
         cdef Arrived arrived
-        return (_gather(&arrived, predictions, (), {}) and _judge(&arrived, label)
-                and self.add(&arrived, label, answer, weight))
-
-    cdef bint add(self, const Arrived* arrived, object label, object answer,
-                  double weight) except -1:
-        """Count a label that was judged. Return False, and count nothing, if the answer has another
-        type."""
         cdef PyObject* found
         cdef Mean mean
         cdef u32 i
-        if type(answer) is not type(label):
+        if (not _gather(&arrived, predictions, (), {}) or not _judge(&arrived, label)
+                or type(answer) is not type(label)):
             return False
         self.right.add_one(_equal(<PyObject*> answer, label), weight)
         for i in range(arrived.n):
             found = PyDict_GetItemWithError(self.models, <object> arrived.model[i])
             if found != NULL:
-                mean = (<object> found).feedback
+                mean = read_member(&FEEDBACK, <object> found)
                 mean.add_one(arrived.right[i], weight)
         return True
 
+    cdef list means_of(self, tuple models):
+        """Return the means of models, in their order; None for one that is not counted."""
+        cdef list found
+        cdef PyObject* one
+        if models is self.looked_up:
+            return self.means
+        found = []
+        for model in models:
+            one = PyDict_GetItemWithError(self.models, model)
+            found.append(None if one == NULL else <Mean?> read_member(&FEEDBACK, <object> one))
+        if None not in found:
+            self.looked_up, self.means = models, found
+        return found
+
+    cdef bint add(self, tuple models, const Reported* reported, const ValueKey* right) except -1:
+        """Count a label of these models. Return False, and count nothing, if the answer has another
+        type."""
+        cdef list means
+        cdef object mean
+        cdef u32 i
+        if reported.answer.kind != right.kind:
+            return False
+        means = self.means_of(models)
+        self.right.add_one(keys_are_equal(&reported.answer, right), 1.0)
+        for i in range(reported.n):
+            mean = means[reported.place[i]]
+            if mean is not None:
+                (<Mean> mean).add_one(reported.right[i], 1.0)
+        return True
+
     cdef bint add_tally(self, tuple models, Tally tally) except -1:
-        cdef PyObject* found
-        cdef Mean mean
+        cdef list means = self.means_of(models)
+        cdef object mean
         cdef u32 i
         self.right.add_sum(tally.answers, tally.right_answers)
         for i in range(<u32> len(models)):
-            found = PyDict_GetItemWithError(self.models, models[i])
-            if found != NULL:
-                mean = (<object> found).feedback
-                mean.add_sum(tally.outputs[i], tally.right_outputs[i])
+            mean = means[i]
+            if mean is not None:
+                (<Mean> mean).add_sum(tally.outputs[i], tally.right_outputs[i])
         return True
 
 
-# -- labels of answers
+# -- labels of answers: each is read from the entry of the window, or from the objects of an answer
+#    that is kept as such
+
+cdef struct TakenLabel:
+    u64 at                      # where the copy of the entry begins, in words
+    ValueKey right              # the label
+    Py_ssize_t row              # of the list
+    bint is_new                 # whether its feedback had not come
+
+
+@cython.final
+cdef class TakenLabels:
+    """Copies of the entries that a list of labels is about. Threads: any, one at a time."""
+    cdef AnswerWindow table
+    cdef u64* words
+    cdef u64 used, size
+    cdef TakenLabel* items
+    cdef Py_ssize_t n
+
+    def __cinit__(self, AnswerWindow table not None, Py_ssize_t n):
+        self.table = table
+        self.items = <TakenLabel*> malloc((n + 1) * sizeof(TakenLabel))
+        if self.items == NULL:
+            raise MemoryError()
+
+    def __dealloc__(self):
+        while self.n:
+            self.pop()
+        free(self.items)
+        free(self.words)
+
+    cdef u64* entry(self, Py_ssize_t i) noexcept:
+        return self.words + self.items[i].at
+
+    cdef bint take(self, u64 number, const ValueKey* right, Py_ssize_t row) except -1:
+        """Take an answer. Return False, and keep nothing, if it is not here."""
+        cdef u64* grown
+        cdef u64 size = self.size + self.size // 2 + (1 << 12)
+        cdef TakenLabel* item = &self.items[self.n]
+        cdef u32 words
+        if self.used + ENTRY_WORDS_MAX > self.size:
+            grown = <u64*> realloc(self.words, size * sizeof(u64))
+            if grown == NULL:
+                raise MemoryError()
+            self.words, self.size = grown, size
+        words = self.table.take(number, self.words + self.used)
+        if not words:
+            return False
+        item.at, item.right, item.row = self.used, right[0], row
+        item.is_new = not entry_flags(self.words + self.used) & HAS_FEEDBACK
+        self.used += words
+        self.n += 1
+        return True
+
+    cdef void pop(self) noexcept:
+        """Forget the last answer."""
+        self.n -= 1
+        self.used = self.items[self.n].at
+        entry_release(self.words + self.used)
+
+    cdef void untake(self, Py_ssize_t first) noexcept:
+        """Allow feedback about the answers from `first` on again."""
+        cdef Py_ssize_t i
+        for i in range(first, self.n):
+            if self.items[i].is_new:
+                self.table.untake(self.entry(i))
+
 
 @cython.final
 cdef class OpenContext:
@@ -760,162 +839,299 @@ cdef class OpenContext:
 cdef class LabelSteps:
     """Writes labels to the journal and learns them, for one learner. Threads: any.
 
-    learner: with `application`, `head`, `models`, `place`, `shared`, `learns`, `watcher`,
-    `known(user)`, `state(user)`, `admit(user)`, `ready(user)`, `apply(user, seen, number)`,
+    learner: with `application`, `head`, `models`, `place`, `shared`, `contexts`, `learns`,
+    `watcher`, `state(user)`, `admit(user)`, `ready(user)`, `apply(user, seen, number)`,
     `observe(user, seen, number)`, `wants(user)` and `count_user(user, seen)`.  lock: of the states.
     journal: with `end` and `append_framed(records, count)`.  update: what the core can learn of its
     policy, or None.  node: this server's name.  dirty: of (learner, user).  observation: makes one
     of a plan, predictions, a label and an answer.  commit: called with the number of a record;
     returns whether it is to be called for the next one too.
     """
-    cdef object learner, lock, journal, node, observation, commit
+    cdef object learner, journal, observation, commit
     cdef readonly str application
+    cdef str node
+    cdef StateLock lock
     cdef FeedbackUpdate update
     cdef JournalEnd end
     cdef dict place, dirty
     cdef tuple models
     cdef bytes head, everyone   # fields of a record: the first ones; that all models were queried
+    cdef tuple shared_key       # in `dirty`
+    cdef StateParts parts       # of users' states
+    cdef object asked           # the differences between users for which these are not counted:
+    cdef set unwanted
     cdef bint learns, commits
 
-    def __init__(self, learner, lock, journal, FeedbackUpdate update, str node, dict dirty,
-                 observation, commit):
+    def __init__(self, learner, StateLock lock not None, journal, FeedbackUpdate update,
+                 str node not None, dict dirty not None, observation, commit):
         self.learner, self.lock, self.journal, self.update = learner, lock, journal, update
         self.node, self.dirty, self.observation, self.commit = node, dirty, observation, commit
         self.application, self.place, self.models = (learner.application, learner.place,
                                                      learner.models)
         self.end, self.learns, self.commits = journal.end, learner.learns, True
         self.head, self.everyone = learner.head, _encoded(tuple(range(len(self.models))))
+        self.shared_key = (learner, "")
+        self.unwanted = set()
 
-    cdef bint put(self, Bytes* out, Arrived* arrived, Votes* votes, Joined joined, object label,
-                  i64 time_us) except -1:
-        """Write the record of a label of weight 1, with its head, and read it for the core's update
-        if there is one. False: the general path must learn it."""
+    # -- reading and writing
+
+    cdef bint place_of(self, tuple queried, u32* place) except -1:
+        """Find out which models were queried: `place` is of the only one, or k if all were. Return
+        False for any others."""
+        cdef PyObject* found
+        place[0] = <u32> len(self.models)
+        if not self.head or not self.everyone or place[0] > MODELS_MAX:
+            return False
+        if len(queried) != 1:
+            return queried is self.models or queried == self.models
+        found = PyDict_GetItemWithError(self.place, queried[0])
+        if found == NULL:
+            return False
+        place[0] = <object> found
+        return True
+
+    cdef bint read(self, const u64* entry, Reported* reported, const ValueKey* right) except -1:
+        """Read an answer, and compare it with a label. False: the general path must learn it."""
+        cdef Joined joined = entry_object(entry)
+        cdef AnswerOwner owner
+        cdef u32 i
+        if joined is not None:
+            if not self.read_object(joined, reported):
+                return False
+        else:
+            owner = entry_owner(entry)
+            if not owner.fits or not entry_read(entry, reported):
+                return False
+            reported.chosen = owner.place
+            if reported.n == 1 and len(owner.models) == 1:
+                reported.place[0] = owner.place
+        for i in range(reported.n):
+            if reported.key[i].kind != right.kind:
+                return False
+            reported.right[i] = keys_are_equal(&reported.key[i], right)
+        return True
+
+    cdef bint read_object(self, Joined joined, Reported* reported) except -1:
+        """Read an answer that is kept as an object. False: the general path must learn it."""
         cdef object plan = joined.plan_of()
         cdef object queried = read_member(&MODELS, plan), odds = read_member(&PROBABILITIES, plan)
         cdef object features = read_member(&FEATURES, plan)
-        cdef u8* start = out.at
-        cdef PyObject* at
-        cdef u32 k = <u32> len(self.models), chosen = k
+        cdef object value
+        cdef Arrived arrived
+        cdef u32 i
         if (type(queried) is not tuple or type(odds) is not tuple or type(features) is not tuple
-                or not self.head or not self.everyone or len(joined.late)):
+                or len(joined.late) or len(<tuple> features) > CONTEXT_MAX
+                or not self.place_of(queried, &reported.chosen)):
             return False
-        if len(<tuple> queried) == 1:
-            at = PyDict_GetItemWithError(self.place, queried[0])
-            if at == NULL:
+        if len(<tuple> odds) and (len(<tuple> odds) != len(<tuple> queried)
+                                  or len(<tuple> odds) != 1 or type(odds[0]) is not float):
+            return False
+        if not _gather(&arrived, joined.predictions(), self.models, self.place):
+            return False
+        reported.by_chance, reported.p = len(<tuple> odds) > 0, 1.0
+        if reported.by_chance:
+            reported.p = odds[0]
+        reported.features = <u32> len(<tuple> features)
+        for i in range(reported.features):
+            if type(features[i]) is not float:
                 return False
-            chosen = <object> at
-        elif queried is not self.models and queried != self.models:
+            reported.context[i] = features[i]
+        reported.n, reported.qualified = arrived.n, arrived.qualified
+        for i in range(arrived.n):
+            if arrived.place[i] < 0 or not key_of_output(<object> arrived.output[i],
+                                                         &reported.key[i]):
+                return False
+            reported.place[i] = <u32> arrived.place[i]
+            value = <object> arrived.confidence[i]
+            reported.sure[i] = value is not None
+            if value is not None:
+                if type(value) is not float:
+                    return False
+                reported.confidence[i] = PyFloat_AS_DOUBLE(value)
+            reported.output[i] = arrived.output[i]
+            if arrived.qualified:
+                value = read_member(&QUALIFIERS, <object> arrived.prediction[i])
+                reported.qualifiers[i] = <PyObject*> value
+        if not key_of_output(joined.user, &reported.user):
             return False
-        if len(<tuple> odds) and len(<tuple> odds) != len(<tuple> queried):
-            return False
-        if (not _gather_joined(arrived, joined, self.models, self.place)
-                or not _judge(arrived, label)):
-            return False
+        return _read_answer(joined.answer, &reported.answer)
+
+    cdef bint write(self, Bytes* out, const Reported* reported, const ValueKey* right,
+                    i64 time_us) except -1:
+        """Write the record of a label of weight 1, with its head. False: the general path must
+        learn it."""
+        cdef u8* start = out.at
+        cdef object qualifiers = None
+        cdef u32 i
         out.at += HEAD_BYTES
         _put_bytes(out, self.head)
-        if not _put_value(out, joined.user):
-            return False
-        if chosen == k:
+        _put_key(out, &reported.user)
+        if reported.chosen == <u32> len(self.models):
             _put_bytes(out, self.everyone)
         else:
             _put_array(out, 1)
-            _put_int(out, chosen)
-        if not (_put_values(out, odds)
-                and _put_rest(out, arrived, label, None, joined.answer, 1.0, features, time_us)):
-            return False
+            _put_int(out, reported.chosen)
+        _put_array(out, reported.by_chance)
+        if reported.by_chance:
+            _put_double(out, reported.p)
+        _put_array(out, reported.n)
+        for i in range(reported.n):
+            if reported.qualified:
+                qualifiers = <object> reported.qualifiers[i] or None
+            _put_array(out, 3 + (qualifiers is not None))
+            _put_int(out, reported.place[i])
+            _put_key(out, &reported.key[i])
+            if reported.sure[i]:
+                _put_double(out, reported.confidence[i])
+            else:
+                _put_tag(out, 0xc0, 0, 0)
+            if qualifiers is not None and not _put_qualifiers(out, qualifiers):
+                return False
+        _put_key(out, right)
+        _put_tag(out, 0xc0, 0, 0)               # no score
+        _put_key(out, &reported.answer)
+        _put_double(out, 1.0)                   # the weight
+        _put_array(out, reported.features)
+        for i in range(reported.features):
+            _put_double(out, reported.context[i])
+        _put_int(out, time_us)
         head_of(start, start + HEAD_BYTES, <u64> (out.at - start) - HEAD_BYTES)
-        if self.update is not None:
-            return self.read(votes, arrived, chosen,
-                             odds[0] if len(<tuple> odds) and chosen != k else 1.0, features, label)
-        return True
+        return not out.full
 
-    cdef bint read(self, Votes* votes, const Arrived* arrived, u32 chosen, double p,
-                   tuple features, object label) except -1:
-        cdef PyObject* outputs[MODELS_MAX]
-        cdef PyObject* confidence[MODELS_MAX]
-        cdef PyObject* qualifiers[MODELS_MAX]
-        cdef u8 right[MODELS_MAX]
-        cdef object value
-        cdef bint named = False
-        cdef bint reads = arrived.qualified and reads_classes(self.update.rule.state.kind)
-        cdef u32 i, at, k = <u32> len(self.models)
-        for i in range(k):
-            outputs[i] = NULL
-        for i in range(arrived.n):
-            if arrived.place[i] >= 0:
-                at = arrived.place[i]
-                outputs[at], confidence[at] = arrived.output[i], arrived.confidence[i]
-                right[at] = arrived.right[i]
-                if reads:
-                    value = read_member(&QUALIFIERS, <object> arrived.prediction[i])
-                    qualifiers[at] = <PyObject*> value
-                    named = named or reports_classes(value)
-        return self.update.read(votes, k, outputs, confidence,
-                                &qualifiers[0] if named else NULL, right, chosen, p,
-                                features, label, 1.0)
+    cdef bint prepare(self, Bytes* out, const u64* entry, Reported* reported, Votes* votes,
+                      object label, const ValueKey* right, i64 time_us) except -1:
+        """Write the record of a label, and read its votes if the core learns them. False: the
+        general path must learn it."""
+        if not self.read(entry, reported, right):
+            return False
+        if not self.write(out, reported, right, time_us):
+            return False
+        return self.update is None or self.update.read(votes, <u32> len(self.models), reported,
+                                                       right, label, 1.0)
 
     cdef u64 append(self, const u8* records, u64 nbytes, u64 count) except 0:
         cdef u64 number = self.end.put(records, nbytes, count)
         return number if number else <u64> self.journal.append_framed(
             PyBytes_FromStringAndSize(<const char*> records, <Py_ssize_t> nbytes), count)
 
-    cdef u64 learn(self, Joined joined, object label) except? 0:
+    cdef object seen(self, AnswerWindow table, const u64* entry, object label):
+        """Return an answer with its label, as an observation."""
+        cdef Joined joined = table.view(entry)
+        return self.observation(joined.plan_of(), joined.predictions(), label, joined.answer)
+
+    # -- one label
+
+    cdef u64 learn(self, AnswerWindow table, const u64* entry, object label,
+                   const ValueKey* right) except? 0:
         """Write and learn a label. Return the number of the record; 0, and nothing has changed, if
         the general path must learn it."""
         cdef u8[HEAD_BYTES + RECORD_MAX] buffer
         cdef Bytes out
-        cdef Arrived arrived
+        cdef Reported reported
         cdef Votes votes
         cdef u64 number
+        cdef str user
         out.at, out.end, out.full = buffer, buffer + HEAD_BYTES + RECORD_MAX, False
-        if not self.put(&out, &arrived, &votes, joined, label, _now_us()):
+        if not self.prepare(&out, entry, &reported, &votes, label, right, _now_us()):
             return 0
-        self.lock.acquire()
+        user = _user_of(entry)
+        self.lock.take()
         try:
-            if joined.user:
-                self.learner.admit(joined.user)
+            if user and self.known(user) is None:
+                self.learner.admit(user)
             number = self.append(buffer, <u64> (out.at - buffer), 1)
-            if self.update is None:
-                if self.learns:
-                    self.learner.observe(joined.user, self.seen(joined, label), number)
-            else:
-                if joined.user:
-                    self.apply(self.learner.ready(joined.user), &votes, joined, label, joined.user,
-                               number)
-                self.apply(self.shared(), &votes, joined, label, "", number)
-                self.count_user(joined, label)
+            if self.update is not None:
+                if user:
+                    self.step(self.ready(user), &votes, table, entry, label, user, number)
+                self.step(self.shared(), &votes, table, entry, label, "", number)
+                if user and self.wants(user):
+                    self.learner.count_user(user, self.seen(table, entry, label))
+            elif self.learns:
+                self.learner.observe(user, self.seen(table, entry, label), number)
         finally:
-            self.lock.release()
+            self.lock.give()
         self.sync(number)
-        self.notify(&arrived, joined, label)
+        self.notify(table, entry, &reported, label, right)
         return number
+
+    cdef Held known(self, str user):
+        """Return the state of a user; None if it is not in memory."""
+        cdef object held = read_member(&CONTEXTS, self.learner)
+        cdef PyObject* found = PyDict_GetItem(<dict?> held, user)
+        return None if found == NULL else <Held> <object> found
+
+    cdef Held ready(self, str user):
+        """Return the state of a user, about to learn."""
+        cdef Held held = self.known(user)
+        if held is None or held.prior is not None:
+            return self.learner.ready(user)
+        held.touched = True
+        return held
 
     cdef Held shared(self):
         """Return the shared state, about to learn."""
         cdef Held held = read_member(&SHARED, self.learner)
         return held if held.prior is None else self.learner.ready("")
 
-    cdef bint count_user(self, Joined joined, object label) except -1:
-        """Count what the shared state has learned of a user."""
-        if joined.user and self.learner.wants(joined.user):
-            self.learner.count_user(joined.user, self.seen(joined, label))
+    cdef bint wants(self, str user) except -1:
+        """Return whether what the shared state has learned of this user is to be counted."""
+        cdef Held held = read_member(&SHARED, self.learner)
+        cdef object differences
+        if held.known is None:
+            differences = held.parts.differences
+        else:
+            differences = read_member(&DIFFERENCES, held.known)
+        if differences is not self.asked or len(self.unwanted) >= UNWANTED_MAX:
+            self.asked = differences
+            self.unwanted.clear()
+        if user in self.unwanted:
+            return False
+        if self.learner.wants(user):
+            return True
+        self.unwanted.add(user)
+        return False
+
+    cdef bint step(self, Held held, Votes* votes, AnswerWindow table, const u64* entry,
+                   object label, str context, u64 number) except -1:
+        """Have a state learn the observation of this number."""
+        cdef OpenState opened
+        if held.applied_to(self.node) >= number:
+            return True
+        if not votes.anyone or not self.step_block(held, votes, number):
+            opened = self.update.open(held.state, self.models)
+            if opened is None:      # the policy repairs it, or logs the error
+                self.learner.apply(context, self.seen(table, entry, label), number)
+                return True
+            opened.learn(votes)
+            return self.close(held, opened, context, number)
+        if not held.since:
+            held.since = number
+        PyDict_SetItem(self.dirty, (self.learner, context) if context else self.shared_key, None)
         return True
 
-    cdef object seen(self, Joined joined, object label):
-        return self.observation(joined.plan_of(), joined.predictions(), label, joined.answer)
-
-    cdef bint apply(self, Held held, Votes* votes, Joined joined, object label, str context,
-                    u64 number) except -1:
-        cdef OpenState opened
-        cdef PyObject* at = PyDict_GetItem(held.applied, self.node)
-        if at != NULL and <u64> <object> at >= number:
-            return True
-        opened = self.update.open(held.state, self.models)
-        if opened is None:      # the policy repairs it, or logs the error
-            self.learner.apply(context, self.seen(joined, label), number)
-            return True
-        opened.learn(votes)
-        return self.close(held, opened, context, number)
+    cdef bint step_block(self, Held held, Votes* votes, u64 number) except -1:
+        """Have a copy of the newest block learn, and publish it. False, and nothing has changed: an
+        OpenState has to learn."""
+        cdef StateNumbers* newest = held.newest()
+        cdef StateNumbers* numbers
+        cdef StateParts parts
+        cdef Learner learner
+        if newest == NULL:
+            return False
+        parts = held.beside(self.update.make, self.node, self.parts)
+        if parts.models is not self.models and parts.models != self.models:
+            return False
+        numbers = numbers_copied(newest)
+        if numbers == NULL:
+            raise MemoryError()
+        if not self.update.begin(&learner, numbers, <u32> len(self.models), votes):
+            numbers_dropped(numbers)
+            return False
+        feedback_update_learn(&learner, &votes.observation)
+        numbers.seen, numbers.labels = learner.seen, learner.labels
+        held.learned(numbers, parts, number)
+        self.parts = parts
+        return True
 
     cdef bint close(self, Held held, OpenState opened, str context, u64 number) except -1:
         if opened.changed:
@@ -926,44 +1142,54 @@ cdef class LabelSteps:
         self.dirty[(self.learner, context)] = None
         return True
 
-    cdef bint notify(self, Arrived* arrived, Joined joined, object label) except -1:
+    cdef bint notify(self, AnswerWindow table, const u64* entry, const Reported* reported,
+                     object label, const ValueKey* right) except -1:
         """Notify the learner's observer, if it has one."""
         cdef object watcher = read_member(&WATCHER, self.learner)
         cdef object counts
+        cdef Joined joined
         if watcher is None:
             return True
         counts = watcher.labels
         if counts is not None:
-            if _judge(arrived, label) and (<LabelCounts?> counts).add(arrived, label,
-                                                                      joined.answer, 1.0):
+            if (<LabelCounts?> counts).add(self.models, reported, right):
                 return True
-        elif watcher.on_label(joined.predictions(), label, joined.answer):
-            return True
-        return watcher.on_feedback(self.seen(joined, label))
+        else:
+            joined = table.view(entry)
+            if watcher.on_label(joined.predictions(), label, joined.answer):
+                return True
+        return watcher.on_feedback(self.seen(table, entry, label))
 
     cdef bint sync(self, u64 number) except -1:
         if self.commits:
             self.commits = self.commit(number)
         return True
 
-    cdef int learn_block(self, list found, list labels) except -1:
+    # -- a list of labels
+
+    cdef int learn_block(self, TakenLabels taken, list labels) except -1:
         """Write the records of labels together and apply them. Return DONE; or ALONE or GENERAL,
         and nothing has changed. The caller holds the lock."""
-        cdef Py_ssize_t i, n = len(found)
+        cdef Py_ssize_t i, n = taken.n
+        cdef TakenLabel* item
         cdef u8* records = NULL
         cdef u8* grown
         cdef u64 size = 0, last = 0
         cdef i64 now = _now_us()
         cdef Bytes out
-        cdef Arrived arrived
+        cdef Reported reported
         cdef Votes votes
-        cdef Joined joined
         cdef Tally tally = Tally.__new__(Tally)
         cdef list apart = []
         cdef dict contexts = {}
+        cdef OpenContext shared = None
+        cdef OpenContext own
+        cdef str user
         cdef set wanted
-        cdef bint together = not self.learns or self.open_all(contexts, found)
-        cdef OpenContext shared = contexts.get("")
+        cdef bint together = True
+        if self.learns:
+            shared = None if self.update is None else self.open(contexts, "")
+            together = shared is not None
         out.at = NULL
         out.full = False
         try:
@@ -975,14 +1201,20 @@ cdef class LabelSteps:
                         raise MemoryError()
                     out.at, records = grown + (out.at - records), grown
                 out.end = out.at + HEAD_BYTES + RECORD_MAX
-                joined = found[i]
-                if not self.put(&out, &arrived, &votes, joined, labels[i], now):
+                item = &taken.items[i]
+                if not self.prepare(&out, taken.entry(i), &reported, &votes, labels[item.row],
+                                    &item.right, now):
                     return GENERAL
                 if self.learns and together:
-                    if joined.user:
-                        (<OpenContext> contexts[joined.user]).learn(&votes, i)
+                    user = _user_of(taken.entry(i))
+                    if user:
+                        own = self.open(contexts, user)
+                        if own is None:
+                            together = False
+                            continue
+                        own.learn(&votes, i)
                     shared.learn(&votes, i)
-                if not tally.add(&arrived, joined.answer, labels[i]):
+                if not tally.add(&reported, &item.right):
                     apart.append(i)
             if not together:
                 return ALONE
@@ -994,57 +1226,101 @@ cdef class LabelSteps:
                 self.learner.ready(context)
             self.close((<OpenContext> one).held, (<OpenContext> one).state, context,
                        last - <u64> (n - 1 - (<OpenContext> one).row))
-        wanted = {context for context in contexts if context and self.learner.wants(context)}
+        wanted = {context for context in contexts if context and self.wants(context)}
         for i in range(n if wanted else 0):
-            if (<Joined> found[i]).user in wanted:
-                self.count_user(found[i], labels[i])
-        self.notify_tally(tally, found, labels, apart)
+            user = _user_of(taken.entry(i))
+            if user in wanted and self.wants(user):
+                self.learner.count_user(user, self.seen(taken.table, taken.entry(i),
+                                                        labels[taken.items[i].row]))
+        self.notify_tally(tally, taken, labels, apart)
         return DONE
 
-    cdef bint open_all(self, dict contexts, list found) except -1:
-        """Open the states that these answers update. False if one is not in memory, or only its
-        policy can update it."""
-        cdef Joined joined
-        cdef Py_ssize_t i
-        if self.update is None or not self.open(contexts, ""):
-            return False
-        for i in range(len(found)):
-            joined = found[i]
-            if (joined.user and joined.user not in contexts
-                    and not self.open(contexts, joined.user)):
-                return False
-        return True
-
-    cdef bint open(self, dict contexts, str context) except -1:
-        cdef OpenContext one = OpenContext.__new__(OpenContext)
-        one.held = self.learner.known(context)
+    cdef OpenContext open(self, dict contexts, str context):
+        """Return the open state of a context, which is opened at first use. None if it is not in
+        memory, or only its policy can update it."""
+        cdef PyObject* found = PyDict_GetItem(contexts, context)
+        cdef OpenContext one
+        if found != NULL:
+            return <OpenContext> <object> found
+        one = OpenContext.__new__(OpenContext)
+        one.held = self.known(context)
         if one.held is None or (one.held.prior is not None and context):
-            return False
+            return None
         if one.held.prior is not None:
             self.learner.state(None)    # follows what it begins from
         one.held.touched = True
         one.state = self.update.open(one.held.state, self.models)
+        if one.state is None:
+            return None
         contexts[context] = one
-        return one.state is not None
+        return one
 
-    cdef bint notify_tally(self, Tally tally, list found, list labels, list apart) except -1:
-        """Notify the learner's observer of a list; apart: the rows that are not in the tally."""
+    cdef bint notify_tally(self, Tally tally, TakenLabels taken, list labels,
+                           list apart) except -1:
+        """Notify the learner's observer of a list; apart: the places that are not in the tally."""
         cdef object watcher = read_member(&WATCHER, self.learner)
-        cdef object i
-        cdef Arrived arrived
+        cdef object label
+        cdef Py_ssize_t i
         cdef Joined joined
         if watcher is None:
             return True
         if watcher.labels is None:
-            apart = list(range(len(found)))
+            apart = list(range(taken.n))
         else:
             (<LabelCounts?> watcher.labels).add_tally(self.models, tally)
         for i in apart:
-            joined = found[i]
-            if (not _gather_joined(&arrived, joined, self.models, self.place)
-                    or not self.notify(&arrived, joined, labels[i])):
+            label = labels[taken.items[i].row]
+            joined = taken.table.view(taken.entry(i))
+            if watcher.labels is None and watcher.on_label(joined.predictions(), label,
+                                                           joined.answer):
+                continue
+            if not watcher.on_feedback(self.seen(taken.table, taken.entry(i), label)):
                 break
         return True
+
+
+cdef bint _read_answer(object answer, ValueKey* key) except -1:
+    """Read an answer as a record writes it. False: the general encoder has to."""
+    cdef double number
+    if answer is None:
+        key.kind = 0
+        return True
+    if type(answer) is not float:
+        return is_label(type(answer)) and key_of_output(answer, key)
+    key[0] = whole_key(0)
+    key.kind = FLOAT_KEY
+    number = answer                     # a zero keeps its sign
+    memcpy(&key.bits, &number, sizeof(double))
+    return True
+
+
+cdef str _user_of(const u64* entry):
+    cdef Joined joined = entry_object(entry)
+    return entry_user(entry) if joined is None else joined.user
+
+
+cdef LabelSteps _steps_of(AnswerWindow table, const u64* entry, str application, double now):
+    """Return what learns labels of an answer; None if the general path must handle it."""
+    cdef Joined joined = entry_object(entry)
+    cdef AnswerOwner owner
+    cdef LabelSteps steps
+    cdef double until_s
+    if joined is not None:
+        until_s = joined.until_s
+        steps = <LabelSteps?> read_member(&STEPS, joined.learner)
+    else:
+        until_s = entry_given_s(entry) + table.window_s
+        owner = entry_owner(entry)
+        if owner.steps is None:
+            steps = <LabelSteps?> read_member(&STEPS, owner.learner)
+            owner.fits = steps.place_of(owner.models, &owner.place)
+            owner.steps = steps
+        steps = <LabelSteps> owner.steps
+    if until_s < now or entry_flags(entry) & IS_WRITTEN:
+        return None
+    if steps.application is not application and steps.application != application:
+        return None
+    return steps
 
 
 @cython.binding(False)
@@ -1054,29 +1330,25 @@ def learn_label(AnswerWindow table not None, prediction, str application, label)
 
     prediction: an answer or its id.
     """
-    cdef Joined joined = _ready(table, prediction, application, label, table.now_s())
+    cdef u64[ENTRY_WORDS_MAX] entry
+    cdef ValueKey right
+    cdef LabelSteps steps
     cdef u64 number = 0
-    if joined is None:
+    cdef bint is_new
+    if not _plain_key(label, &right) or not table.take(table.number_in(prediction), entry):
         return None
-    if joined.put(HAS_FEEDBACK, True):
-        return False
+    is_new = not entry_flags(entry) & HAS_FEEDBACK
     try:
-        number = (<LabelSteps> read_member(&STEPS, joined.learner)).learn(joined, label)
+        steps = _steps_of(table, entry, application, table.now_s())
+        if steps is not None and not is_new:
+            return False
+        if steps is not None:
+            number = steps.learn(table, entry, label, &right)
     finally:                    # what the journal refuses may be sent again
-        if number == 0:
-            joined.put(HAS_FEEDBACK, False)
+        if is_new and not number:
+            table.untake(entry)
+        entry_release(entry)
     return True if number else None
-
-
-cdef Joined _ready(AnswerWindow table, object prediction, str application, object label,
-                   double now):
-    """Return the answer, or None if the general path must handle it."""
-    cdef object id = prediction.id if type(prediction) is table.answer_type else prediction
-    cdef Joined joined = table.find(table.number_of(id))
-    if (joined is None or joined.until_s < now or joined.is_set(IS_WRITTEN) or not _is_plain(label)
-            or (<LabelSteps?> read_member(&STEPS, joined.learner)).application != application):
-        return None
-    return joined
 
 
 def learn_labels(AnswerWindow table not None, list predictions not None, str application,
@@ -1086,36 +1358,43 @@ def learn_labels(AnswerWindow table not None, list predictions not None, str app
 
     Raises what the journal raises: then all may be sent again, and what was written counts once.
     """
-    cdef list found = []
-    cdef list fresh_labels = []
+    cdef TakenLabels taken = TakenLabels(table, len(predictions))
     cdef double now = table.now_s()
-    cdef Joined joined
+    cdef ValueKey right
     cdef LabelSteps steps = None
+    cdef LabelSteps one
     cdef Py_ssize_t i, done = 0
     cdef int outcome = DONE
     try:
         for i in range(len(predictions)):
-            joined = _ready(table, predictions[i], application, labels[i], now)
-            if joined is None or (steps is not None and joined.learner is not steps.learner):
+            if (not _plain_key(labels[i], &right)
+                    or not taken.take(table.number_in(predictions[i]), &right, i)):
                 outcome = GENERAL
                 break
-            steps = read_member(&STEPS, joined.learner)
-            if not joined.put(HAS_FEEDBACK, True):
-                found.append(joined)
-                fresh_labels.append(labels[i])
-        if outcome == DONE and found:
-            with steps.lock:
-                outcome = steps.learn_block(found, fresh_labels)
+            one = _steps_of(table, taken.entry(taken.n - 1), application, now)
+            if one is None or (steps is not None and one is not steps):
+                outcome = GENERAL
+                break
+            steps = one
+            if not taken.items[taken.n - 1].is_new:
+                taken.pop()
+        if outcome == DONE and taken.n:
+            steps.lock.take()
+            try:
+                outcome = steps.learn_block(taken, labels)
+            finally:
+                steps.lock.give()
         if outcome == ALONE:
-            while done < len(found) and steps.learn(found[done], fresh_labels[done]):
+            while done < taken.n and steps.learn(table, taken.entry(done),
+                                                 labels[taken.items[done].row],
+                                                 &taken.items[done].right):
                 done += 1
         elif outcome == DONE:
-            done = len(found)
+            done = taken.n
             if done:
                 steps.sync(steps.end.next - 1)
     finally:                    # what the journal refuses may be sent again
-        for i in range(done, len(found)):
-            (<Joined> found[i]).put(HAS_FEEDBACK, False)
+        taken.untake(done)
     return None if outcome == GENERAL else done
 
 

@@ -9,7 +9,7 @@
 # Threads: any; the rows belong to the caller.
 cimport numpy as cnp
 
-from clipper_core.runtime.machine cimport u8, u32
+from clipper_core.runtime.machine cimport u8, u32, u64
 
 cdef enum:
     VOTERS_MAX = 256
@@ -55,6 +55,8 @@ cdef struct Tally:
 
 # Return the shape of the rows of a mixture. Raises BadInput for other rows.
 cdef RowShape mixture_shape(cnp.ndarray rows) except *
+# Read the shape of f64[n, columns]. Return False if rows of a mixture have none such.
+cdef bint mixture_has_shape(const double* rows, u64 n, u64 columns, RowShape* shape) noexcept nogil
 # Return a copy of the rows, with enough buckets for the cell.
 cdef cnp.ndarray rows_with(cnp.ndarray rows, u32 cell)
 # Return the rows with weights for so many features of a context, if they had none; else the rows

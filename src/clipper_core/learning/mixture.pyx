@@ -590,23 +590,35 @@ cdef void mixture_weights(const double* rows, RowShape shape, u32 k,
 # -- for Python
 # --------------------------------------------------------------------------------------------------
 
+cdef bint mixture_has_shape(const double* rows, u64 n, u64 columns, RowShape* shape) noexcept nogil:
+    cdef u64 each = 2 * BY_CLASS
+    cdef u64 rest
+    cdef double features
+    shape.features, shape.pooled = 0, False
+    if columns <= FIXED or not 1 < n <= VOTERS_MAX + 1:
+        return False
+    features = rows[(n - 1) * columns + FEATURES]
+    if not 0.0 <= features <= FEATURES_MAX:
+        return False
+    shape.features = <u32> features
+    shape.pooled = rows[(n - 1) * columns + POOLED_SHARE] > 0.0
+    rest = columns - FIXED
+    if shape.pooled:
+        each += 2
+    if rest < 2 * shape.features + 2 * shape.pooled:
+        return False
+    rest -= 2 * shape.features + 2 * shape.pooled
+    shape.buckets = <u32> (rest // each)
+    return rest % each == 0 and (shape.buckets == 8 or shape.buckets == 16 or shape.buckets == 32
+                                 or shape.buckets == 64)
+
+
 cdef RowShape mixture_shape(cnp.ndarray rows) except *:
     cdef RowShape shape
-    cdef cnp.npy_intp k = 0, rest = 0, columns = 2 * BY_CLASS
-    cdef double features = -1.0
-    shape.features, shape.pooled = 0, False
-    if (rows.ndim == 2 and cnp.PyArray_TYPE(rows) == cnp.NPY_DOUBLE and rows.shape[1] > FIXED
-            and cnp.PyArray_IS_C_CONTIGUOUS(rows) and 1 < rows.shape[0] <= VOTERS_MAX + 1):
-        k = rows.shape[0] - 1
-        features = (<double*> cnp.PyArray_DATA(rows))[k * rows.shape[1] + FEATURES]
-        shape.pooled = (<double*> cnp.PyArray_DATA(rows))[k * rows.shape[1] + POOLED_SHARE] > 0.0
-    if 0.0 <= features <= FEATURES_MAX:
-        shape.features = <u32> features
-        rest = rows.shape[1] - FIXED - 2 * shape.features
-    if shape.pooled:
-        rest, columns = rest - 2, columns + 2
-    shape.buckets = <u32> (rest // columns) if rest > 0 else 0
-    if shape.buckets not in (8, 16, 32, 64) or rest % columns:
+    if not (rows.ndim == 2 and cnp.PyArray_TYPE(rows) == cnp.NPY_DOUBLE
+            and cnp.PyArray_IS_C_CONTIGUOUS(rows)
+            and mixture_has_shape(<double*> cnp.PyArray_DATA(rows), <u64> rows.shape[0],
+                                  <u64> rows.shape[1], &shape)):
         raise_for(BAD_INPUT,
                   f"rows of a mixture must be f64[k + 1, {FIXED} + {2 * BY_CLASS} * buckets"
                   f" + 2 * features], or 2 + 2 * buckets wider for class probabilities, with 1 to"

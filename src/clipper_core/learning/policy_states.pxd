@@ -43,13 +43,36 @@ cdef StateBlock block_with(cnp.ndarray rows, cnp.ndarray sure, double seen, u64 
 cdef cnp.ndarray block_rows(StateBlock block)
 cdef cnp.ndarray block_sure(StateBlock block)
 
+# Return a copy of a block, which has no owner yet: `Held.learned` publishes it. NULL: there is no
+# memory.
+cdef StateNumbers* numbers_copied(const StateNumbers* block) noexcept
+cdef void numbers_dropped(StateNumbers* numbers) noexcept   # a copy that is not published
+
+cdef class StateParts:          # what a state has beside its numbers; contexts may share it
+    cdef object make            # makes a state of (models, rows, seen, labels, sure, tracked,
+                                # differences)
+    cdef object models, tracked, differences
+    cdef str node               # this server, whose observations the core learns
+
 cdef class Held:                # the cell of a context, with what a server knows of its state
-    cdef readonly object state
+    cdef object known           # the newest state; None: it is made when it is read
+    cdef StateParts parts       # of that state; None: Python has published it
+    cdef dict numbers           # `applied`, in which `last` may be missing
+    cdef u64 last               # of this server's observations; 0: `numbers` has it
     cdef public object base, prior, origin
-    cdef public dict applied, doubts
+    cdef public dict doubts
     cdef public i64 revision
     cdef public u64 since, own
     cdef public bint touched, is_late
     cdef atomic[u64] word       # of the newest block; empty for a policy whose states have none
 
     cpdef publish(self, object state)
+    # Return the newest block, for who holds the lock of the states; NULL: there is none.
+    cdef StateNumbers* newest(self) noexcept
+    # Return what the newest state has beside its numbers, like an earlier one if it is the same.
+    cdef StateParts beside(self, object make, str node, StateParts like)
+    # Make a block of `numbers_copied` the newest one, after the observation of this number.
+    cdef void learned(self, StateNumbers* numbers, StateParts parts, u64 number) noexcept
+    # Return the number of the last of this server's observations that is in the state.
+    cdef u64 applied_to(self, str node) except? 0xFFFFFFFFFFFFFFFF
+    cdef object _made(self)

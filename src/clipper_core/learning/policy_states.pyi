@@ -24,6 +24,10 @@ def block_of(array: object) -> StateBlock | None:
     """Return the block whose view an array is; None: it is of none."""
 
 @final
+class StateParts:
+    """What a state has beside its numbers."""
+
+@final
 class Held:
     """The state of a context in memory, and the cell of its newest block."""
 

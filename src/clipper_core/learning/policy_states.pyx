@@ -1,6 +1,8 @@
 """Learned states: immutable blocks of numbers, and the cells that have the newest one."""
 cimport cython
 cimport numpy as cnp
+from cpython.dict cimport PyDict_GetItem
+from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
@@ -8,9 +10,15 @@ from libc.string cimport memcpy
 import numpy as np
 
 from clipper_core.runtime.machine cimport relaxed
+from clipper_core.runtime.object_member cimport ObjectMember, read_member
 from clipper_core.runtime.status cimport BAD_INPUT, raise_for
 
 cnp.import_array()
+
+cdef ObjectMember MODELS, TRACKED, DIFFERENCES      # of a state
+MODELS.name, TRACKED.name, DIFFERENCES.name = b"models", b"tracked", b"differences"
+cdef StateNumbers* SPARE = NULL     # a block of SPARE_BYTES that nobody has; the GIL guards it
+cdef u64 SPARE_BYTES = 0
 
 
 # -- blocks
@@ -110,7 +118,42 @@ cdef cnp.ndarray _view(StateBlock block, cnp.npy_intp n, cnp.npy_intp m, double*
     return view
 
 
+# -- copies that learn: the block that a learned one replaces is kept for the next copy
+
+cdef inline u64 _bytes_of(const StateNumbers* block) noexcept nogil:
+    cdef u64 doubles = <u64> block.rows * block.columns + 2 * <u64> block.bins
+    return sizeof(StateNumbers) + doubles * sizeof(double)
+
+
+cdef StateNumbers* numbers_copied(const StateNumbers* block) noexcept:
+    global SPARE
+    cdef u64 nbytes = _bytes_of(block)
+    cdef StateNumbers* copy = SPARE
+    if copy != NULL and SPARE_BYTES == nbytes:
+        SPARE = NULL
+    else:
+        copy = <StateNumbers*> malloc(nbytes)
+        if copy == NULL:
+            return NULL
+    copy.refs.store(0, relaxed)
+    copy.labels, copy.seen = block.labels, block.seen
+    copy.rows, copy.columns, copy.bins = block.rows, block.columns, block.bins
+    memcpy(state_rows(copy), block + 1, nbytes - sizeof(StateNumbers))
+    return copy
+
+
+cdef void numbers_dropped(StateNumbers* numbers) noexcept:
+    global SPARE, SPARE_BYTES
+    free(SPARE)
+    SPARE, SPARE_BYTES = numbers, _bytes_of(numbers)
+
+
 # -- cells
+
+@cython.final
+cdef class StateParts:
+    """What a state has beside its numbers. Immutable; threads: any, with the GIL."""
+
 
 cdef inline StateNumbers* _at(u64 address) noexcept nogil:
     return <StateNumbers*> <void*> address
@@ -128,6 +171,9 @@ cdef class Held:
     """The state of a context in memory, and the cell of its newest block. Threads: any, with the
     GIL; changed under the lock of the states.
 
+    state: the newest one. After the core has learned it is made of the block when it is read, one
+    object for each block.
+
     base: the state as the store has it, at this revision.  applied: by server, the number of the
     last of its observations that is in the state.  since: journal number of the first observation
     that the store lacks; 0: none.
@@ -143,7 +189,7 @@ cdef class Held:
     def __init__(self, state, base, i64 revision, dict applied not None, *, u64 own=0):
         self.base = base
         self.revision = revision
-        self.applied = applied
+        self.numbers = applied
         self.own = own
         self.touched = True
         self.doubts = {}
@@ -151,6 +197,24 @@ cdef class Held:
 
     def __dealloc__(self):
         _replaced(cell_empty(self.word))
+
+    @property
+    def state(self):
+        """Return the newest state."""
+        return self.known if self.known is not None else self._made()
+
+    @property
+    def applied(self):
+        """Return the numbers by server; a dict that may be changed under the lock."""
+        if self.last:
+            self.numbers[self.parts.node] = self.last
+            self.last = 0
+        return self.numbers
+
+    @applied.setter
+    def applied(self, dict numbers not None):
+        self.numbers = numbers
+        self.last = 0
 
     cpdef publish(self, object state):
         """Make a state the newest one. Threads that read the block of the one before keep it until
@@ -160,7 +224,61 @@ cdef class Held:
             _replaced(cell_empty(self.word))
         else:
             _replaced(cell_publish(self.word, block.numbers[0], <u64> block.numbers))
-        self.state = state
+        self.known = state
+
+    cdef StateNumbers* newest(self) noexcept:
+        return _at(self.word.load(relaxed) & ADDRESS)
+
+    cdef StateParts beside(self, object make, str node, StateParts like):
+        cdef StateParts parts
+        cdef object state = self.known
+        if state is None:
+            return self.parts
+        models = read_member(&MODELS, state)
+        tracked = read_member(&TRACKED, state)
+        differences = read_member(&DIFFERENCES, state)
+        for parts in (self.parts, like):
+            if (parts is not None and parts.models is models and parts.tracked is tracked
+                    and parts.differences is differences and parts.make is make):
+                return parts
+        parts = StateParts.__new__(StateParts)
+        parts.make, parts.node = make, node
+        parts.models, parts.tracked, parts.differences = models, tracked, differences
+        return parts
+
+    cdef void learned(self, StateNumbers* numbers, StateParts parts, u64 number) noexcept:
+        # what these free may run Python, which then finds all of the new state
+        cdef object _state = self.known
+        cdef StateParts _parts = self.parts
+        cdef u64 before = cell_publish(self.word, numbers[0], <u64> numbers)
+        cdef StateNumbers* block = _at(before & ADDRESS)
+        if block != NULL and block_replaced(block[0], before):
+            numbers_dropped(block)
+        self.known, self.parts, self.last = None, parts, number
+
+    cdef u64 applied_to(self, str node) except? 0xFFFFFFFFFFFFFFFF:
+        cdef PyObject* found
+        if self.last:
+            return self.last
+        found = PyDict_GetItem(self.numbers, node)
+        return 0 if found == NULL else <u64> <object> found
+
+    cdef object _made(self):
+        """Make the state of the newest block, unless Python has published one without a block."""
+        cdef StateBlock block
+        cdef StateParts parts
+        cdef StateNumbers* numbers
+        while self.known is None and self.newest() != NULL:
+            parts = self.parts
+            numbers = self.newest()
+            numbers.refs.fetch_add(1, relaxed)      # the cell has it: nobody frees it meanwhile
+            block = StateBlock.__new__(StateBlock)
+            block.numbers = numbers
+            state = parts.make(parts.models, block_rows(block), numbers.seen, numbers.labels,
+                               block_sure(block), parts.tracked, parts.differences)
+            if self.known is None and self.newest() == numbers:
+                self.known = state
+        return self.known
 
     def copied(self):
         """Return copies of the newest block's (rows, sure), read as threads of the core do, without

@@ -66,3 +66,5 @@ def answer_of(
     request_id: str,
     arrived: Mapping[VersionedModel, Any],
 ) -> Answer: ...
+
+NUMBER_OF: object  # for `AnswerWindow(numbers=)`

@@ -5,6 +5,8 @@ Attributes that are asked for in few queries are made when they are read. Compar
 in each query this saves a text and a dict each.
 """
 cimport cython
+from cpython.object cimport PyObject
+from cpython.pycapsule cimport PyCapsule_New
 from cpython.ref cimport PyTypeObject
 
 import dataclasses
@@ -159,3 +161,15 @@ def answer_of(output, combined, str reason not None, missing, latency_us, str no
             beside[model] = qualifiers
     answer.beside = beside
     return answer
+
+
+cdef u64 _number_of(PyObject* answer, PyObject* node) noexcept:
+    """Return the number of an answer of a server of this name; 0: its id has to be read."""
+    cdef object own = (<Answer> answer).node
+    if own is not None and (own is <object> node or own == <object> node):
+        return (<Answer> answer).number
+    return 0
+
+
+# For the window of answers, which imports nothing from here: u64 (*)(answer, node).
+NUMBER_OF = PyCapsule_New(<void*> _number_of, "clipper.number_of", NULL)

@@ -74,6 +74,7 @@ from clipper.store.store import ABSENT, Get, Record, Store
 from clipper.types import VersionedModel
 from clipper_core.learning.label_feedback import LabelCounts, LabelSteps
 from clipper_core.learning.policy_states import Held
+from clipper_core.learning.state_lock import StateLock
 
 USER_CHARS_MAX: Final = 512  # of the name of a user
 
@@ -431,7 +432,7 @@ class States:
         trust: StoreTrust | None = None,
     ) -> None:
         self._alone = alone
-        self.lock = threading.RLock()
+        self.lock = StateLock()
         self.node = node
         self.journal = journal
         self.dirty: dict[tuple[Learner, str], None] = {}

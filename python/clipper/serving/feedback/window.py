@@ -25,6 +25,7 @@ from clipper.serving.query.qualifiers import prediction_of
 from clipper.types import Answer, VersionedModel
 from clipper_core.learning.answer_window import AnswerOwner, AnswerWindow, Joined
 from clipper_core.learning.label_feedback import take_listed
+from clipper_core.results.answer import NUMBER_OF
 from clipper_core.results.future import Future
 from clipper_core.runtime.status import Status
 
@@ -177,7 +178,7 @@ class FeedbackWindow:
         self._keep, self._node = keep, node
         self._size_max, self._window_s, self._clock = size_max, window_s, clock or time.monotonic
         self.table = AnswerWindow(
-            size_max, window_s, bytes_max, Answer, Prediction, Plan, clock, node
+            size_max, window_s, bytes_max, Answer, Prediction, Plan, clock, node, NUMBER_OF
         )
         self._arrays: OrderedDict[str, JoinedRows] = OrderedDict()
         self._row_count = 0

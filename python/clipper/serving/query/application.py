@@ -2,11 +2,12 @@
 
 import numbers
 from collections.abc import Callable, Sequence
+from typing import Unpack
 
 from numpy.typing import ArrayLike
 
-from clipper.errors import InvalidInput, UnknownApplication
-from clipper.options import refusing_unknown_keywords
+from clipper.errors import InvalidInput, UnknownApplication, refuse_unknown
+from clipper.options import NoKeywords, keywords_of, refusing_unknown_keywords
 from clipper.schema import Tensors
 from clipper.selection.learning.off_policy import Evaluation
 from clipper.serving.feedback.evaluation import QUERIES_MAX, evaluate_policy
@@ -77,6 +78,7 @@ class ApplicationHandle(QueryHandle):
         user: str | None = None,
         weight: float = 1.0,
         context: object = None,
+        **unknown: Unpack[NoKeywords],
     ) -> bool:
         """Learn what was right about a query. The application's policy has learned it when this
         returns, and a crash after that does not lose it.
@@ -88,6 +90,8 @@ class ApplicationHandle(QueryHandle):
         UnknownPrediction (too old, of a server that has ended or shares no store, another
         application's), Overloaded, StoreError. Threads: any.
         """
+        if unknown:
+            refuse_unknown("ApplicationHandle.feedback", unknown, keywords_of(self.feedback))
         resolved = self._resolve(self.name)
         plain = correct is None and score is None and input is None and user is None
         if plain and type(weight) is float and weight == 1.0 and context is None:

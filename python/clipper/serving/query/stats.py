@@ -170,6 +170,7 @@ class ApplicationCounters:
         with self._lock:
             for gone in self._models.keys() - models:
                 del self._models[gone]
+            self.labels.forget()
             self._pairs = {
                 pair: mean
                 for pair, mean in self._pairs.items()
