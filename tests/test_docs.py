@@ -3,7 +3,8 @@ status and public name has its place.
 
 `python tests/test_docs.py` rewrites the generated tables: settings in docs/configuration.md, from
 `clipper.config.describe()`; metrics in docs/monitoring.md, from `clipper.metrics.FAMILIES`; and the
-generated parts of docs/architecture.md, from `tests.architecture`.
+generated parts of docs/architecture.md, from `tests.architecture`; the options of a model in
+docs/managing.md and the keywords in `clipper.spec.keywords`, from `tests.specifications`.
 """
 
 import ast
@@ -114,6 +115,13 @@ def test_the_table_of_metrics_is_true() -> None:
     page = MONITORING.read_text()
     found = page[page.index(METRICS_BEGIN) : page.index(METRICS_END) + len(METRICS_END)]
     assert found == metrics_table(), "run: python tests/test_docs.py"
+
+
+def test_what_follows_from_the_specifications_is_true() -> None:
+    """Covers the table of options in docs/managing.md, and the keywords of Python."""
+    specifications = importlib.import_module("tests.specifications")
+    for path, text in specifications.generated().items():
+        assert path.read_text() == text, f"{path.name}: run: python tests/test_docs.py"
 
 
 def test_every_error_has_its_row() -> None:
@@ -260,6 +268,8 @@ if __name__ == "__main__":
     ):
         text = path.read_text()
         path.write_text(text[: text.index(begin)] + table + text[text.index(end) + len(end) :])
+    for place, text in importlib.import_module("tests.specifications").generated().items():
+        place.write_text(text)
     parts = importlib.import_module("tests.architecture")
     generated = parts.blocks() | {"path": parts.query_path()}
     parts.PAGE.write_text(parts.replaced(parts.PAGE.read_text(), generated))

@@ -35,6 +35,7 @@ PYTHON_LAYERS: tuple[tuple[str, ...], ...] = (
     ("processes",),
     ("schema",),
     ("types",),
+    ("spec",),
     ("settings", "options", "credential_file", "state_dir"),
     ("config", "selection", "store", "metrics", "tls"),
     ("catalog", "config_schema"),

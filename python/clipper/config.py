@@ -7,10 +7,8 @@ ConfigError that names where the value came from.
 """
 
 import functools
-import operator
 import os
 import tomllib
-import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -19,6 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from clipper.errors import ConfigError, did_you_mean
+from clipper.schema import Schema
 from clipper.settings.artifacts import ArtifactSettings
 from clipper.settings.docker import DockerSettings
 from clipper.settings.grpc import GrpcSettings
@@ -37,14 +36,16 @@ from clipper.settings.server import (
     ApplicationSettings,
     FeedbackSettings,
     LimitSettings,
-    ModelSettings,
     ServerSettings,
 )
 from clipper.settings.streams import ModelStreamSettings, StreamSettings
 from clipper.settings.tracing import TracingSettings
+from clipper.spec.field import bounded, default_of, is_union, plain_type
+from clipper.spec.model import ModelSpec
 from clipper.types import (
     Batching,
     InputType,
+    Similar,
     UserValue,
     VersionedModel,
     check_name,
@@ -68,7 +69,7 @@ class Config(msgspec.Struct, frozen=True):
     influx: InfluxSettings = InfluxSettings()
     mesh: MeshSettings = MeshSettings()
     params: ParamsSettings = ParamsSettings()
-    models: dict[str, ModelSettings] = {}
+    models: dict[str, ModelSpec] = {}
     apps: dict[str, ApplicationSettings] = {}
     streams: dict[str, StreamSettings] = {}
     model_streams: dict[str, ModelStreamSettings] = {}
@@ -102,7 +103,7 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "params": ParamsSettings,
 }
 _NAMED: dict[str, type[msgspec.Struct]] = {
-    "models": ModelSettings,
+    "models": ModelSpec,
     "apps": ApplicationSettings,
     "streams": StreamSettings,
     "model_streams": ModelStreamSettings,
@@ -123,7 +124,9 @@ def describe() -> list[KeyInfo]:
     rows = []
     for section, kind in tables().items():
         for field in msgspec.structs.fields(kind):
-            type_, meta = _typed(kind, field.name)
+            if field.name not in keys_of(kind):
+                continue
+            type_, meta = typed(kind, field.name)
             extra = meta.extra or {}
             default = "as [batching]" if type_ is Batching else default_of(field)
             text = meta.description or ""
@@ -138,11 +141,6 @@ def describe() -> list[KeyInfo]:
                 )
             )
     return rows
-
-
-def default_of(field: msgspec.structs.FieldInfo) -> object:
-    """Return the default of a field; dicts are made anew."""
-    return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
 
 
 def load(
@@ -185,7 +183,7 @@ def load(
     return config
 
 
-def _resolved(model: ModelSettings, folder: Path) -> ModelSettings:
+def _resolved(model: ModelSpec, folder: Path) -> ModelSpec:
     """Return the model with everything that it names relative to the file's folder, where it is
     there.
 
@@ -299,7 +297,7 @@ def _from_env(env: Mapping[str, str]) -> _Leaves:
             leaves[at] = (text, name)
         else:  # other variables may begin like ours; one that only lacks an underscore is a slip
             section, _, key = at[0].partition("_")
-            if section in _SECTIONS and key in _keys(_SECTIONS[section]):
+            if section in _SECTIONS and key in keys_of(_SECTIONS[section]):
                 raise ConfigError(
                     f"{name}: unknown variable - did you mean"
                     f" 'CLIPPER_{section.upper()}__{key.upper()}'?"
@@ -314,8 +312,8 @@ def _table_in(at: _Path, text: str) -> dict[str, object] | None:
     kind = _SECTIONS.get(at[0]) if len(at) == 2 else _NAMED.get(at[0])
     is_key = (len(at) == 2 and at[0] in _SECTIONS) or (len(at) == 3 and at[0] in _NAMED)
     if is_key and kind is not None:
-        type_ = _typed(kind, at[-1])[0] if at[-1] in _keys(kind) else None
-        if type_ is not Batching and get_origin(type_) is not dict:
+        type_ = typed(kind, at[-1])[0] if at[-1] in keys_of(kind) else None
+        if type_ is not Batching and get_origin(type_) is not dict and not _is_nested(type_):
             return None
     try:
         return msgspec.json.decode(text, type=dict[str, object])
@@ -332,7 +330,7 @@ def _from_keywords(keywords: Mapping[str, object]) -> _Leaves:
     for name, value in keywords.items():
         if value is None:
             continue
-        section = next((s for s, kind in _SECTIONS.items() if name in _keys(kind)), None)
+        section = next((s for s, kind in _SECTIONS.items() if name in keys_of(kind)), None)
         if name in _NAMED or name in _SECTIONS:
             leaves.update({at: (leaf, f"keyword {name}") for at, leaf in _flat(value, (name,))})
         elif section:
@@ -341,7 +339,7 @@ def _from_keywords(keywords: Mapping[str, object]) -> _Leaves:
             choices = [
                 *_SECTIONS,
                 *_NAMED,
-                *(key for kind in _SECTIONS.values() for key in _keys(kind)),
+                *(key for kind in _SECTIONS.values() for key in keys_of(kind)),
             ]
             raise ConfigError(
                 f"keyword {name}: unknown key {name!r}{did_you_mean(name, choices) or '.'}"
@@ -380,19 +378,26 @@ def _shorthand(at: _Path, value: object) -> tuple[_Path, object]:
 # -- from leaves to values
 
 
-def _keys(kind: type[msgspec.Struct]) -> tuple[str, ...]:
-    return kind.__struct_fields__
+@functools.cache
+def keys_of(kind: type[msgspec.Struct]) -> tuple[str, ...]:
+    """Return the keys of a table: the fields of its struct, but those that a file does not have."""
+    hints = get_type_hints(kind, include_extras=True)
+    return tuple(
+        key
+        for key in kind.__struct_fields__
+        if "file" not in (get_args(hints[key])[1].extra or {}).get("without", {})
+    )
 
 
 @functools.cache
-def _typed(kind: type[msgspec.Struct], key: str) -> tuple[object, Meta]:
+def typed(kind: type[msgspec.Struct], key: str) -> tuple[object, Meta]:
     """Return the plain type of a key, and its description."""
     hint = get_type_hints(kind, include_extras=True)[key]
     type_, meta = get_args(hint)
-    if isinstance(type_, types.UnionType):  # None is for what is not given
-        given = [kind for kind in get_args(type_) if kind is not type(None)]
-        type_ = functools.reduce(operator.or_, given)
-    return type_, meta
+    if kind is ModelSpec and key == "batching":
+        return Batching, meta
+    type_ = (meta.extra or {}).get("wire") or type_
+    return plain_type(type_), meta  # None is for what is not given
 
 
 def _names(leaves: _Leaves, section: str) -> list[str]:
@@ -425,6 +430,8 @@ def _build(
     values: dict[str, UserValue] = (
         msgspec.structs.asdict(batching) if kind is Batching and batching else {}
     )
+    nested: dict[str, dict[str, object]] = {}
+    places: dict[str, str] = {}
     depth = len(prefix)
     below = {at: leaf for at, leaf in leaves.items() if at[:depth] == prefix}
     for at, (value, origin) in below.items():
@@ -436,12 +443,16 @@ def _build(
             raise ConfigError(
                 f"{origin}: {'.'.join(prefix)} = {_shown(value, prefix[-1])}: expected {wanted}."
             )
-        if key not in _keys(kind):
-            guess = did_you_mean(key, _keys(kind)) or f". Keys: {', '.join(_keys(kind))}."
+        if key not in keys_of(kind):
+            guess = did_you_mean(key, keys_of(kind)) or f". Keys: {', '.join(keys_of(kind))}."
             raise ConfigError(f"{origin}: unknown key {key!r} in [{'.'.join(prefix)}]{guess}")
-        if kind is ModelSettings and key == "batching" and (len(at) > depth + 1 or value == {}):
+        if kind is ModelSpec and key == "batching" and (len(at) > depth + 1 or value == {}):
             continue
-        if len(at) > depth + 1 and get_origin(_typed(kind, key)[0]) is dict:
+        if len(at) > depth + 1 and _is_nested(typed(kind, key)[0]):
+            _place(nested.setdefault(key, {}), at[depth + 1 :], value)
+            places.setdefault(key, origin)
+            continue
+        if len(at) > depth + 1 and get_origin(typed(kind, key)[0]) is dict:
             entry = _entry_in(value, key) if len(at) == depth + 2 else {}
             more = _convert(
                 kind, key, {at[depth + 1]: entry}, f"{origin}: {'.'.join(at[: depth + 1])}"
@@ -454,17 +465,37 @@ def _build(
                 f"{origin}: {'.'.join(at[: depth + 1])} is a table: expected"
                 f" {_expected(kind, key)}.",
                 hint=f"Named tensors are {named} = {{ NAME = TYPE }}."
-                if named in _keys(kind)
+                if named in keys_of(kind)
                 else "",
             )
         values[key] = _convert(kind, key, value, f"{origin}: {'.'.join(at)}")
-    if kind is ModelSettings:
+    for key, entries in nested.items():
+        where = f"{places[key]}: {'.'.join((*prefix, key))}"
+        values[key] = _convert(kind, key, entries, where)
+    if kind is ModelSpec:
         values["batching"] = _build(Batching, below, (*prefix, "batching"), batching)
     return kind(**values)
 
 
+def _is_nested(type_: object) -> bool:
+    """Return whether the values of a key are tables of tables, or tables with keys of their own."""
+    if get_origin(type_) is dict:
+        return get_origin(get_args(type_)[1]) is dict
+    return isinstance(type_, type) and issubclass(type_, msgspec.Struct) and type_ is not Batching
+
+
+def _place(table: dict[str, object], at: _Path, value: object) -> None:
+    """Put a leaf into a table of tables."""
+    for key in at[:-1]:
+        below = table.setdefault(key, {})
+        if not isinstance(below, dict):
+            return
+        table = below
+    table[at[-1]] = _json_or(value, str(value)) if isinstance(value, _EnvText) else value
+
+
 def _convert(kind: type[msgspec.Struct], key: str, value: object, where: str) -> object:
-    type_, meta = _typed(kind, key)
+    type_, meta = typed(kind, key)
     given = value
     if isinstance(value, _EnvText):
         given = _read_env(value, type_)
@@ -474,7 +505,7 @@ def _convert(kind: type[msgspec.Struct], key: str, value: object, where: str) ->
             if type_ is UserValue
             else msgspec.convert(given, type_, strict=not isinstance(value, _EnvText))
         )
-        return plain if type_ is UserValue else msgspec.convert(plain, Annotated[type_, meta])
+        return plain if type_ is UserValue else msgspec.convert(plain, bounded(type_, meta))
     except msgspec.ValidationError:
         raise ConfigError(
             f"{where} = {_shown(value, where.rpartition('.')[2])}: expected {_expected(kind, key)}."
@@ -492,7 +523,7 @@ def _read_env(text: str, type_: object) -> object:
         if not text.strip().startswith("["):
             return words
         return _json_or(text, text if text.strip().endswith("]") else words)  # [::1]:80,[::1]:81
-    if type_ is bool or isinstance(type_, types.UnionType):
+    if type_ is bool or is_union(type_):
         word = _WORDS.get(text.strip().lower())
         return _json_or(text, text) if word is None else word
     return str(text)
@@ -524,7 +555,7 @@ def _entry_in(value: object, key: str) -> object:
 
 
 def _expected(kind: type[msgspec.Struct], key: str) -> str:
-    type_, meta = _typed(kind, key)
+    type_, meta = typed(kind, key)
     unit, bounds = (meta.extra or {}).get("unit", ""), _range(meta)
     return " ".join(filter(None, (_type_name(type_), bounds and f"from {bounds}", unit)))
 
@@ -544,15 +575,14 @@ def _number(number: float) -> str:
 def _type_name(type_: object) -> str:
     if get_origin(type_) is Literal:
         return "one of " + ", ".join(map(repr, get_args(type_)))
-    if isinstance(type_, types.UnionType):
+    if get_origin(type_) is Annotated:
+        return _type_name(get_args(type_)[0])
+    if is_union(type_):
         return " or ".join(map(_type_name, get_args(type_)))
     if get_origin(type_) is dict:
-        is_text = get_args(type_)[1] is str
-        return (
-            'types by name, as { age = "f64" }'
-            if is_text
-            else "columns by table, as { taste = [0, 1] }"
-        )
+        return _table_name(get_args(type_)[1])
+    if get_origin(type_) is tuple and plain_type(get_args(type_)[0]) is int:
+        return "two of them"
     if get_origin(type_) is list and get_args(type_) == (UserValue,):
         return "a list"
     names: dict[object, str] = {
@@ -561,9 +591,18 @@ def _type_name(type_: object) -> str:
         float: "a number",
         bool: "true or false",
         Batching: "a mode or a table",
+        Similar: "a table, as { width = 0.5 }",
         UserValue: "any value",
     }
     return names.get(type_, "a list of strings")
+
+
+def _table_name(values: object) -> str:
+    if values is str:
+        return 'types by name, as { age = "f64" }'
+    if get_origin(values) is dict:
+        return "settings by table, as { factors = { dim = 8 } }"
+    return "columns by table, as { taste = [0, 1] }"
 
 
 def _shown(value: object, key: str) -> str:
@@ -621,7 +660,7 @@ def _check(config: Config, leaves: _Leaves) -> None:
     for name, model in config.models.items():
         if model.command and model.target:
             raise refuse(("models", name, "command"), "give a target or a command.")
-        if why := cost_problem(model.batching):
+        if isinstance(model.batching, Batching) and (why := cost_problem(model.batching)):
             raise refuse(("models", name, "batching", "cost"), why)
         sides: dict[str, str | Mapping[str, str]] = {
             "input": model.input,
@@ -634,20 +673,13 @@ def _check(config: Config, leaves: _Leaves) -> None:
                 InputType.parse(type_ or "any")
             except ValueError as error:
                 raise refuse(("models", name, side), str(error)) from None
-        if model.replicas > config.limits.replicas_max:
-            raise refuse(
-                ("models", name, "replicas"),
-                f"more than limits.replicas_max ({config.limits.replicas_max}).",
-            )
-        if (
-            model.replicas_max
-            and not 1 <= model.replicas <= model.replicas_max <= config.limits.replicas_max
-        ):
-            why = (
-                "expected 0, or from replicas (1 or more) to limits.replicas_max"
-                f" ({config.limits.replicas_max})."
-            )
-            raise refuse(("models", name, "replicas_max"), why)
+        try:
+            Schema.parse(model.schema or "any")
+        except ValueError as error:
+            raise refuse(("models", name, "schema"), str(error)) from None
+        problem = _replicas_problem(model, config.limits.replicas_max)
+        if problem is not None:
+            raise refuse(("models", name, problem[0]), problem[1])
         if model.tolerance and not model.reads:
             raise refuse(("models", name, "tolerance"), "it does not declare what it reads.")
     for name, app in config.apps.items():
@@ -673,6 +705,26 @@ def _check(config: Config, leaves: _Leaves) -> None:
         for name, settings in getattr(config, section).items():
             if not getattr(settings, key):
                 raise refuse((section, name, key), "it is needed.")
+
+
+def _replicas_problem(model: ModelSpec, limit: int) -> tuple[str, str] | None:
+    """Return the key of a model that states impossible replicas, and why; None if they are
+    possible."""
+    if isinstance(model.replicas, tuple):
+        least, most = model.replicas
+        if model.replicas_max:
+            return "replicas_max", "replicas has both bounds: leave it out."
+        if 1 <= least <= most <= limit:
+            return None
+        return "replicas", f"expected [least, most], from 1 to limits.replicas_max ({limit})."
+    if model.replicas > limit:
+        return "replicas", f"more than limits.replicas_max ({limit})."
+    if model.replicas_max and not 1 <= model.replicas <= model.replicas_max <= limit:
+        return (
+            "replicas_max",
+            f"expected 0, or from replicas (1 or more) to limits.replicas_max ({limit}).",
+        )
+    return None
 
 
 def roles_in(lines: Sequence[str]) -> dict[str, str]:

@@ -6,8 +6,9 @@ from typing import get_args, get_type_hints
 
 import msgspec
 
-from clipper.config import Config, default_of, describe, tables
+from clipper.config import Config, describe, keys_of, tables, typed
 from clipper.settings.redaction import shown
+from clipper.spec.field import default_of, schema_of
 from clipper.types import Batching
 
 
@@ -30,10 +31,11 @@ def schema() -> dict[str, object]:
 
 
 def _table(kind: type[msgspec.Struct]) -> dict[str, object]:
-    hints = get_type_hints(kind, include_extras=True)
+    known = keys_of(kind)
     keys = {
-        field.name: _key(default_of(field), *get_args(hints[field.name]))
+        field.name: _key(default_of(field), *typed(kind, field.name))
         for field in msgspec.structs.fields(kind)
+        if field.name in known
     }
     return {"type": "object", "properties": keys, "additionalProperties": False}
 
@@ -44,7 +46,7 @@ def _key(default: object, type_: object, meta: msgspec.Meta) -> dict[str, object
     else:
         bounds = {"minimum": meta.ge, "maximum": meta.le}
         found = {
-            **msgspec.json.schema(type_),
+            **schema_of(type_),
             **{name: bound for name, bound in bounds.items() if bound is not None},
         }
         found["default"] = msgspec.to_builtins(default)

@@ -12,11 +12,9 @@ import msgspec
 
 from clipper.errors import InvalidInput, refuse_unknown
 from clipper.schema import Schema, Tensors
+from clipper.spec.model import Reads
 from clipper.types import InputType, UserValue, VersionedModel
 
-ReadColumns = Mapping[str, int | Sequence[int]]
-Reads = ReadColumns | str | Callable[..., UserValue]
-_G = TypeVar("_G", bound=msgspec.Struct)
 _C = TypeVar("_C", bound=type)
 _F = TypeVar("_F", bound=Callable[..., object])
 
@@ -45,22 +43,6 @@ class TableAccess(msgspec.Struct, frozen=True, kw_only=True):
     tables: Mapping[str, Mapping[str, UserValue]] | None = None  # {"factors": {"dim": 8}}
     reads: Reads | None = None  # rows that a prediction depends on: input columns by table
     tolerance: float = 0.0  # a cached prediction lasts until a row moves by this share of its norm
-
-
-class DeployOptions(TypedDict, total=False):
-    """The options of the groups as single keywords of ClipperServer.deploy()."""
-
-    replicas: int | tuple[int, int] | None
-    deployer: str
-    memory_mib: int
-    cpus: float
-    gpus: str
-    requirements: str | os.PathLike[str] | Sequence[str]
-    python: str
-    code: str | Sequence[str]
-    tables: Mapping[str, Mapping[str, UserValue]] | None
-    reads: Reads | None
-    tolerance: float
 
 
 class ApplicationOptions(TypedDict, total=False):
@@ -138,24 +120,22 @@ def types_of(
     return input, output
 
 
-def grouped(group: type[_G], given: _G | None, keywords: dict[str, object]) -> _G:
-    """Return a group of options, from the group itself or from single keywords.
+def grouped(
+    group: type[msgspec.Struct], given: msgspec.Struct | None, keywords: Mapping[str, UserValue]
+) -> dict[str, UserValue]:
+    """Return the keywords that a group of options states; none if the group is not given.
 
-    Takes the keywords of the group out of `keywords`. A keyword that is None counts as not given.
-    Raises InvalidInput when both name an option.
+    A keyword that is None counts as not given. Raises InvalidInput when an option of the group is
+    given by itself, too.
     """
-    single = {
-        name: value
-        for name in group.__struct_fields__
-        if (value := keywords.pop(name, None)) is not None
-    }
     if given is None:
-        return group(**single)
+        return {}
+    single = [name for name in group.__struct_fields__ if keywords.get(name) is not None]
     if single:
         raise InvalidInput(
             f"{', '.join(single)} is given beside {group.__name__}(...): give one of the two."
         )
-    return given
+    return msgspec.structs.asdict(given)
 
 
 # -- keywords that a public function does not have

@@ -16,12 +16,8 @@ import msgspec
 
 from clipper.catalog.catalog import Catalog
 from clipper.component import Components, Health, require_descriptors
-from clipper.config import Config, merge_batching
-from clipper.deploy.deployers import placing
-from clipper.deploy.packages.environments import lines_of
-from clipper.deploy.packages.pulling import url_of
-from clipper.deploy.processes.command import Command, check_combination, chosen, warmup_variable
-from clipper.deploy.warmup import warmup_of
+from clipper.config import Config
+from clipper.deploy.processes.command import Command, chosen
 from clipper.errors import AlreadyExists, ModelWarning, ShuttingDown, refuse_unknown
 from clipper.json_log import JsonLog
 from clipper.manage.applications import Applications
@@ -35,6 +31,7 @@ from clipper.manage.declared import (
 from clipper.manage.deployment import Deployment
 from clipper.manage.following import CatalogFollower
 from clipper.manage.http.endpoints import Endpoints
+from clipper.manage.model_record import model_spec, record_fields, to_run
 from clipper.manage.moving import Place
 from clipper.manage.operations import Operations
 from clipper.manage.rollouts.rolling import Rolling
@@ -47,7 +44,6 @@ from clipper.mesh.routing.router import MeshModelHandle
 from clipper.metrics.stats import ServerStats, StoreStats
 from clipper.options import (
     ApplicationOptions,
-    DeployOptions,
     Environment,
     Links,
     ModelStreamOptions,
@@ -57,20 +53,16 @@ from clipper.options import (
     grouped,
     keywords_of,
     refusing_unknown_keywords,
-    types_of,
 )
 from clipper.processes import Supervisor
-from clipper.schema import Schema, type_text
+from clipper.schema import type_text
 from clipper.serving.feedback.learning import Learning
 from clipper.serving.feedback.observe import observe_for_others
 from clipper.serving.models.address import Listener, listen
-from clipper.serving.models.batch_cost import check_batching, storable
 from clipper.serving.models.cache import Cache
 from clipper.serving.models.engine_memory import EngineMemory
 from clipper.serving.models.engines import Engines
-from clipper.serving.models.reads import declaration_of
 from clipper.serving.models.running_models import RunningModels
-from clipper.serving.models.scaling import replica_bounds
 from clipper.serving.query.application import ApplicationHandle
 from clipper.serving.query.collector import Collector
 from clipper.serving.query.decider_threads import DeciderThreads
@@ -80,16 +72,14 @@ from clipper.serving.query.resolver import ApplicationResolver
 from clipper.serving.rollout.decoys import Recorded, Recorder
 from clipper.settings.connection_budget import within_files
 from clipper.settings.streams import ModelStreamSettings, StreamSettings
+from clipper.spec.keywords import ModelKeywords
 from clipper.state_dir import StateDir
 from clipper.store import CachedStore, MemoryStore, open_server_store
 from clipper.store.history import audit_context, default_actor
 from clipper.types import (
     Answer,
     Answers,
-    Batching,
-    InputType,
     PredictionRequest,
-    Similar,
     UserValue,
     VersionedModel,
 )
@@ -390,7 +380,8 @@ class ClipperServer:
             for name, wanted in self.config.models.items():
                 if name not in self.catalog.view.versions:
                     with declared(self.config, "models", name), self._unless_others_did(name):
-                        self.deploy(name, declared_model(name, wanted), **model_settings(wanted))
+                        model = declared_model(name, wanted)
+                        self.deploy(name, model, wait=False, **model_settings(wanted))
             for name, app in self.config.apps.items():
                 with declared(self.config, "apps", name):
                     settings = application_settings(app)
@@ -509,27 +500,12 @@ class ClipperServer:
         name: str,
         model: object = None,
         *,
-        command: str | Sequence[str] | None = None,
-        sha256: str = "",
-        version: int | None = None,
-        input: str | InputType | Mapping[str, str] | None = None,
-        output: str | Mapping[str, str] = "any",
-        inputs: Mapping[str, str] | None = None,
-        outputs: Mapping[str, str] | None = None,
-        schema: str | Schema | None = None,
         resources: Resources | None = None,
-        batching: str | Mapping[str, object] | Batching | None = None,
         environment: Environment | None = None,
         table_access: TableAccess | None = None,
-        cache: bool = True,
-        similar: Similar | None = None,
-        finite: bool = False,
-        retry_singly: bool = False,
-        row_by_row: bool = False,
-        warmup: object = None,
         wait: bool = True,
         promote: bool = True,
-        **options: Unpack[DeployOptions],
+        **options: Unpack[ModelKeywords],
     ) -> CoreModel:
         """Deploy a model in container processes of its own, and return its handle.
 
@@ -538,31 +514,24 @@ class ClipperServer:
         such as "model.onnx" or "s3://bucket/model.onnx" (docs/models.md). It takes a batch: an
         array of shape (n, *row), or a list of str or bytes; with `row_by_row`, one input at a time.
 
-        command: a program that is the container, instead of a model, as ["java", "-jar",
-            "svm.jar"]; it runs in the current folder and connects by itself
-            (docs/sdk-cpp-java.md).
-        sha256: in hex, that the content of a URL must have.
-        version: a whole number; None: the next one.
-        input: type of one input, `f64[64]` or `str`; None: the estimator's, or that of the first
-            query. output: type of one prediction.
-        inputs, outputs: types of named tensors, {"ids": "i64[*]", "mask": "i64[*]"}: the model
-            takes, or returns, a dict of arrays. schema: both sides as text (clipper.schema).
         resources: Resources(replicas=(1, 4), deployer="docker", memory_mib=512, gpus="all").
-        batching: a name, settings, or a Batching; None: the server's. {"cost": "length",
-            "padded": True} batches by what rows cost (docs/models.md, "Batches by cost").
         environment: Environment(requirements="requirements.txt", python="3.12", code=["lib"]):
             built once for the model.
         table_access: TableAccess(tables={"factors": {"dim": 8}}, reads={"factors": 0},
             tolerance=0.1): parameter tables of the model (docs/params.md, "Serving").
-        cache: keep predictions for equal inputs. similar: near inputs share predictions, as in
-            Similar(width=0.5); `stats()` reports the measured error.
-        finite: refuse inputs with NaN or infinities.
-        retry_singly: when a batch fails, evaluate its rows one by one.
-        warmup: rows that a container evaluates before it is ready; True: generated ones; False:
-            none, for a model with side effects; None: server.warmup.
         wait: return when every replica is connected; only then does the version become the latest.
         promote: make the version the latest; otherwise `manage.promote` does so later.
-        options: the options of the groups as single keywords, such as `replicas=2`.
+        options: the fields of `clipper.spec.model.ModelSpec`, each with a sentence there and in
+            docs/managing.md, "Options of a model", such as `replicas=2`; those of the groups too.
+
+        Where Python takes more than a file does:
+
+        - input, output, inputs, outputs, schema: also dicts of types, {"ids": "i64[*]"}, and a
+          `clipper.schema.Schema`. None: the estimator's, or that of the first query.
+        - batching: also a Batching. {"cost": "length", "padded": True} batches by what rows cost.
+        - command: words, as ["java", "-jar", "svm.jar"], or a text (docs/sdk-cpp-java.md).
+        - reads: also a function of an input. warmup: also an array of rows.
+        - similar: Similar(width=0.5); `stats()` reports the measured error.
 
         Warns (ModelWarning) if the model fails on the rows of its warm-up.
 
@@ -572,59 +541,19 @@ class ClipperServer:
         ShardAway. Threads: any.
         """
         self._check_open()
-        keywords: dict[str, object] = dict(options)
-        placement = grouped(Resources, resources, keywords)
-        packages = grouped(Environment, environment, keywords)
-        parameters = grouped(TableAccess, table_access, keywords)
-        options_of_groups = (*keywords_of(self.deploy), *DeployOptions.__annotations__)
-        refuse_unknown("ClipperServer.deploy", sorted(keywords), options_of_groups)
-        input_type, output_type = types_of(input, output, inputs, outputs, schema)
-        thing = chosen(name, model, command)
-        thing = url_of(thing, sha256) or thing
-        warmup_text = warmup_of(name, self.config.server.warmup if warmup is None else warmup)
-        deployer = placement.deployer or self.config.server.deployer
-        if isinstance(thing, Command):
-            check_combination(
-                name,
-                {
-                    "row_by_row": row_by_row,
-                    "requirements": packages.requirements,
-                    "python": packages.python,
-                    "code": packages.code,
-                    "tables": parameters.tables,
-                    "deployer": placement.deployer not in ("", "process"),
-                },
-            )
-            deployer = "process"
-            warmup_variable(warmup_text, str(InputType.parse(input_type or "any")), name)
-        least, most = replica_bounds(name, placement.replicas, self.config.limits.replicas_max)
-        settings = {
-            "output": str(InputType.parse(output_type)),
-            "replicas": least,
-            "replicas_max": most,
-            "batching": check_batching(
-                f"model {name!r}", merge_batching(self.config.batching, storable(batching))
-            ),
-            "cache": cache,
-            "similar": similar,
-            "finite": finite,
-            "retry_singly": retry_singly,
-            "row_by_row": row_by_row,
-            "warmup": warmup_text,
-            "requirements": lines_of(packages.requirements),
-            "python": packages.python,
-            "tables": dict(parameters.tables or {}),
-            "reads": declaration_of(name, parameters.reads) if parameters.reads is not None else {},
-            "tolerance": float(parameters.tolerance),
-            **placing(
-                deployer,
-                placement.memory_mib,
-                placement.cpus,
-                placement.gpus,
-            ),
-        }
+        keywords: dict[str, UserValue] = dict(options)
+        for kind, group in ((Resources, resources), (Environment, environment)):
+            keywords |= grouped(kind, group, keywords)
+        keywords |= grouped(TableAccess, table_access, keywords)
+        known = (*keywords_of(self.deploy), *ModelKeywords.__annotations__)
+        refuse_unknown(
+            "ClipperServer.deploy", [key for key in keywords if key not in known], known
+        )
+        spec = model_spec(name, cast(ModelKeywords, keywords))
+        thing = to_run(chosen(name, model, keywords.get("command"), spec.folder), spec)
+        fields = record_fields(name, spec, self.config, is_program=isinstance(thing, Command))
         running = self._deployment.deploy(
-            name, thing, version, packages.code, input_type, wait, promote, **settings
+            name, thing, spec.version or None, spec.code, spec.input, wait, promote, **fields
         )
         if trouble := self._deployment.warmup_error(running.model.id):
             text = f"model '{running.model.id}' is deployed, but {trouble}"

@@ -11,9 +11,11 @@ import clipper
 from clipper import config
 from clipper.config import Config, KeyInfo, describe, load, merge_batching
 from clipper.errors import ConfigError
-from clipper.settings.server import ApplicationSettings, ModelSettings
+from clipper.settings.server import ApplicationSettings
 from clipper.settings.streams import ModelStreamSettings, StreamSettings
-from clipper.types import Batching
+from clipper.spec.field import at, is_union, plain_type
+from clipper.spec.model import ModelSpec
+from clipper.types import Batching, Similar
 
 EXAMPLE = """\
 # a server for digits
@@ -486,8 +488,9 @@ def test_every_key_is_described() -> None:
     )
     sections = (*sections, whole.influx, whole.mesh, whole.params, whole.artifacts)
     expected = sum(len(msgspec.structs.fields(section)) for section in sections)
-    for named in (ModelSettings, ApplicationSettings, StreamSettings, ModelStreamSettings):
+    for named in (ApplicationSettings, StreamSettings, ModelStreamSettings):
         expected += len(msgspec.structs.fields(named))
+    expected += len(at(ModelSpec, "file"))
     assert len(rows) == expected
 
 
@@ -568,6 +571,12 @@ def forms_of(type_: Any, meta: msgspec.Meta) -> list[tuple[str, object]]:
             ("[]", ()),
             ("", ()),
         ]
+    if type_ is Similar:
+        return [('{"width": 0.5, "projections": 8}', Similar(0.5, 8))]
+    if is_union(type_) and plain_type(get_args(type_)[0]) is int:
+        return [("2", 2), ("[1, 4]", (1, 4))]
+    if get_origin(type_) is dict and get_origin(get_args(type_)[1]) is dict:
+        return [('{"a": {"dim": 8, "optimizer": "sgd"}}', {"a": {"dim": 8, "optimizer": "sgd"}})]
     if get_origin(type_) is dict:
         is_text = get_args(type_)[1] is str
         return (
@@ -583,9 +592,9 @@ def forms_of(type_: Any, meta: msgspec.Meta) -> list[tuple[str, object]]:
 def test_each_setting_takes_each_form_from_the_environment(table: str) -> None:
     kind, (section, _, is_named) = config.tables()[table], table.partition(".")
     at = (section, "n") if is_named else (section,)
-    for key in kind.__struct_fields__:
+    for key in config.keys_of(kind):
         variable = "CLIPPER_" + "__".join((*at, key)).upper()
-        for text, value in forms_of(*config._typed(kind, key)):
+        for text, value in forms_of(*config.typed(kind, key)):
             built = config._build(kind, config._from_env({variable: text}), at)
             found = getattr(built, key)
             assert found == value, f"{variable}={text!r}"

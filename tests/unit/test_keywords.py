@@ -40,6 +40,7 @@ CHECKED_ELSEWHERE = {
     "Client.rollout",
     "Client.set_application",
     "ApplicationHandle.feedback",
+    "Operations.deploy",
     "ApplicationHandle.predict",
     "ClipperServer.app",
     "ClipperServer.deploy",
@@ -84,13 +85,14 @@ def test_keywords_of_options_are_refused() -> None:
         server.app("a", ["m"], slo_ms=10_000)
         slips: dict[str, Callable[[], object]] = {
             "replicas": lambda: server.deploy("x", len, replica=2),  # type: ignore[call-arg]
+            "memory_mib": lambda: server.manage.deploy("x", "a:b", memory=2),  # type: ignore[call-arg]
             "slo_ms": lambda: server.app("a", slo=3),  # type: ignore[call-arg]
             "user": lambda: server.app("a").predict([1.0, 2.0], usr="x"),  # type: ignore[call-arg]
             "group": lambda: server.stream("a", "redis://x", grop="x"),  # type: ignore[call-arg]
             "keep": lambda: server.models_from("redis://x", kep=1),  # type: ignore[call-arg]
         }
         far: dict[str, Callable[[], object]] = {
-            "replicas": lambda: remote.deploy("x", "a:b", replica=2),
+            "replicas": lambda: remote.deploy("x", "a:b", replica=2),  # type: ignore[call-arg]
             "slo_ms": lambda: remote.set_application("a", slo=3),
             "user": lambda: remote.predict("a", [1.0, 2.0], usr="x"),
             "label": lambda: remote.feedback("a", "id", lable=1),

@@ -8,12 +8,13 @@ from clipper.deploy.packages.package import check_found, pack
 from clipper.deploy.packages.pulling import url_of
 from clipper.errors import UnknownModel, did_you_mean
 from clipper.manage.declared import declared, declared_model
-from clipper.options import types_of
+from clipper.manage.model_record import input_of
 from clipper.selection import create_policy, default_policy, with_coverage
 from clipper.serving.query.missing_outputs import check_missing
 from clipper.serving.query.speculation import check_decider, check_times
 from clipper.serving.rollout.roles import check_roles
-from clipper.settings.server import ApplicationSettings, ModelSettings
+from clipper.settings.server import ApplicationSettings
+from clipper.spec.model import ModelSpec
 from clipper.types import VersionedModel
 
 
@@ -34,14 +35,8 @@ def check_declared(config: Config, folder: str = "") -> list[str]:
     return notes
 
 
-def _check_model(name: str, wanted: ModelSettings, no_pickle: bool, folder: str) -> None:
-    types_of(
-        wanted.input or None,
-        wanted.output or "any",
-        wanted.inputs or None,
-        wanted.outputs or None,
-        None,
-    )
+def _check_model(name: str, wanted: ModelSpec, no_pickle: bool, folder: str) -> None:
+    input_of(wanted)
     thing = declared_model(name, wanted)
     if not isinstance(thing, str) or not thing or url_of(thing):
         return

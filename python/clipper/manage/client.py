@@ -19,7 +19,7 @@ import ssl
 import urllib.parse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack, cast
 
 import msgspec
 import numpy as np
@@ -39,9 +39,10 @@ from clipper.errors import (
 from clipper.host_port import join_host_port
 from clipper.manage.running import the_one
 from clipper.manage.tables.client import TableClient
-from clipper.options import refusing_unknown_keywords
+from clipper.options import refusing_unknown_keywords, types_of
+from clipper.spec.keywords import SentModelKeywords
 from clipper.tls import client_context, fingerprint_of
-from clipper.types import Answer, UserValue, VersionedModel
+from clipper.types import Answer, InputType, UserValue, VersionedModel
 
 if TYPE_CHECKING:
     from http.client import HTTPConnection, HTTPResponse
@@ -255,51 +256,38 @@ class Client:
         name: str,
         model: str | os.PathLike[str] | None = None,
         *,
-        command: str | Sequence[str] | None = None,
+        promote: bool = True,
+        wait: bool = True,
         dry_run: bool = False,
-        **settings: UserValue,
+        **settings: Unpack[SentModelKeywords],
     ) -> "ChangeResult":
         """Deploy "module:attribute" of the server's host, or a model's file of this one: .onnx,
         .skops, .ubj, .txt, .pt. One that may hold pickles (.pkl, .joblib, .pt2, a folder of MLflow)
         is not sent: the server reads it by its path, on this host.
-
-        command: instead of a model, a program of the server's host that is named in its
-        server.commands; `folder` is where it runs.
         A URL (s3://, gs://, https://) is pulled by the server.
 
-        settings: as of ClipperServer.deploy, but for `similar`; trusted: of a skops file;
-        requirements: a file of this host, or lines. Functions are not sent: what they are pickled
-        in would be run by whoever receives it. Deploy them in the server's process, or from a
-        module.
+        settings: as of ClipperServer.deploy: `clipper.spec.model.ModelSpec`. command: instead of a
+        model, a program of the server's host that is named in its server.commands; `folder` is
+        where it runs. requirements: a file of this host, or lines. Functions are not sent: what
+        they are pickled in would be run by whoever receives it. Deploy them in the server's
+        process, or from a module. promote, wait: as there.
         """
-        if command is not None:
-            if model is not None:
-                raise InvalidInput(f"deploy of {name!r}: give a model or a command.")
-            settings["command"] = shlex.split(command) if isinstance(command, str) else [*command]
-            return self._change(f"/admin/models/{_quoted(name)}/deploy", dry_run, settings)
-        if not isinstance(model, str | os.PathLike):
-            hint = (
-                'Put it into a module and deploy "module:attribute", or save it as .onnx or .skops.'
-            )
-            raise PackagingError(f"a {type(model).__name__} is not sent to a server.", hint=hint)
-        url = url_of(model, settings.pop("sha256", ""))
-        if url:
-            settings["model"] = url
-        elif is_data(model):
-            artifact = artifact_of(model)
-            settings |= (
-                {"model": _here(model)}
-                if artifact.is_code
-                else {"data": artifact.data, "kind": artifact.kind}
-            )
-        else:
-            settings["model"] = str(model)
-        if requirements := settings.get("requirements"):
-            settings["requirements"] = lines_of(requirements)
+        members: dict[str, UserValue] = {**settings}
+        if not promote:
+            members["promote"] = False
+        if not wait:
+            members["wait"] = False
+        if requirements := members.get("requirements"):
+            members["requirements"] = lines_of(requirements)
+        if isinstance(code := members.get("code"), str):
+            members["code"] = [code]
+        _state_types(members)
+        members |= _what_runs(name, model, members)
+        builds = requirements or members.get("python") or members.get("deployer") in ENGINES
         patient = copy.copy(self)
-        if url or requirements or settings.get("python") or settings.get("deployer") in ENGINES:
+        if builds or url_of(members.get("model")):
             patient._timeout_s = max(self._timeout_s, _BUILD_S)
-        return patient._change(f"/admin/models/{_quoted(name)}/deploy", dry_run, settings)
+        return patient._change(f"/admin/models/{_quoted(name)}/deploy", dry_run, members)
 
     def stages(self, name: str) -> "list[StageRow]":
         """Return the deployment stage of each version that was started there: version, stage,
@@ -598,6 +586,40 @@ def _untrusted(url: str, error: ssl.SSLError) -> NoServer:
     why = (error.reason or str(error)).lower().replace("_", " ")
     hint = "Is it http:// there? If it requires a certificate: CLIPPER_CERT and CLIPPER_KEY."
     return NoServer(f"no TLS with {url}: {why}.", hint=hint)
+
+
+def _state_types(members: dict[str, UserValue]) -> None:
+    """Replace what states the types of a model by two texts. Raises InvalidInput."""
+    given = [members.pop(key, None) for key in ("input", "output", "inputs", "outputs", "schema")]
+    stated = types_of(given[0] or None, given[1] or "any", *given[2:])
+    for side, type_ in zip(("input", "output"), stated, strict=True):
+        if type_ is not None and type_ != "any":
+            members[side] = str(InputType.parse(type_))
+
+
+def _what_runs(
+    name: str, model: str | os.PathLike[str] | None, members: dict[str, UserValue]
+) -> dict[str, UserValue]:
+    """Return the members that say what a deployment runs: a command, a URL, a file or its bytes.
+
+    Raises InvalidInput for two of them, PackagingError for what is not sent.
+    """
+    command = members.get("command")
+    if command is not None:
+        if model is not None:
+            raise InvalidInput(f"deploy of {name!r}: give a model or a command.")
+        return {"command": shlex.split(command) if isinstance(command, str) else command}
+    if not isinstance(model, str | os.PathLike):
+        hint = 'Put it into a module and deploy "module:attribute", or save it as .onnx or .skops.'
+        raise PackagingError(f"a {type(model).__name__} is not sent to a server.", hint=hint)
+    if url := url_of(model, str(members.pop("sha256", None) or "")):
+        return {"model": url}
+    if not is_data(model):
+        return {"model": str(model)}
+    artifact = artifact_of(model)
+    if artifact.is_code:
+        return {"model": _here(model)}
+    return {"data": artifact.data, "kind": artifact.kind}
 
 
 def _here(model: str | os.PathLike[str]) -> str:

@@ -13,11 +13,14 @@ from clipper.config import Config, roles_in
 from clipper.deploy.processes.command import command_of
 from clipper.errors import ClipperError
 from clipper.manage.operations import Server
-from clipper.settings.server import ApplicationSettings, ModelSettings
+from clipper.settings.server import ApplicationSettings
+from clipper.spec.field import stated
+from clipper.spec.model import ModelSpec
 from clipper.store.history import audit_context
 from clipper.types import UserValue
 
 _ACTOR = "the configuration"
+_NO_KEYWORDS = ("target", "command", "folder", "replicas_max")
 _AT_START = ("server", "limits", "batching", "feedback", "http", "streams", "model_streams")
 
 
@@ -39,40 +42,16 @@ def declared(config: Config, section: str, name: str) -> Iterator[None]:
         raise
 
 
-def declared_model(name: str, wanted: ModelSettings) -> object:
+def declared_model(name: str, wanted: ModelSpec) -> object:
     """Return what a declared model runs: its target, or a Command. Raises: InvalidInput."""
-    return command_of(name, wanted.command) if wanted.command else wanted.target
+    if wanted.command:
+        return command_of(name, wanted.command, wanted.folder)
+    return wanted.target
 
 
-def model_settings(wanted: ModelSettings) -> dict[str, UserValue]:
+def model_settings(wanted: ModelSpec) -> dict[str, UserValue]:
     """Return a declared model as keywords of ClipperServer.deploy."""
-    return {
-        "replicas": replicas_of(wanted),
-        "input": wanted.input or None,
-        "output": wanted.output or "any",
-        "inputs": wanted.inputs or None,
-        "outputs": wanted.outputs or None,
-        "wait": False,
-        "batching": wanted.batching,
-        "reads": wanted.reads or None,
-        "tolerance": wanted.tolerance,
-        "cache": wanted.cache,
-        "retry_singly": wanted.retry_singly,
-        "warmup": wanted.warmup,
-        "version": wanted.version or None,
-        "requirements": wanted.requirements,
-        "python": wanted.python,
-        "deployer": wanted.deployer,
-        "memory_mib": wanted.memory_mib,
-        "cpus": wanted.cpus,
-        "gpus": wanted.gpus,
-        "code": wanted.code,
-    }
-
-
-def replicas_of(wanted: ModelSettings) -> int | tuple[int, int]:
-    """Return the declared replicas: a number, or bounds."""
-    return (wanted.replicas, wanted.replicas_max) if wanted.replicas_max else wanted.replicas
+    return {**stated(wanted, _NO_KEYWORDS), "replicas": wanted.bounds}
 
 
 def application_settings(app: ApplicationSettings) -> dict[str, UserValue]:
@@ -123,11 +102,11 @@ def _model(server: Server, name: str, old: Config, new: Config) -> Iterator[str]
         )
         == before
     ):
-        server.scale(name, replicas_of(wanted))
+        server.scale(name, wanted.bounds)
         yield f"model {name} has other replicas"
         return
     model = declared_model(name, wanted)
-    handle = server.deploy(name, model, **{**model_settings(wanted), "wait": True})
+    handle = server.deploy(name, model, **model_settings(wanted))
     yield f"model {handle.name} is deployed"
 
 

@@ -9,16 +9,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Protocol, Self, cast
+from typing import Protocol, Self, Unpack, cast
 
 import msgspec
 
 from clipper.catalog.rules import version_after
 from clipper.catalog.view import Rollout
-from clipper.config import Config, merge_batching
+from clipper.config import Config
 from clipper.deploy.packages.artifact import ENDINGS, Artifact, is_data
 from clipper.deploy.packages.environments import check_packages
-from clipper.deploy.packages.pulling import url_of
 from clipper.deploy.processes.command import Command, check_permitted, command_of
 from clipper.errors import (
     DoesNotFit,
@@ -27,10 +26,12 @@ from clipper.errors import (
     PackagingError,
     UnknownModel,
     UnknownVersion,
+    refuse_unknown,
     without_secrets,
 )
 from clipper.frontend.server_interface import store_warning
 from clipper.manage.building import Stage
+from clipper.manage.model_record import input_of, record_fields, to_run
 from clipper.manage.moving import ExportedState, Place, applications_of, bring, exported, missing
 from clipper.manage.moving import read as read_state
 from clipper.manage.overview import InspectedServer, followed, processes
@@ -47,13 +48,13 @@ from clipper.manage.rollouts.rolling import Rolling, log_change
 from clipper.manage.tables.operations import TableOperations, TableServer
 from clipper.manage.tables.parameters import check_read
 from clipper.metrics.stats import ModelStats, QueryStats, ServerStats
-from clipper.options import refusing_unknown_keywords
-from clipper.serving.models.batch_cost import check_batching
-from clipper.serving.models.reads import declaration_of
+from clipper.options import keywords_of, refusing_unknown_keywords
 from clipper.serving.models.scaling import replica_bounds
 from clipper.serving.query.application import ApplicationHandle
 from clipper.settings.http import query_tls, scheme_of
-from clipper.settings.server import Column
+from clipper.spec.field import specified, stated
+from clipper.spec.keywords import ModelMembers
+from clipper.spec.model import ModelSpec
 from clipper.store.history import ENTRIES_MAX, Changed, audit_context, entries, plain
 from clipper.types import (
     VERSION,
@@ -67,6 +68,7 @@ from clipper.types import (
 from clipper_core.engine.model import Model as CoreModel
 
 _OF_THE_RECORD = ("name", "models", "created_us")
+_WHAT_RUNS = ("target", "command", "folder", "data", "kind", "trusted", "sha256")
 
 
 class Server(InspectedServer, TableServer, Protocol):
@@ -285,133 +287,82 @@ class Operations:
         name: str,
         model: str = "",
         *,
-        version: int | None = None,
-        replicas: int | tuple[int, int] = 1,
-        input: str = "",
-        output: str = "any",
-        batching: str | dict[str, object] | None = None,
-        cache: bool = True,
-        finite: bool = False,
-        retry_singly: bool = False,
-        warmup: bool | list[object] | None = None,
-        row_by_row: bool = False,
-        code: tuple[str, ...] = (),
-        requirements: tuple[str, ...] = (),
-        python: str = "",
-        deployer: str = "",
-        memory_mib: int = 0,
-        cpus: float = 0.0,
-        gpus: str = "",
-        reads: dict[str, Column | tuple[Column, ...]] | None = None,
-        tolerance: float = 0.0,
-        data: bytes = b"",
-        kind: str = "",
-        trusted: tuple[str, ...] = (),
-        command: tuple[str, ...] = (),
-        folder: str = "",
         promote: bool = True,
         wait: bool = True,
+        **members: Unpack[ModelMembers],
     ) -> Change:
         """Deploy a model, as ClipperServer.deploy does.
 
-        model: "module:attribute", or a model's file or folder on the server's host. data: the
-        bytes of such a file instead, and its `kind`; kinds that may hold pickles are refused.
-        reads: columns of the input by table; functions are not accepted, since the server would
-        run them. command: a program of the server's host that is the container, run in `folder`; it
-        must be named in server.commands. requirements: packages and their versions only.
+        model: "module:attribute", or a model's file or folder on the server's host. promote: make
+        it the latest version. wait: return when its containers are connected. members: those of
+        `ModelSpec`: data: the bytes of such a file instead, and its `kind`; kinds that may hold
+        pickles are refused. reads: columns of the input by table; functions are not accepted, since
+        the server would run them. command: a program of the server's host that is the container,
+        run in `folder`; it must be named in server.commands. requirements: packages and their
+        versions only.
         """
-        thing: Artifact | Command | str = Artifact(kind, data, trusted) if data else model
-        if command:
-            if data or model:
-                raise InvalidInput(f"deploy of {name!r}: give a model or a command.")
-            check_permitted(command, self._server.config.server.commands)
-            thing = command_of(name, command, folder)
-        check_packages(requirements)
-        settings: dict[str, object] = {
-            "output": output,
-            "replicas": replicas,
-            "batching": batching,
-            "cache": cache,
-            "finite": finite,
-            "retry_singly": retry_singly,
-            "warmup": warmup,
-            "row_by_row": row_by_row,
-            "requirements": requirements,
-            "python": python,
-            "deployer": deployer,
-            "memory_mib": memory_mib,
-            "cpus": cpus,
-            "gpus": gpus,
-            "reads": reads or None,
-            "tolerance": tolerance,
-        }
-        if not data and not model and not command:
-            raise InvalidInput(
-                f"deploy of {name!r} lacks what to run.", hint='Give "module:attribute", or a file.'
-            )
-        if model and not data and not is_data(model) and ":" not in model:
-            hint = f'Give "module:attribute", a folder of MLflow, or a file: {", ".join(ENDINGS)}.'
-            raise InvalidInput(f"cannot deploy {model!r}.", hint=hint)
-        if isinstance(thing, Artifact) and thing.is_code:
-            hint = "Deploy it by its path on the server's host, or save it in a safer format."
-            raise PackagingError(
-                f"bytes of kind {kind!r} may hold pickles, and are not taken from a socket.",
-                hint=hint,
-            )
-        thing = url_of(thing) or thing
+        refuse_unknown(
+            "Operations.deploy",
+            [key for key in members if key not in ModelMembers.__annotations__],
+            (*keywords_of(self.deploy), *ModelMembers.__annotations__),
+        )
+        spec = specified(ModelSpec, {**members, "model": model}, "http")
+        thing = to_run(self._permitted(name, spec), spec)
         with self._doing("deploy") as change:
             if self.dry_run:
-                id_ = self._rehearse(name, thing, version, input, promote, settings)
+                id_ = self._rehearse(name, thing, spec, promote)
             else:
-                more = {
-                    "version": version,
-                    "input": input or None,
-                    "code": code,
-                    "wait": wait,
-                    "promote": promote,
-                }
-                handle = self._server.deploy(name, thing, **settings, **more)
+                settings = stated(spec, _WHAT_RUNS)
+                handle = self._server.deploy(name, thing, wait=wait, promote=promote, **settings)
                 id_ = VersionedModel.parse(handle.name)
                 row = self._server.stats()["models"].get(str(id_), {})
                 change.warning = row.get("warmup_error", "")
-        change.message = (
-            f"deployed {id_}{'' if promote else f', behind the latest: clipper promote {id_}'}"
-        )
+        behind = "" if promote else f", behind the latest: clipper promote {id_}"
+        change.message = f"deployed {id_}{behind}"
         return change
 
+    def _permitted(self, name: str, spec: ModelSpec) -> Artifact | Command | str:
+        """Return what a specification from a client runs. Raises InvalidInput, and PackagingError
+        for what clients may not have run here."""
+        check_packages(spec.requirements)
+        if spec.command:
+            if spec.data or spec.target:
+                raise InvalidInput(f"deploy of {name!r}: give a model or a command.")
+            check_permitted(spec.command, self._server.config.server.commands)
+            return command_of(name, spec.command, spec.folder)
+        if spec.data:
+            artifact = Artifact(spec.kind, spec.data)
+            if artifact.is_code:
+                hint = "Deploy it by its path on the server's host, or save it in a safer format."
+                raise PackagingError(
+                    f"bytes of kind {spec.kind!r} may hold pickles, and are not taken from a"
+                    " socket.",
+                    hint=hint,
+                )
+            return artifact
+        if not spec.target:
+            raise InvalidInput(
+                f"deploy of {name!r} lacks what to run.", hint='Give "module:attribute", or a file.'
+            )
+        if not is_data(spec.target) and ":" not in spec.target:
+            hint = f'Give "module:attribute", a folder of MLflow, or a file: {", ".join(ENDINGS)}.'
+            raise InvalidInput(f"cannot deploy {spec.target!r}.", hint=hint)
+        return spec.target
+
     def _rehearse(
-        self,
-        name: str,
-        thing: UserValue,
-        version: int | None,
-        input: str,
-        promote: bool,
-        settings: dict[str, UserValue],
+        self, name: str, thing: UserValue, spec: ModelSpec, promote: bool
     ) -> VersionedModel:
         """Check what can be checked of a deployment without starting a container."""
         catalog, config = self._server.catalog, self._server.config
         check_name(name, "model")
-        least, most = replica_bounds(name, settings["replicas"], config.limits.replicas_max)
-        check_batching(f"model {name!r}", merge_batching(config.batching, settings["batching"]))
+        fields = record_fields(name, spec, config, is_program=isinstance(thing, Command))
         taken = [model.version for model in catalog.view.versions.get(name, ())]
-        chosen = version if version is not None else max(taken, default=0) + 1
-        target = (
-            thing
-            if isinstance(thing, str)
-            else thing.text
-            if isinstance(thing, Command)
-            else f"({thing.kind})"
-        )
         record = Model(
             name,
-            chosen,
-            InputType.parse(input or "any"),
-            settings["output"],
-            least,
-            target=target,
-            replicas_max=most,
-            reads=declaration_of(name, settings["reads"]) if settings["reads"] else {},
-            tolerance=settings["tolerance"],
+            spec.version or max(taken, default=0) + 1,
+            InputType.parse(input_of(spec) or "any"),
+            target=_shown_target(thing),
+            **fields,
         )
         check_read(record, has_tables=bool(config.server.params))
         return catalog.register(record, promote=promote).id
@@ -695,6 +646,13 @@ class Operations:
 
 
 # -- records of builtins
+
+
+def _shown_target(thing: UserValue) -> str:
+    """Return what a dry run names as the target of a record."""
+    if isinstance(thing, str):
+        return thing
+    return thing.text if isinstance(thing, Command) else f"({thing.kind})"
 
 
 def record_of(record: msgspec.Struct) -> dict[str, object]:

@@ -6,9 +6,8 @@ import msgspec
 
 from clipper.settings.redaction import redacted
 from clipper.settings.setting import about
-from clipper.types import Batching, UserValue
+from clipper.types import UserValue
 
-Column = Annotated[int, msgspec.Meta(ge=0)]
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
 
 
@@ -459,116 +458,6 @@ class FeedbackSettings(msgspec.Struct, frozen=True):
             le=1 << 24,
         ),
     ] = 100_000
-
-
-class ModelSettings(msgspec.Struct, frozen=True):
-    """Settings of a model: `[models.NAME]`."""
-
-    target: Annotated[
-        str,
-        about(
-            "code to run, `module:function` or a file; empty: its containers are started elsewhere"
-        ),
-    ] = ""
-    command: Annotated[
-        tuple[str, ...],
-        about(
-            'program that is the container, instead of a target, as `["java", "-jar", '
-            '"svm.jar"]`; files beside this file are found'
-        ),
-    ] = ()
-    code: Annotated[
-        tuple[str, ...],
-        about(
-            "folders or files that the target imports, besides its own folder; relative to "
-            "that folder"
-        ),
-    ] = ()
-    version: Annotated[int, about("version number; 0: the next one", ge=0, le=(1 << 31) - 1)] = 0
-    replicas: Annotated[int, about("containers to start", "replicas", ge=0, le=1024)] = 1
-    replicas_max: Annotated[
-        int,
-        about(
-            "upper bound of autoscaling; 0: no autoscaling",
-            "replicas",
-            ge=0,
-            le=1024,
-        ),
-    ] = 0
-    input: Annotated[
-        str,
-        about(
-            "type of one input, as `f64[64]`, or of named tensors as JSON; empty: as the container"
-            " reports"
-        ),
-    ] = ""
-    output: Annotated[
-        str, about("type of one output, in the same forms; empty: as the container reports")
-    ] = ""
-    inputs: Annotated[
-        dict[str, str],
-        about('types of named input tensors, instead of `input`: `{ age = "f64", plan = "str" }`'),
-    ] = {}
-    outputs: Annotated[
-        dict[str, str], about("types of named output tensors, instead of `output`")
-    ] = {}
-    batching: Annotated[
-        Batching, about("a mode, or a table of those keys of [batching] that differ")
-    ] = Batching()
-    cache: Annotated[bool, about("cache this model's predictions")] = True
-    reads: Annotated[
-        dict[str, Column | tuple[Column, ...]],
-        about(
-            "rows that a prediction uses: input columns by table; it is cached until those "
-            "rows change"
-        ),
-    ] = {}
-    tolerance: Annotated[
-        float,
-        about(
-            "relative change of a row, by norm, after which cached predictions are dropped",
-            "share",
-            ge=0,
-            le=1_000_000,
-        ),
-    ] = 0.0
-    retry_singly: Annotated[bool, about("retry the rows of a failed batch one by one")] = False
-    warmup: Annotated[
-        bool | list[UserValue] | None,
-        about(
-            "rows that a container runs before it is ready; true: generated from the input "
-            "type, false: none"
-        ),
-    ] = None
-    requirements: Annotated[
-        tuple[str, ...],
-        about(
-            'pip requirements of an environment of its own, as `["numpy"]` or `["-r '
-            'requirements.txt"]`; empty: none'
-        ),
-    ] = ()
-    python: Annotated[
-        str,
-        about(
-            "Python of that environment: `3.12`, or the path of an interpreter; empty: the server's"
-        ),
-    ] = ""
-    deployer: Annotated[
-        Literal["", "process", "docker", "podman"],
-        about("runs its containers; empty: as [server]"),
-    ] = ""
-    memory_mib: Annotated[
-        int,
-        about("memory limit of each Docker container; 0: none", "MiB", ge=0, le=1 << 30),
-    ] = 0
-    cpus: Annotated[
-        float,
-        about("cores of each Docker container; 0: no limit", "cores", ge=0, le=4096),
-    ] = 0.0
-    gpus: Annotated[
-        str,
-        about("GPUs of each Docker container: `all`, a number, or ids as `0,2`; empty: none"),
-    ] = ""
 
 
 class ApplicationSettings(msgspec.Struct, frozen=True):

@@ -479,15 +479,13 @@ def _declared(
     from clipper.deploy.packages.package import Package, pack
     from clipper.deploy.packages.pulling import PullLimits, pod_url, pulled, url_of
     from clipper.deploy.processes.command import command_of
-    from clipper.deploy.warmup import warmup_of
-    from clipper.manage.declared import application_settings, replicas_of
-    from clipper.options import types_of
+    from clipper.manage.declared import application_settings
+    from clipper.manage.model_record import input_of, record_fields
     from clipper.selection import default_policy
-    from clipper.serving.models.scaling import replica_bounds
 
     config, models = load(file), []
     for name, wanted in config.models.items():
-        command = command_of(name, wanted.command) if wanted.command else None
+        command = command_of(name, wanted.command, wanted.folder) if wanted.command else None
         if not wanted.target and command is None:
             continue
         version = wanted.version or 1
@@ -501,38 +499,21 @@ def _declared(
         else:
             with pulled(url, limits, lambda done: None) as found:
                 package = pack(found.path, name, version, place, wanted.code)
-        input_type, output_type = types_of(
-            wanted.input or None,
-            wanted.output or "any",
-            wanted.inputs or None,
-            wanted.outputs or None,
-            None,
-        )
-        least, most = replica_bounds(name, replicas_of(wanted), config.limits.replicas_max)
+        # a pod has limits of its own, whatever runs the containers of a server
+        limits_of_pod = {key: getattr(wanted, key) for key in ("memory_mib", "cpus", "gpus")}
+        unlimited = msgspec.structs.replace(wanted, memory_mib=0, cpus=0.0, gpus="", deployer="")
+        fields = record_fields(name, unlimited, config, is_program=command is not None)
         models.append(
             Model(
                 name,
                 version,
-                InputType.parse(input_type or package.input or "any"),
-                str(InputType.parse(output_type)),
-                replicas=least,
-                replicas_max=most,
+                InputType.parse(input_of(wanted) or package.input or "any"),
                 target=package.target,
                 sha256=package.sha256,
                 code=package.code,
-                cache=wanted.cache,
-                batching=wanted.batching,
-                retry_singly=wanted.retry_singly,
-                warmup=warmup_of(
-                    name, config.server.warmup if wanted.warmup is None else wanted.warmup
-                ),
-                requirements=wanted.requirements,
-                python=wanted.python,
-                memory_mib=wanted.memory_mib,
-                cpus=wanted.cpus,
-                gpus=wanted.gpus,
                 command=command.words if command else (),
                 folder=command.folder if command else "",
+                **{**fields, **limits_of_pod, "deployer": ""},
             )
         )
     applications = []

@@ -12,8 +12,8 @@ import platform
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -134,6 +134,20 @@ def artifact_of(thing: object) -> Artifact:
         ) from None
     except LoadError as error:
         raise PackagingError(f"cannot deploy {error}.") from None
+
+
+def trusting(thing: object, trusted: Sequence[str]) -> Artifact:
+    """Return a .skops file that may use these types, beyond those that skops trusts.
+
+    Raises: InvalidInput for anything else, PackagingError for an unreadable file.
+    """
+    is_path = isinstance(thing, str | os.PathLike) and not is_url(thing) and is_data(thing)
+    artifact = artifact_of(thing) if is_path or isinstance(thing, Artifact) else None
+    if artifact is None or artifact.kind != "skops":
+        raise InvalidInput(
+            "trusted names types of a .skops file, and this is none.", hint="Leave trusted out."
+        )
+    return replace(artifact, trusted=tuple(trusted))
 
 
 def _near(path: Path) -> str:

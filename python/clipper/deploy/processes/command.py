@@ -74,12 +74,15 @@ def command_of(name: str, command: str | Sequence[str], folder: str = "") -> Com
     return Command(words, place)
 
 
-def chosen(name: str, model: object, command: str | Sequence[str] | None) -> object:
-    """Return what `deploy` runs: a model, or a Command. Raises: InvalidInput unless it is one."""
+def chosen(
+    name: str, model: object, command: str | Sequence[str] | None, folder: str = ""
+) -> object:
+    """Return what `deploy` runs: a model, or a Command in `folder`. Raises: InvalidInput unless it
+    is one."""
     if (model is None) == (command is None):
         hint = 'Deploy a model, or a program by command=["./svm"].'
         raise InvalidInput(f"deploy of {name!r} needs a model or a command.", hint=hint)
-    return model if command is None else command_of(name, command)
+    return model if command is None else command_of(name, command, folder)
 
 
 def program(word: str, folder: str) -> str | None:

@@ -3,7 +3,7 @@
 import inspect
 import re
 from collections.abc import Mapping
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_type_hints
 
 import msgspec
 
@@ -18,7 +18,14 @@ from clipper.frontend.openapi.document import (
 from clipper.frontend.openapi.endpoint import describe
 from clipper.frontend.openapi.routes import ABOUT, SchemaLimits, of_applications
 from clipper.frontend.openapi.routes import table as of_listener
-from clipper.manage.http.rest import VERBS, arguments_of, lists, needed_by, settings_types
+from clipper.manage.http.rest import (
+    VERBS,
+    arguments_of,
+    lists,
+    needed_by,
+    settings_types,
+    specified_by,
+)
 from clipper.manage.operations import EVALUATED_MAX, Change, Operations
 from clipper.manage.tables.operations import (
     IDS_MAX,
@@ -29,7 +36,7 @@ from clipper.manage.tables.operations import (
 )
 from clipper.selection import POLICIES
 from clipper.store.history import ENTRIES_MAX, Changed
-from clipper.types import NAME_GRAMMAR, VERSION, VERSION_MAX, Batching
+from clipper.types import NAME_GRAMMAR, VERSION
 
 MANAGEMENT = "management"
 _DRY_RUN: Schema = {
@@ -94,8 +101,9 @@ def _verbs() -> RouteTable:
     for method, pattern, verb, names in (*VERBS, *TABLE_VERBS):
         function = getattr(Operations, verb, None) or getattr(TableOperations, verb)
         summary, more = _doc_parts(function)
+        fields = specified_by(function)
         takes = {
-            name: _argument(verb, name, type_)
+            name: fields[name].json_schema() if name in fields else _argument(verb, name, type_)
             for name, type_ in arguments_of(function).items()
             if name not in names
         }
@@ -180,23 +188,12 @@ def _argument(verb: str, name: str, type_: object) -> Schema:
     return (
         _ARGUMENTS.get(f"{verb}.{name}")
         or _ARGUMENTS.get(name)
-        or msgspec.json.schema(Any if type_ is bytes else type_)
+        or msgspec.json.schema(type_)
     )
 
 
 _ARGUMENTS: Mapping[str, Schema] = {
     "application": {"type": ["string", "null"], "pattern": f"^{NAME_GRAMMAR}$"},
-    "batching": {
-        "anyOf": [
-            {"enum": [*get_args(get_type_hints(Batching)["mode"])]},
-            {"type": "object"},
-            {"type": "null"},
-        ]
-    },
-    "deploy.model": {
-        "type": "string",
-        "description": "`module:attribute`, or an .onnx or .skops file on the server's host",
-    },
     "create_table.dim": {"type": "integer", "minimum": 1, "maximum": 1 << 16},
     "reshard.shards": {"type": "integer", "minimum": 1, "maximum": SHARDS_MAX},
     "dtype": {"enum": ["f32", "f16", "bf16", "i8"]},
@@ -226,11 +223,6 @@ _ARGUMENTS: Mapping[str, Schema] = {
         "description": "the first share: in per cent as a string, or a number",
     },
     "count": {"type": "integer", "minimum": 1, "maximum": ENTRIES_MAX},
-    "data": {
-        "type": "string",
-        "contentEncoding": "base64",
-        "description": "the bytes of a file of this `kind`",
-    },
     "error_rate": {
         "type": "number",
         "minimum": 1e-6,
@@ -259,8 +251,6 @@ _ARGUMENTS: Mapping[str, Schema] = {
         "maxItems": IDS_MAX,
     },
     "to": {"type": "string", "pattern": f"^{NAME_GRAMMAR}$"},
-    "input": _INPUT,
-    "kind": {"enum": ["onnx", "skops"]},
     "model": _MODEL,
     "replica": {"type": "integer", "minimum": 0, "maximum": 64},
     "replicas": _REPLICAS,
@@ -269,16 +259,6 @@ _ARGUMENTS: Mapping[str, Schema] = {
         "type": ["string", "null"],
         "pattern": "^(1[0-9],)?([2-4][0-9],)?([5-9][0-9],)?100$",
         "description": "shares, in per cent, as `5,25,50,100`",
-    },
-    "version": {"type": ["integer", "null"], "minimum": 1, "maximum": VERSION_MAX},
-    "warmup": {
-        "anyOf": [
-            {"type": ["boolean", "null"]},
-            {"type": "array", "items": {"type": "number"}},
-            {"type": "array", "items": {"type": "string"}},
-            {"type": "array", "items": {"type": "array", "items": {"type": "number"}}},
-        ],
-        "description": "rows for the batches that a container runs before it is ready; false: none",
     },
 }
 

@@ -27,6 +27,8 @@ from clipper.frontend.http.router import HttpRouter
 from clipper.frontend.server_interface import ServerInterface
 from clipper.manage.operations import Operations
 from clipper.manage.tables.operations import TABLE_VERBS, TableOperations
+from clipper.spec.field import SpecField, at
+from clipper.spec.model import ModelSpec
 from clipper.types import Application, UserValue
 
 # method, pattern, verb, names of what the pattern's {} are
@@ -64,6 +66,8 @@ VERBS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("POST", "/admin/applications/{}/rollout/abort", "abort_rollout", ("application",)),
     ("POST", "/admin/applications/{}/rollout/promote", "promote_rollout", ("application",)),
 )
+# verb -> the specification whose fields are members of its body
+SPECIFICATIONS: Mapping[str, type[msgspec.Struct]] = {"deploy": ModelSpec}
 lists = {
     "models": "models",
     "applications": "applications",
@@ -184,13 +188,21 @@ def actor_of(request: HttpRequest) -> str:
 
 
 def arguments_of(verb: Callable[..., object]) -> dict[str, object]:
-    """Return the types of what a verb takes, by name."""
+    """Return the types of what a verb takes, by name: its arguments, and the fields of the
+    specification that it takes."""
     hints = get_type_hints(verb)
-    return {
-        name: _over_the_wire(hints[name])
-        for name in inspect.signature(verb).parameters
-        if name != "self"
+    found = {
+        one.name: _over_the_wire(hints[one.name])
+        for one in inspect.signature(verb).parameters.values()
+        if one.name != "self" and one.kind is not inspect.Parameter.VAR_KEYWORD
     }
+    return found | {name: one.type for name, one in specified_by(verb).items()}
+
+
+def specified_by(verb: Callable[..., object]) -> Mapping[str, SpecField]:
+    """Return the fields of the specification that a verb takes, by name; none if it takes none."""
+    kind = SPECIFICATIONS.get(verb.__name__)
+    return at(kind, "http") if kind is not None else {}
 
 
 def needed_by(verb: Callable[..., object], names: tuple[str, ...]) -> list[str]:
@@ -199,18 +211,34 @@ def needed_by(verb: Callable[..., object], names: tuple[str, ...]) -> list[str]:
     return [
         one.name
         for one in parameters
-        if one.default is inspect.Parameter.empty and one.name not in ("self", *names)
+        if one.default is inspect.Parameter.empty
+        and one.kind is not inspect.Parameter.VAR_KEYWORD
+        and one.name not in ("self", *names)
     ]
 
 
 def _with_integers(value: object, type_: object) -> object:
-    """Return the value with whole floats as integers where the type has integers: 1.0 is an integer
-    by JSON Schema."""
-    if type_ == list[int] and isinstance(value, list):
-        return [_with_integers(one, int) for one in value]
-    if type_ is int and isinstance(value, float) and value.is_integer():
+    """Return the value with whole floats as integers where the type has integers and no floats: 1.0
+    is an integer by JSON Schema."""
+    if isinstance(value, list):
+        return [_with_integers(one, type_) for one in value]
+    if isinstance(value, float) and value.is_integer() and _is_integer(type_):
         return int(value)
     return value
+
+
+def _is_integer(type_: object) -> bool:
+    """Return whether values of a type are integers, or contain them, and are no floats."""
+    simple = _simple_types(type_)
+    return int in simple and float not in simple
+
+
+def _simple_types(type_: object) -> set[object]:
+    """Return the types that a type is made of, such as int of `list[int] | None`."""
+    parts = get_args(type_)
+    if not parts:
+        return {type_} if isinstance(type_, type) else set()
+    return set().union(*map(_simple_types, parts))
 
 
 def _over_the_wire(type_: object) -> object:
