@@ -60,6 +60,9 @@ WAITS: Final[dict[str, dict[str, str]]] = {
         "up_on_ray": "a command runs until a signal",
         "resharding_on_ray": "a command whose work is the thread",
     },
+    "python/clipper/cli/servers/serve.py": {
+        "serve": "a command runs until a signal",
+    },
     "python/clipper/cli/servers/up.py": {
         "up": "a command runs until a signal",
     },

@@ -2,7 +2,7 @@
 
 Run: python examples/online_learning/serve.py
 
---world digits: other data. --kill 2: kill two shards in the middle. --admin 127.0.0.1:8081: watch
+--world digits: other data. --kill 2: kill two shards in the middle. --admin 127.0.0.1:8002: watch
 the accuracy on the dashboard.
 """
 

@@ -55,7 +55,12 @@ from clipper.types import (
 
 
 class Config(msgspec.Struct, frozen=True):
-    """All settings. origins: where each value that is not a default came from, by dotted key."""
+    """All settings.
+
+    origins: where each value that is not a default came from, by dotted key. file: absolute path of
+    the TOML file; empty without one. may_move: keys of the addresses (`http.address`) that nobody
+    named, so that the server takes the next free port if theirs is taken.
+    """
 
     server: ServerSettings = ServerSettings()
     limits: LimitSettings = LimitSettings()
@@ -74,6 +79,8 @@ class Config(msgspec.Struct, frozen=True):
     streams: dict[str, StreamSettings] = {}
     model_streams: dict[str, ModelStreamSettings] = {}
     origins: dict[str, str] = {}
+    file: str = ""
+    may_move: frozenset[str] = frozenset()
 
 
 class KeyInfo(msgspec.Struct, frozen=True):
@@ -178,6 +185,7 @@ def load(
         **sections,
         **named,
         origins={".".join(path): origin for path, (_, origin) in leaves.items()},
+        file="" if path is None else str(Path(path).absolute()),
     )
     _check(config, leaves)
     return config

@@ -488,6 +488,11 @@ class ClipperServer:
         """The address of gRPC queries, `host:port`; empty without [grpc]."""
         return self._endpoints.grpc_address
 
+    def dashboard_link(self) -> str:
+        """Return a link that opens the dashboard in a browser: once, within an hour, where the page
+        needs http.token. Empty without http.admin or with http.dashboard = false. Threads: any."""
+        return self._endpoints.dashboard_link()
+
     @property
     def token(self) -> str:
         """The secret that a container started elsewhere passes in CLIPPER_TOKEN."""

@@ -382,7 +382,10 @@ def test_the_url_and_the_token_of_a_server(
 ) -> None:
     url = f"http://{managed.admin_address}"
     with pytest.raises(errors.NotAllowed, match="needs the token"):
-        clipper.connect(url).models()
+        clipper.connect(url, "").models()
+    # its private token is found, for it is a server of this user
+    assert clipper.connect(url).models()
+    assert clipper.connect(url.replace("127.0.0.1", "localhost")).models()
     with pytest.raises(errors.NotAllowed, match="--token"):
         clipper.connect(url, "wrong").models()
     monkeypatch.setenv("CLIPPER_URL", url)

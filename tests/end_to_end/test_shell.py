@@ -128,7 +128,10 @@ def test_bench_over_http_grpc_and_management(here: Path) -> None:
 
 def test_bench_by_way_of_management_where_that_is_all(here: Path) -> None:
     (here / "clipper.toml").write_text(
-        FILE.replace('[http]\naddress = "127.0.0.1:0"\n[grpc]\naddress = "127.0.0.1:0"\n', "")
+        FILE.replace(
+            '[http]\naddress = "127.0.0.1:0"\n[grpc]\naddress = "127.0.0.1:0"\n',
+            '[http]\naddress = ""\n',
+        )
     )
     with up():
         report = run_json("bench", "total", "--rate", "100", "--for", "200ms")
@@ -355,7 +358,7 @@ def test_the_tutorial_serves_a_saved_model_over_http(here: Path) -> None:
     pytest.importorskip("sklearn", reason='no scikit-learn: pip install "clipper-serving[demo]"')
     names: dict[str, Any] = {}
     exec(blocks["python"], names)
-    (here / "clipper.toml").write_text(blocks["toml"].replace(":8080", ":0"))
+    (here / "clipper.toml").write_text(blocks["toml"].replace(":8000", ":0"))
     with running("up") as server:
         server.until("svm:1/0 is connected", "containers connect to")
         address = clipper.connect(state="state").about()["http"]

@@ -60,8 +60,8 @@ def test_every_example_prints_what_the_page_shows(page_server: clipper.ClipperSe
     assert len(every) >= 9
     for command, printed in every:
         assert command.startswith("curl -s ")
-        local = command.replace("127.0.0.1:8080", page_server.http_address).replace(
-            "127.0.0.1:8081", page_server.admin_address
+        local = command.replace("127.0.0.1:8000", page_server.http_address).replace(
+            "127.0.0.1:8002", page_server.admin_address
         )
         done = subprocess.run(["sh", "-c", local], capture_output=True, text=True, timeout=30)
         assert done.returncode == 0, command

@@ -356,11 +356,11 @@ def test_a_user_of_this_host_needs_no_ca(world: World, monkeypatch: pytest.Monke
 
     admin_address = world.server.admin_address
     found = [one for one in running() if one.url == f"https://{admin_address}"]
-    monkeypatch.setattr(module, "the_one", lambda state: found[0])
+    monkeypatch.setattr(module, "the_one", lambda *_: found[0])
     monkeypatch.delenv("CLIPPER_URL", raising=False)
     assert clipper.connect().models()
     another = found[0].__class__(found[0].url, 0, "secret", certificate=world.authority.ca)
-    monkeypatch.setattr(module, "the_one", lambda state: another)
+    monkeypatch.setattr(module, "the_one", lambda *_: another)
     with pytest.raises(NoServer, match=r"^https://.* shows another certificate") as caught:
         clipper.connect().models()
     assert "--ca" in str(caught.value)

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -21,16 +21,32 @@ if TYPE_CHECKING:
 EXIT_INTERRUPTED = 130
 
 
-def _connected(url: str | None, token: str | None, ca: str | None) -> "Client":
-    """Return a client of the server of --url or CLIPPER_URL, else of the one of ./clipper.toml's
-    state, else of the only one."""
+class Sought(NamedTuple):
+    """The server that a command is about. state, admin: server.state and http.admin of
+    ./clipper.toml; empty if there is no file. folder: the current one."""
+
+    state: str
+    admin: str
+    folder: str
+
+
+def sought() -> Sought:
+    """Return the server that commands in this folder are about. Raises ConfigError."""
     from clipper.config import load
+    from clipper.manage.running import current_folder
+
+    config = load(file_or_default(None))
+    return Sought(config.server.state, config.http.admin, current_folder())
+
+
+def _connected(url: str | None, token: str | None, ca: str | None) -> "Client":
+    """Return a client of the server of --url or CLIPPER_URL, else of the one that ./clipper.toml
+    names, else of the one that was started in this folder, else of the only one."""
     from clipper.manage.client import connect
 
-    state = ""
-    if not url and not os.environ.get("CLIPPER_URL"):
-        state = load(file_or_default(None)).server.state
-    return connect(url, token, ca=ca, state=state)
+    if url or os.environ.get("CLIPPER_URL"):
+        return connect(url, token, ca=ca)
+    return connect(token=token, ca=ca, **sought()._asdict())
 
 
 class ServerCommand:
@@ -39,6 +55,11 @@ class ServerCommand:
     def __init__(self, url: str | None, token: str | None, ca: str | None, output: str) -> None:
         self.as_json = output == "json"
         self._url, self._token, self._ca = url, token, ca
+
+    @property
+    def url(self) -> str:
+        """Return the URL that --url or CLIPPER_URL names; empty for a server that is looked for."""
+        return self._url or os.environ.get("CLIPPER_URL", "")
 
     @property
     def server(self) -> "Client":
@@ -89,7 +110,7 @@ def with_server(verb: Callable[..., None]) -> Callable[..., None]:
             metavar="URL",
             help=(
                 "Management URL of the server.  [CLIPPER_URL; else the server of this "
-                "folder or host]"
+                "folder, else the only one of this user]"
             ),
         ),
     )(with_connection)

@@ -25,8 +25,10 @@ from clipper.cli.monitoring.status import logs, ps
 from clipper.cli.monitoring.top import top
 from clipper.cli.params.shards import params
 from clipper.cli.servers.config import config
+from clipper.cli.servers.dashboard import dashboard
 from clipper.cli.servers.key import key
 from clipper.cli.servers.project import down, init
+from clipper.cli.servers.serve import serve
 from clipper.cli.servers.up import up
 from clipper.errors import ClipperError
 from clipper.version import VERSION
@@ -41,6 +43,7 @@ def main() -> None:
     """Serve predictions from models in any framework, each by its own deadline.
 
     \b
+    clipper serve svm.onnx          serve a model at once
     clipper demo                    serve five models with a live table
     clipper init                    write a first clipper.toml and a working model
     clipper doctor                  check what a server needs on this machine
@@ -157,8 +160,10 @@ def completion(ctx: click.Context, shell: str) -> None:
 
 for _verb in (
     init,
+    serve,
     up,
     down,
+    dashboard,
     config,
     export,
     import_,

@@ -154,6 +154,7 @@ class Frontends:
             self._hot(),
             _for_own_user(settings),
             admits,
+            [key for key, _, _ in each if f"http.{key}" in self._node.config.may_move],
         )
         found = dict(zip((key for key, _, _ in each), self._listeners.addresses, strict=True))
         self.address, self.admin_address = found.get("address", ""), found.get("admin", "")

@@ -2,7 +2,7 @@
 same names and errors.
 
 server = clipper.connect()                       # the only server of this user on this host
-server = clipper.connect("https://10.0.0.7:8081", token="...", ca="ca.pem")
+server = clipper.connect("https://10.0.0.7:8002", token="...", ca="ca.pem")
 server.deploy("svm", "svm.onnx")
 server.promote("svm:2")
 """
@@ -37,7 +37,7 @@ from clipper.errors import (
     PackagingError,
 )
 from clipper.host_port import join_host_port
-from clipper.manage.running import the_one
+from clipper.manage.running import running_at, the_one
 from clipper.manage.tables.client import TableClient
 from clipper.options import refusing_unknown_keywords, types_of
 from clipper.spec.keywords import SentModelKeywords
@@ -77,10 +77,13 @@ def connect(
     cert: tuple[str, str] | None = None,
     timeout_s: float = 120.0,
     state: str = "",
+    admin: str = "",
+    folder: str = "",
 ) -> "Client":
     """Return a client of the server that is managed at `url` (None: CLIPPER_URL; else the server of
-    this user on this host, that of `state` if there are several). token: http.token of the server
-    (None: CLIPPER_ADMIN_TOKEN). Nothing is sent yet.
+    this user on this host that runs on `state`, or is managed at `admin`, or was started in
+    `folder`, or is the only one). token: http.token of the server (None: CLIPPER_ADMIN_TOKEN, else
+    the private one of a server of this user on this host). Nothing is sent yet.
 
     For https: ca: a PEM file of the CA of the server's certificate (None: CLIPPER_CA, else the CAs
     of this host); cert: the PEM files of a client certificate and its key, for a server that
@@ -90,11 +93,14 @@ def connect(
     ca = os.environ.get(_CA, "") if ca is None else ca
     cert = (os.environ.get(_CERT, ""), os.environ.get(_KEY, "")) if cert is None else cert
     url = url or os.environ.get(_URL)
-    token = token if token is not None else os.environ.get(_TOKEN, "")
-    if url:
-        return Client(url, token, timeout_s, Trust(ca, *cert))
-    found = the_one(state)
-    return Client(found.url, token or found.token, timeout_s, Trust(ca, *cert, found.certificate))
+    found = running_at(url) if url else the_one(state, admin, folder)
+    if token is None:
+        token = os.environ.get(_TOKEN, "") or (found.token if found else "")
+    if found is None:
+        return Client(url or "", token, timeout_s, Trust(ca, *cert))
+    # its own URL, not the one given: another process may listen at another address of that port
+    pinned = "" if url and ca else found.certificate
+    return Client(found.url, token, timeout_s, Trust(ca, *cert, pinned))
 
 
 class Trust(NamedTuple):

@@ -11,13 +11,13 @@ import msgspec
 
 from clipper.config import Config, roles_in
 from clipper.deploy.processes.command import command_of
-from clipper.errors import ClipperError
+from clipper.errors import ClipperError, StillLinked, UnknownModel, UnknownVersion
 from clipper.manage.operations import Server
 from clipper.settings.server import ApplicationSettings
 from clipper.spec.field import stated
 from clipper.spec.model import ModelSpec
 from clipper.store.history import audit_context
-from clipper.types import UserValue
+from clipper.types import UserValue, VersionedModel
 
 _ACTOR = "the configuration"
 _NO_KEYWORDS = ("target", "command", "folder", "replicas_max")
@@ -105,9 +105,39 @@ def _model(server: Server, name: str, old: Config, new: Config) -> Iterator[str]
         server.scale(name, wanted.bounds)
         yield f"model {name} has other replicas"
         return
+    yield f"model {_deploy(server, name, wanted)} is deployed"
+
+
+def _deploy(server: Server, name: str, wanted: ModelSpec) -> str:
+    """Deploy a declared model as it is now, and return its new version."""
     model = declared_model(name, wanted)
-    handle = server.deploy(name, model, **model_settings(wanted))
-    yield f"model {handle.name} is deployed"
+    return server.deploy(name, model, **model_settings(wanted)).name
+
+
+def deploy_again(server: Server, name: str, wanted: ModelSpec) -> tuple[str, str]:
+    """Deploy a declared model whose files have changed as a new version, and retire the one that
+    was the latest, unless an application names it.
+
+    Returns both; the second is empty if it was not retired. Raises ClipperError when the new one
+    does not run; then the other one stays.
+    """
+    with audit_context(_ACTOR, ""):
+        before = _latest(server, name)
+        made = _deploy(server, name, msgspec.structs.replace(wanted, version=0))
+        if before is None:
+            return made, ""
+        try:
+            server.retire(before)
+        except (StillLinked, UnknownModel, UnknownVersion):
+            return made, ""
+        return made, str(before)
+
+
+def _latest(server: Server, name: str) -> VersionedModel | None:
+    try:
+        return server.catalog.view.model(name).id
+    except UnknownModel:
+        return None
 
 
 def _application(server: Server, name: str, old: Config, new: Config) -> Iterator[str]:

@@ -310,7 +310,7 @@ def listener_problems(
         if address and not (host and port.isdecimal() and int(port) <= 65535):
             yield (
                 (section, key),
-                "expected 'HOST:PORT', as '127.0.0.1:8080' or '127.0.0.1:0' (any free port).",
+                "expected 'HOST:PORT', as '127.0.0.1:8000' or '127.0.0.1:0' (any free port).",
             )
     yield from tls_problems("http", "tls", http)
     yield from tls_problems("http", "admin_tls", http, query_tls(http))

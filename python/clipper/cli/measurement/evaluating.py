@@ -2,12 +2,13 @@
 
 import datetime
 import json
+import urllib.parse
 from pathlib import Path
 
 import click
 import msgspec
 
-from clipper.cli.server_command import table
+from clipper.cli.server_command import ServerCommand, table, with_server
 from clipper.cli.servers.up import file_or_default
 from clipper.clock import wall_time_us
 from clipper.config import load
@@ -29,9 +30,7 @@ HEAD = ("POLICY", "ACCURACY (DR)", "SNIPS", "IPS", "QUERIES", "EFFECTIVE", "NOTE
     required=True,
     help="Policy to evaluate, with settings if any; may be given several times.",
 )
-@click.option(
-    "--folder", metavar="DIR", default="", help="State folder.  [server.state of ./clipper.toml]"
-)
+@click.option("--folder", metavar="DIR", default="", help="State folder.  [that of ./clipper.toml]")
 @click.option(
     "--last",
     type=click.IntRange(min=1),
@@ -45,8 +44,10 @@ HEAD = ("POLICY", "ACCURACY (DR)", "SNIPS", "IPS", "QUERIES", "EFFECTIVE", "NOTE
     default="",
     help=("Use only newer feedback: 90m, 12h, 7d, or a date and time such as 2026-01-31T08:00."),
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--json", "as_json", is_flag=True, hidden=True, help="The same as -o json.")
+@with_server
 def evaluate(
+    command: ServerCommand,
     application: str,
     policies: tuple[str, ...],
     folder: str,
@@ -56,26 +57,29 @@ def evaluate(
 ) -> None:
     """Estimate the accuracy that other policies would have had for APPLICATION.
 
-    Reads the feedback in the journal of a server's state folder; the server may run. The running
-    policy must have chosen at random (exp3, squarecb, ab, ...) or queried all models (ensemble,
-    stacking, ...). DR: doubly robust; SNIPS and IPS: inverse propensity scoring, with and without
-    normalization; each with a 95 % interval. A small EFFECTIVE beside QUERIES means that the log
-    rarely has what the policy would choose.
+    Reads the feedback in the journal of a server's state folder: of --folder, or of ./clipper.toml;
+    that server may run. With --url, or without such a folder, a running server is asked, about its
+    newest feedback. The running policy must have chosen at random (exp3, squarecb, ab, ...) or
+    queried all models (ensemble, stacking, ...). DR: doubly robust; SNIPS and IPS: inverse
+    propensity scoring, with and without normalization; each with a 95 % interval. A small EFFECTIVE
+    beside QUERIES means that the log rarely has what the policy would choose.
 
     \b
     clipper evaluate digits --policy squarecb --since 7d
-    clipper evaluate digits --policy 'exp3(eta=0.05)' --policy thompson --json
+    clipper evaluate digits --policy 'exp3(eta=0.05)' --policy thompson -o json
     """
-    configured = load(file_or_default(None)).server
-    state = folder or configured.folder or configured.state
-    if not state:
+    start = since_of(since, wall_time_us() / 1e6)
+    place = _journal_of(folder) if folder or not command.url else None
+    if place is not None:
+        found = [evaluate_journal(place, application, policy, last, start) for policy in policies]
+    elif since:
         raise InvalidInput(
-            "no state folder is configured.", hint="Name it: clipper evaluate --folder DIR."
+            "--since needs the state folder of the server.",
+            hint="Name it with --folder DIR, or use --last N instead.",
         )
-    place, start = Path(state.removeprefix("sqlite:")), since_of(since, wall_time_us() / 1e6)
-    folder_of = place if place.is_dir() else place.parent
-    found = [evaluate_journal(folder_of, application, policy, last, start) for policy in policies]
-    if as_json:
+    else:
+        found = [_asked(command, application, policy, last) for policy in policies]
+    if as_json or command.as_json:
         named = zip(policies, found, strict=True)
         rows = [{**msgspec.to_builtins(each), "policy": policy} for policy, each in named]
         click.echo(json.dumps(rows))
@@ -85,6 +89,27 @@ def evaluate(
         count = str(found[0].queries)
         lines.insert(0, ("(as it ran)", _shown(logged), "", "", count, count, "measured"))
     click.echo(table([HEAD, *lines], ""))
+
+
+def _journal_of(folder: str) -> Path | None:
+    """Return the folder with the journal: the one given, else that of ./clipper.toml; None if it
+    names none on this host."""
+    configured = load(file_or_default(None)).server
+    named = folder or configured.folder
+    if not named and (configured.state in ("", "memory") or "://" in configured.state):
+        return None
+    place = Path((named or configured.state).removeprefix("sqlite:"))
+    return place if place.is_dir() else place.parent
+
+
+def _asked(command: ServerCommand, application: str, policy: str, last: int) -> Evaluation:
+    """Return what a running server estimates."""
+    from clipper.manage.operations import EVALUATED_MAX
+
+    words = {"policy": policy, "count": min(last, EVALUATED_MAX)}
+    where = f"/admin/applications/{urllib.parse.quote(application)}/evaluation"
+    found = command.server.request("GET", f"{where}?{urllib.parse.urlencode(words)}")
+    return msgspec.convert(found, Evaluation)
 
 
 def since_of(text: str, now: float) -> float:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from clipper.cli.servers.addresses import with_addresses
 from clipper.cli.servers.up import (
     keep_pauses_short,
-    managed,
     on_first_signal,
     refuse_open,
 )
@@ -111,7 +111,7 @@ def node(
     clipper node node.toml --label gpu --zone north
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    config = managed(_configured(file, given))
+    config = with_addresses(_configured(file, given), http=False)
     refuse_open(config, insecure)
     stopping = threading.Event()
     on_first_signal(stopping)

@@ -37,7 +37,7 @@ def top(command: ServerCommand, once: bool, svg: str | None) -> None:
 
     \b
     clipper top
-    clipper top --url http://10.0.0.7:8081 --token $TOKEN
+    clipper top --url http://10.0.0.7:8002 --token $TOKEN
     clipper top --once -o json
     """
     if svg and not Path(svg).absolute().parent.is_dir():

@@ -35,7 +35,7 @@ def key(name: str, path: Path, role: str | None) -> None:
     \b
     clipper key ann --file api-keys
     clipper key trainers --role train --file params-tokens
-    curl -H "Authorization: Bearer $KEY" http://HOST:8080/api
+    curl -H "Authorization: Bearer $KEY" http://HOST:8000/api
     """
     from clipper.credential_file import line_of, new_key
     from clipper.errors import InvalidInput

@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 
 from clipper.cli.servers.end_process import end_process
-from clipper.cli.servers.up import file_or_default
 from clipper.errors import ClipperError, InvalidInput, NoServer
 
 _MODEL = '''"""A first model. `clipper up` serves what clipper.toml names."""
@@ -26,9 +25,9 @@ _TOML = """# clipper up                                 serves this file
 [server]
 state = ".clipper"                # folder of what is deployed and learned
 
-[http]
-address = "127.0.0.1:8000"        # queries: curl localhost:8000/api/total/predict -d '{"input": [1, 2, 3]}'
-admin = "127.0.0.1:8002"          # management, and the dashboard: http://127.0.0.1:8002
+# [http]                          # addresses other than these, which are used if they are free:
+# address = "127.0.0.1:8000"      # queries
+# admin = "127.0.0.1:8002"        # management, and the dashboard
 
 [models.total]
 target = "model:total"            # the function `total` of model.py, in its own process
@@ -41,7 +40,7 @@ models = ["total"]                # of several models, a policy combines or sele
 slo_ms = 50                       # every query is answered within so many milliseconds,
 default = 0                       # if necessary with this
 # policy = "exp3"                 # learns from feedback which model to use; docs/selection.md
-"""  # noqa: E501
+"""
 
 
 @click.command(short_help="Write a first clipper.toml and a working model.")
@@ -87,21 +86,35 @@ def init(folder: Path) -> None:
     show_default=True,
     help="Seconds to wait for the end.",
 )
-def down(now: bool, wait_s: float) -> None:
-    """Stop the server of this folder's clipper.toml, or the only one of this user on this host, and
-    wait for its end.
+@click.option(
+    "--url",
+    metavar="URL",
+    envvar="CLIPPER_URL",
+    help="Management URL of the server.  [CLIPPER_URL; else the server of this folder, else the"
+    " only one of this user]",
+)
+def down(now: bool, wait_s: float, url: str | None) -> None:
+    """Stop the server of this folder, or the only one of this user on this host, and wait for its
+    end.
 
-    Queries in flight have server.drain_s seconds. Only servers started by `clipper up` are stopped;
-    a server inside your own program ends with it. Exit code 1 if it still runs after --wait.
+    Queries in flight have server.drain_s seconds. Only servers that `clipper up`, `serve` or `node`
+    started are stopped; a server inside your own program ends with it. Exit code 1 if it still runs
+    after --wait.
 
     \b
     clipper down
     clipper down --now
+    clipper down --url http://127.0.0.1:8012
     """
-    from clipper.config import load
-    from clipper.manage.running import the_one
+    from clipper.cli.server_command import sought
+    from clipper.manage.running import running_at, the_one
 
-    found = the_one(load(file_or_default(None)).server.state)
+    found = running_at(url) if url else the_one(*sought())
+    if found is None:
+        raise NoServer(
+            f"no server of this user on this host is managed at {url}.",
+            hint="clipper down ends no others: end it where it runs.",
+        )
     if not found.ends_by_signal:
         raise ClipperError(
             f"the server at {found.url} is part of process {found.pid}, not of `clipper up`.",

@@ -1,29 +1,37 @@
 """`clipper up`: serve what a file declares until a signal."""
 
+import contextlib
 import functools
 import gc
 import logging
 import signal
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import click
 
+from clipper.cli.servers.addresses import with_addresses
+from clipper.cli.servers.reloading import SourceWatch, reload
 from clipper.cli.servers.up_on_ray import on_ray, serve_on_ray
 from clipper.credential_file import stamp_of
-from clipper.errors import ClipperError, without_secrets
+from clipper.errors import ClipperError
 from clipper_container import parent_death
 
 if TYPE_CHECKING:
     from clipper.cli.servers.up_on_ray import Placed
     from clipper.config import Config
+    from clipper.manage.rows import ProcessRow
     from clipper.server import ClipperServer
 
 DEFAULT_FILE = "clipper.toml"
 _CHECK_S = 0.5
+_LOOK_S = 0.2
+_LOADING = ("loading", "partly ready", "failing")  # states of models that may become ready
+_PATIENCE_S = 5.0  # for models to load, before the first lines say how to query them
 _SWITCH_S = 0.001
 _OLD_COLLECTED = 1000  # collections of younger objects for one of old ones
 
@@ -59,7 +67,7 @@ _OLD_COLLECTED = 1000  # collections of younger objects for one of old ones
     "--reload",
     "follow",
     is_flag=True,
-    help="Watch the file, and apply what it adds or changes.",
+    help="Watch the file, and the code and files of its models, and apply changes.",
 )
 @click.option(
     "--end-with-parent",
@@ -83,9 +91,12 @@ def up(
 ) -> None:
     """Serve the models and applications of a TOML FILE until SIGTERM or Ctrl-C.
 
-    FILE defaults to ./clipper.toml; without it, all settings have their defaults. At the end,
+    FILE defaults to ./clipper.toml; without it, all settings have their defaults. Addresses that
+    neither the file nor an option names are 127.0.0.1:8000 for queries and 127.0.0.1:8002 for
+    management; if one is taken, the next free of 8010, 8020, ... or 8012, 8022, ... At the end,
     queries in flight have server.drain_s seconds; a second Ctrl-C does not wait. Without
-    http.admin, only commands of this user on this host can manage the server.
+    http.admin, only commands of this user on this host can manage the server, and whoever has the
+    link that is printed.
 
     With --on ray, servers that share server.state run on the machines of a Ray cluster, and this
     process forwards the connections at its addresses to those that are ready. Their number follows
@@ -106,13 +117,12 @@ def up(
 
     \b
     clipper up clipper.toml
-    clipper up clipper.toml --http 127.0.0.1:8080 --admin 127.0.0.1:8081
+    clipper up clipper.toml --http 127.0.0.1:9000 --admin 127.0.0.1:9002
     clipper up clipper.toml --http 0.0.0.0:8000 --insecure --on ray --servers 2 --servers-max 8
     """
     from clipper.config import load
-    from clipper.server import ClipperServer
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    log_to_terminal()
     path = file_or_default(file)
     seen = stamp_of(path or "")
     read = functools.partial(
@@ -131,41 +141,116 @@ def up(
     if placed is not None:
         serve_on_ray(path, loaded, placed, insecure=insecure)
         return
-    config = managed(loaded)
-    stopping = threading.Event()
-    server = ClipperServer(config, ends_by_signal=True)
-    server.start()
-    try:
-        on_first_signal(stopping)
-        if end_with_parent:
-            parent_death.end_with_parent(end_with_parent, signal.SIGTERM)
-        keep_pauses_short()
-        click.echo(_greeting(server, path, made_up=not loaded.http.admin and not loaded.http.token))
-        if follow:
-            _follow(server, path, loaded, seen, read, stopping)
-        stopping.wait()
-        click.echo(
-            f"closing: queries in flight have {config.server.drain_s:g} s (Ctrl-C again: at once)"
-        )
-    finally:
-        server.close()
-    click.echo("closed")
-
-
-def managed(config: "Config") -> "Config":
-    """Without http.admin: add a management port on loopback and a token that this user's
-    commands find in the server's private folder.
-    """
-    import secrets
-
-    from msgspec.structs import replace
-
-    if config.http.admin:
-        return config
-    token = config.http.token or secrets.token_urlsafe(24)
-    return replace(
-        config, http=replace(config.http, admin="127.0.0.1:0", token=token, admin_tls_cert="off")
+    start = Start(
+        with_addresses(loaded),
+        str(path or "defaults"),
+        made_up=not loaded.http.admin and not loaded.http.token,
+        by_hand=True,
+        patience_s=_PATIENCE_S,
+        with_parent=end_with_parent or 0,
     )
+    with start.running() as server:
+        if follow:
+            _follow(server, path, loaded, seen, read, start.stopping)
+        start.stopping.wait()
+
+
+def log_to_terminal(*, quiet: bool = False) -> None:
+    """Let the messages of this process appear with their time of day; quiet: warnings only."""
+    level = logging.WARNING if quiet else logging.INFO
+    logging.basicConfig(level=level, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+
+
+class Start:
+    """The start of a server by a command, and its end. Threads: one.
+
+    config: with addresses. title: what is served. made_up: the management token is of this start.
+    by_hand: say how to start a container by hand. patience_s: time to wait for the declared models
+    before the first lines are printed; those say that a query can be sent. with_parent: process at
+    whose end the server ends, or 0. must_load: a model that fails to start ends the command.
+    """
+
+    def __init__(
+        self,
+        config: "Config",
+        title: str,
+        *,
+        made_up: bool,
+        by_hand: bool = False,
+        patience_s: float = float("inf"),
+        with_parent: int = 0,
+        must_load: bool = False,
+    ) -> None:
+        self._config, self._title = config, title
+        self._made_up, self._by_hand, self._with_parent = made_up, by_hand, with_parent
+        self._patience_s, self._must_load = patience_s, must_load
+        self.stopping = threading.Event()  # set by the first signal
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator["ClipperServer"]:
+        """Start the server, print how to use it, and close it at the end of the `with` block.
+
+        Raises: ClipperError of the start; with must_load that of a model.
+        """
+        from clipper.cli.servers.greeting import greeting
+        from clipper.server import ClipperServer
+
+        server = ClipperServer(self._config, ends_by_signal=True)
+        server.start()
+        try:
+            on_first_signal(self.stopping)
+            if self._with_parent:
+                parent_death.end_with_parent(self._with_parent, signal.SIGTERM)
+            keep_pauses_short()
+            self._await_models(server)
+            if not self.stopping.is_set():
+                click.echo(
+                    greeting(server, self._title, made_up=self._made_up, by_hand=self._by_hand)
+                )
+            yield server
+            drain_s = self._config.server.drain_s
+            click.echo(f"closing: queries in flight have {drain_s:g} s (Ctrl-C again: at once)")
+        finally:
+            server.close()
+        click.echo("closed")
+
+    def _await_models(self, server: "ClipperServer") -> None:
+        """Wait until the declared models are ready or have failed, and print what is wrong."""
+        until_s = time.monotonic() + self._patience_s
+        declared = self._config.models.items()
+        names = [name for name, model in declared if model.target or model.command]
+        rows = _rows(server, names)
+        while _loads(rows) and not self.stopping.is_set() and time.monotonic() < until_s:
+            self.stopping.wait(_LOOK_S)
+            rows = _rows(server, names)
+        for name, row in () if self.stopping.is_set() else rows.items():
+            if row["state"] in _LOADING:
+                click.echo(f"model {name} is not ready yet; to see why: clipper ps")
+            elif row["state"] not in ("ready", "stopped"):
+                self._complain(server, name, row)
+
+    def _complain(self, server: "ClipperServer", name: str, row: "ProcessRow") -> None:
+        """Print what is wrong with a model; with must_load raise it, if it does not run."""
+        from clipper.errors import DeployFailed
+
+        try:
+            server.wait_ready(0.0, [name])
+        except DeployFailed as error:
+            if self._must_load:
+                raise
+            click.echo(f"error: {error}", err=True)
+        else:
+            click.echo(f"warning: model {name}: {row['error'] or row['state']}", err=True)
+
+
+def _rows(server: "ClipperServer", names: Collection[str]) -> "dict[str, ProcessRow]":
+    """Return the newest version of each of these models, as `clipper ps` shows it."""
+    rows = cast("list[ProcessRow]", server.manage.ps())
+    return {row["name"]: row for row in rows if row["name"] in names}
+
+
+def _loads(rows: "Mapping[str, ProcessRow]") -> bool:
+    return any(row["state"] in _LOADING for row in rows.values())
 
 
 def refuse_open(config: "Config", insecure: bool) -> None:
@@ -199,11 +284,15 @@ def _follow(
     load: "Callable[[], Config]",
     stopping: threading.Event,
 ) -> None:
-    """Watch the file and apply a change once it has been stable for one interval."""
+    """Watch the file, and the code and files of its models; apply a change once it has been stable
+    for one interval."""
     from clipper.manage.declared import declare_again, declared_twice, left
 
     known, last = config, seen
+    sources = SourceWatch(known.models)
     while not stopping.wait(_CHECK_S):
+        for line in reload(server, sources.changed(known.models), known.models):
+            click.echo(line)
         before = last
         last = stamp_of(path or "")
         # There is none while an editor replaces the file.
@@ -215,6 +304,7 @@ def _follow(
             for line in [*declare_again(server, known, new), *left(config, new)] or ["no changes"]:
                 click.echo(f"{path}: {line}")
             known, config = declared_twice(known, new), new
+            sources = SourceWatch(known.models)
         except ClipperError as error:
             click.echo(f"{path} has changed, but is not used: {error}", err=True)
 
@@ -247,55 +337,3 @@ def on_first_signal(stopping: threading.Event) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-
-
-def _way_in(config: "Config", made_up: bool) -> str:
-    """Return what a browser needs to log in. A generated token is shown on a terminal only."""
-    if config.http.tokens_file:
-        return ", which requires a token of http.tokens_file"
-    if not config.http.token:
-        return ""
-    if not made_up:
-        return ", which requires http.token"
-    return (
-        f", which requires the token {config.http.token}"
-        if sys.stdout.isatty()
-        else " (needs --admin HOST:PORT)"
-    )
-
-
-def _greeting(server: "ClipperServer", file: Path | None, made_up: bool = False) -> str:
-    from clipper import __version__
-    from clipper.settings.http import admin_tls, query_tls, scheme_of
-
-    view, config = server.catalog.view, server.config
-    models = ", ".join(str(model.id) for model in view.models()) or "none yet"
-    apps = ", ".join(sorted(view.applications)) or "none yet"
-    state = without_secrets(config.server.state) or "memory"
-    token = "your token" if config.server.token or not sys.stdout.isatty() else server.token
-    lines = [
-        f"clipper {__version__} · {file or 'defaults'} · state: {state}",
-        f"models: {models}",
-        f"applications: {apps}",
-        f"containers connect to {server.address}; to start one by hand:",
-        (
-            f"  CLIPPER_TOKEN='{token}' clipper-container serve MODULE:MODEL --connect"
-            f" {server.address} --name NAME"
-        ),
-    ]
-    if server.http_address:
-        lines.insert(
-            3, f"queries come in at {scheme_of(query_tls(config.http))}://{server.http_address}"
-        )
-    if server.grpc_address:
-        lines.insert(3, f"queries come in over gRPC at {server.grpc_address}")
-    if server.admin_address:
-        url = f"{scheme_of(admin_tls(config.http))}://{server.admin_address}"
-        lines.insert(3, f"management at {url}/admin, or: clipper models; clipper deploy --help")
-        if config.http.dashboard:
-            lines.insert(3, f"dashboard at {url}/{_way_in(config, made_up)}")
-    if not config.server.token:
-        lines.append(
-            "  (the token changes at each start, unless server.token or server.token_file is set)"
-        )
-    return "\n".join(lines)

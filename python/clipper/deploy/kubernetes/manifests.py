@@ -24,13 +24,12 @@ from clipper.deploy.kubernetes.yaml import Document, to_yaml
 from clipper.deploy.packages import sdk
 from clipper.deploy.processes.command import THREAD_LIMITS
 from clipper.errors import InvalidInput
+from clipper.settings.ports import ADMIN_PORT, HTTP_PORT
 from clipper.types import VERSION, Application, InputType, Model
 from clipper_container.artifacts import ArtifactUrl, is_url
 from clipper_container.artifacts.url import PVC_FOLDER
 
 PORT: Final = 7000
-HTTP_PORT: Final = 8000
-ADMIN_PORT: Final = 8002
 EXTRAS: Final = ("etcd", "grpc", "redis", "onnx", "skops")  # of the one image of all exports
 NAME: Final = "clipper"
 AWAY_S: Final = 5  # until all proxies know that a pod left its Service

@@ -14,10 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from clipper.deploy.kubernetes.manifests import (
-    ADMIN_PORT,
     AWAY_S,
     CONFINED,
-    HTTP_PORT,
     NAME,
     ONE_AT_A_TIME,
     PORT,
@@ -41,8 +39,8 @@ from clipper.deploy.kubernetes.manifests import (
 )
 from clipper.deploy.kubernetes.yaml import Document, to_yaml
 from clipper.errors import InvalidInput
+from clipper.settings.ports import ADMIN_PORT, GRPC_PORT, HTTP_PORT
 
-GRPC_PORT: Final = 8001
 PEERS_PORT: Final = 7001
 METRIC: Final = "clipper_mesh_pressure"
 _TOML: Final = "/etc/clipper/node.toml"

@@ -18,9 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from clipper.deploy.kubernetes.manifests import (
-    ADMIN_PORT,
     EXTRAS,
-    HTTP_PORT,
     NAME,
     TMP_MOUNT,
     check_export_name,
@@ -35,6 +33,7 @@ from clipper.deploy.kubernetes.manifests import (
 from clipper.deploy.kubernetes.yaml import Document, to_yaml
 from clipper.deploy.needs import python_here
 from clipper.deploy.packages import sdk
+from clipper.settings.ports import ADMIN_PORT, HTTP_PORT
 from clipper.types import VERSION
 
 RAY: Final = "2.52.0"

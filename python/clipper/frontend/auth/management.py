@@ -14,6 +14,7 @@ from clipper.frontend.http.messages import HttpError, HttpRequest
 from clipper.settings.http import HttpSettings, is_loopback
 
 _PAGE = b"/dashboard"
+_SESSION = b"/dashboard/session"  # its own code is its authorization
 _BEARER = ((b"www-authenticate", b"Bearer"),)
 
 
@@ -24,12 +25,14 @@ def guard(settings: HttpSettings, tokens: ApiKeys | None = None) -> Callable[[Ht
     its headers contain. Without any token, the check rejects what a web page could have sent,
     because a browser on this host reaches loopback too: a request with another Origin, or with a
     Host name that only a foreign resolver maps to this host. The static files of the dashboard are
-    open to all.
+    open to all, and so is the trade of a one-time code for the token.
     """
     expected = f"Bearer {settings.token}".encode()
 
     def check(request: HttpRequest) -> None:
         if request.method in ("GET", "HEAD") and _is_of_the_page(request):
+            return
+        if request.method == "POST" and request.path == _SESSION:
             return
         if tokens is not None:
             try:

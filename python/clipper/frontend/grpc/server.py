@@ -1,6 +1,7 @@
 """The gRPC server: a thread with an event loop, and its services. Needs the extra `grpc`."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Final
@@ -29,9 +30,10 @@ from clipper.frontend.server_interface import ServerInterface
 from clipper.frontend.tracing.exporter import SpanExporter
 from clipper.mesh.data_plane import DataPlane
 from clipper.metrics import GrpcCounts
-from clipper.serving.models.address import held_by
+from clipper.serving.models.address import held_by, is_free
 from clipper.serving.query.future_watcher import FutureWatcher
 from clipper.settings.grpc import GrpcSettings
+from clipper.settings.ports import nearby
 
 _WORKERS = 4
 # further calls that are rejected with a reason; grpcio rejects the rest without one
@@ -132,8 +134,17 @@ class GrpcServer:
             server.add_generic_rpc_handlers(tuple(service.handlers))
         if others is not None:
             server.add_generic_rpc_handlers((others,))
-        self.address = self._bound(server, settings.address)
+        self.address = self._listen_at(server, settings.address)
         await server.start()
+
+    def _listen_at(self, server: grpc.aio.Server, address: str) -> str:
+        """Listen on an address, or on the next free one if it may move; return it."""
+        if "grpc.address" not in self._node.config.may_move:
+            return self._bound(server, address)
+        for each in filter(is_free, nearby(address)):  # gRPC would log each one that is taken
+            with contextlib.suppress(AddressInUse):
+                return self._bound(server, each)
+        return self._bound(server, address)
 
     def _bound(self, server: grpc.aio.Server, address: str) -> str:
         host = address.rpartition(":")[0]

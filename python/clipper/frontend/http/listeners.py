@@ -10,7 +10,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future as WorkFuture
 
 import uvloop
@@ -30,6 +30,7 @@ from clipper.metrics import HttpCounts, TlsCounts
 from clipper.serving.models.address import held_by
 from clipper.serving.query.future_watcher import FutureWatcher
 from clipper.settings.http import HttpSettings, bodies_bytes
+from clipper.settings.ports import nearby
 from clipper.tls import Certificate
 
 _log = logging.getLogger(__name__)
@@ -50,7 +51,8 @@ class HttpListeners:
     order. certificates: of the listeners with TLS, by that key, with their counters. hot: the fast
     path of the query address. admits: by that key, raises for a request that may not be made; see
     HttpService. own_user: keys of the listeners that only processes of this server's
-    user, and of root, may use.
+    user, and of root, may use. may_move: keys of the listeners that take the next free port if
+    theirs is taken.
     """
 
     def __init__(
@@ -64,13 +66,14 @@ class HttpListeners:
         hot: FastPath | None = None,
         own_user: Collection[str] = (),
         admits: Mapping[str, Admit] | None = None,
+        may_move: Collection[str] = (),
     ) -> None:
         self._admits = [(admits or {}).get(key) for key, _, _ in each]
         self._bodies = BodyMemory(bodies_bytes(settings))
         self._own_user = [key in own_user for key, _, _ in each]
         self._settings, self._exporter, self._hot = settings, exporter, hot
         self._make_watcher, self._counts = make_watcher, counts
-        self._sockets = _bind_all(each, settings.backlog)
+        self._sockets = _bind_all(each, settings.backlog, may_move)
         self.addresses = [_address_of(listener) for listener, _ in self._sockets]
         self._loop = Loop(
             "clipper-http", self._listen, self._close, make=uvloop.new_event_loop, vital=True
@@ -242,15 +245,26 @@ class HttpListeners:
 
 
 def _bind_all(
-    each: Sequence[tuple[str, str, Handle]], backlog: int
+    each: Sequence[tuple[str, str, Handle]], backlog: int, may_move: Collection[str]
 ) -> list[tuple[socket.socket, Handle]]:
     with contextlib.ExitStack() as bound:
-        found = [
-            (bound.enter_context(_bind(key, address, backlog)), handle)
-            for key, address, handle in each
-        ]
+        found = []
+        for key, address, handle in each:
+            choices = nearby(address) if key in may_move else (address,)
+            found.append((bound.enter_context(_bind_first(key, choices, backlog)), handle))
         bound.pop_all()
         return found
+
+
+def _bind_first(key: str, choices: Iterable[str], backlog: int) -> socket.socket:
+    """Listen on the first address that is free. Raises AddressInUse of the first if none is."""
+    taken: list[AddressInUse] = []
+    for address in choices:
+        try:
+            return _bind(key, address, backlog)
+        except AddressInUse as error:
+            taken.append(error)
+    raise taken[0]
 
 
 def _bind(key: str, address: str, backlog: int) -> socket.socket:

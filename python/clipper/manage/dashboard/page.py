@@ -5,6 +5,8 @@ header, never in a URL."""
 from importlib import resources
 from typing import Final
 
+import msgspec
+
 from clipper.config import Config
 from clipper.config_schema import settings_of
 from clipper.frontend.http.messages import (
@@ -14,10 +16,12 @@ from clipper.frontend.http.messages import (
     HttpResponse,
     StreamedResponse,
     answer_json,
+    read_json,
 )
 from clipper.frontend.http.router import HttpRouter
 from clipper.frontend.http.server_sent_events import CONTENT_TYPE, HEADERS, last_event_id
 from clipper.frontend.http.streamed_body import StreamedBody
+from clipper.manage.dashboard.entry import FILES, PATH, SESSION_PATH, EntryCodes
 from clipper.manage.dashboard.feed import Feed
 
 POLICY: Final = (
@@ -40,12 +44,22 @@ _SAFE: Final = (
 )
 
 
+class _Entry(msgspec.Struct):
+    """The body of a request for a session."""
+
+    code: str = ""
+
+
+_ENTRY: Final = msgspec.json.Decoder(_Entry)
+
+
 class Page:
-    """Threads: the event loop's."""
+    """Threads: the event loop's; of `link` any."""
 
     def __init__(self, feed: Feed, config: Config) -> None:
         self._feed, self._config = feed, config
-        self._files = _read()
+        self._files = {**_read(), **FILES}
+        self._codes = EntryCodes()
 
     def add_to(self, routes: HttpRouter) -> None:
         """Add the routes of the dashboard."""
@@ -53,6 +67,28 @@ class Page:
         routes.add("GET", "/dashboard/{}", lambda request: self._file(request.params[0]))
         routes.add("GET", "/admin/stream", self.stream)
         routes.add("GET", "/admin/configuration", self.configuration)
+        routes.add("POST", SESSION_PATH, self.session)
+        routes.add("POST", "/admin/dashboard/link", self.new_link)
+
+    def link(self) -> str:
+        """Return the path, with a fragment, that opens the page once within an hour; without a
+        token that it could get so, that of the page itself."""
+        http = self._config.http
+        return f"{PATH}#{self._codes.issue()}" if http.token and not http.tokens_file else "/"
+
+    def new_link(self, request: HttpRequest) -> HandlerResult:
+        """Answer with the path of a link that opens the page once."""
+        return answer_json({"path": self.link()})
+
+    def session(self, request: HttpRequest) -> HandlerResult:
+        """Answer with the token of management, for the code of a link that was not used before."""
+        if not self._codes.redeem(read_json(_ENTRY, request.body or b"{}").code):
+            raise HttpError(
+                403,
+                "this link was used before, or is older than an hour, or of an earlier start.",
+                "A new one: clipper dashboard.",
+            )
+        return answer_json({"token": self._config.http.token})
 
     def _file(self, name: str) -> HttpResponse:
         if name not in self._files:

@@ -404,6 +404,21 @@ def _read_routes() -> RouteTable:
             also=("text/css", "text/plain", "text/html", "image/svg+xml"),
             errors=(404,),
         ),
+        ("POST", "/dashboard/session"): RouteInfo(
+            id="dashboardSession",
+            summary="Trade the code of a one-time link for the token",
+            tag=MANAGEMENT,
+            takes=_object({"code": text}, ["code"]),
+            gives=_object({"token": text}, ["token"]),
+            errors=(400, 403),
+        ),
+        ("POST", "/admin/dashboard/link"): RouteInfo(
+            id="dashboardLink",
+            summary="Make a link that opens the page once",
+            tag=MANAGEMENT,
+            more="The path, behind which a code is the fragment, is good for an hour.",
+            gives=_object({"path": text}, ["path"]),
+        ),
         ("GET", "/admin/stream"): RouteInfo(
             id="stream",
             summary="What happens, as server-sent events without an end",

@@ -10,18 +10,20 @@ from clipper.errors import without_secrets
 from clipper.frontend.server_interface import ServerInterface
 from clipper.manage.deployment import Deployment
 from clipper.manage.operations import Operations, Server
-from clipper.manage.running import Running, announce, state_named
+from clipper.manage.running import Running, announce, current_folder, state_named
 from clipper.manage.tables.parameters import ParameterSet
 from clipper.mesh.membership import MeshMembership
 from clipper.serving.query.dispatch import Dispatch
 from clipper.serving.query.future_watcher import FutureWatcher
 from clipper.serving.query.resolver import ApplicationResolver
 from clipper.settings.http import admin_tls, query_tls, scheme_of
+from clipper.settings.ports import reachable
 from clipper.types import VERSION
 
 if TYPE_CHECKING:
     from clipper.frontend.frontends import Frontends
     from clipper.manage.dashboard.feed import Feed
+    from clipper.manage.dashboard.page import Page
 
 
 class EndpointHost(Server, Protocol):
@@ -69,6 +71,7 @@ class Endpoints:
         self._closed, self._ends_by_signal = closed, ends_by_signal
         self.frontends: Frontends | None = None
         self.dashboard: Feed | None = None
+        self._page: Page | None = None
 
     def start(self) -> None:
         """Listen, and publish where this server is managed. Raises ConfigError, OSError."""
@@ -121,6 +124,14 @@ class Endpoints:
         """The address of gRPC queries, `host:port`; empty without [grpc]."""
         return "" if self.frontends is None else self.frontends.grpc_address
 
+    def dashboard_link(self) -> str:
+        """Return a link that opens the dashboard once, or the address of the page where it needs no
+        token of this server; empty without a dashboard."""
+        if self._page is None or not self.admin_address:
+            return ""
+        scheme = scheme_of(admin_tls(self._config.http))
+        return f"{scheme}://{reachable(self.admin_address)}{self._page.link()}"
+
     def _make_frontends(self) -> "Frontends":
         # imported here: the frontends are a tenth of what `import clipper` would take
         from clipper.frontend.frontends import Frontends
@@ -167,7 +178,8 @@ class Endpoints:
             self._addresses,
         )
         feed = Feed(sources, self._config.http.dashboard_viewers_max)
-        Page(feed, self._config).add_to(frontends.admin_routes)
+        self._page = Page(feed, self._config)
+        self._page.add_to(frontends.admin_routes)
         return feed
 
     def _addresses(self) -> Mapping[str, str]:
@@ -195,5 +207,7 @@ class Endpoints:
             os.path.abspath(tls.cert) if tls else "",
             self.grpc_address,
             self._ends_by_signal,
+            current_folder(),
+            self._config.file,
         )
         announce(self._run_folder, running)

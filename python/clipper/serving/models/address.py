@@ -116,6 +116,20 @@ def _explain(error: Exception, where: str, hint: str, inode: str) -> AddressInUs
 # each process holds, as far as we may read them
 
 
+def is_free(address: str) -> bool:
+    """Return whether a TCP server could listen on HOST:PORT now."""
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, int(port)))
+            probe.listen(1)
+        except OSError as error:
+            return error.errno != errno.EADDRINUSE
+    return True
+
+
 def held_by(address: str) -> str:
     """Return ` by process 4121 (python train.py)`, of the process that listens on the port of
     HOST:PORT, or an empty text if it cannot be found."""
