@@ -15,7 +15,7 @@ export CLIPPER_BUILD
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 unexport PYTHONPATH
 
-.PHONY: help works-with venv build demo test quick test-full mutants check stress soak faults fuzz asan tsan bench count dashboard screenshots docs clean distclean micro paper proof peers pins pins-oldest FORCE \
+.PHONY: help works-with venv build wheels try-wheels demo test quick test-full mutants check stress soak faults fuzz asan tsan bench count dashboard screenshots docs clean distclean micro paper proof peers pins pins-oldest FORCE \
   .venv/.servers .venv/.clients .venv/.browser .venv/.valgrind .venv/.works-with
 .DEFAULT_GOAL := help
 
@@ -107,6 +107,12 @@ pins: .venv/.installed  ## tools/constraints.txt again: the newest versions of w
 pins-oldest: .venv/.installed  ## tools/constraints-oldest.txt again: the oldest versions that pyproject.toml allows
 	@$(PY) tools/pin.py --oldest
 
+wheels: .venv/.run  ## what a release consists of, in dist/: wheels for any x86-64, sources, checksums (ARGS="--only sdist")
+	@$(PY) tools/wheels.py $(ARGS)
+
+try-wheels: .venv/.run  ## the wheels of dist/ in a new environment without a compiler: seconds, megabytes, first answer
+	@$(PY) tools/try_wheels.py $(ARGS)
+
 clean:  ## what was built, but not .venv
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
 	find src/clipper_core \( -name "*.so" -o -name "*.html" \) -delete
@@ -187,5 +193,5 @@ works-with: .venv/.installed .venv/.servers .venv/.clients .venv/.works-with  ##
 # The libraries that benchmarks compare with. Without them the rows say "not installed"; nothing else needs them.
 .venv/.peers .venv/.learning-peers: .venv/.installed pyproject.toml
 	@echo "installing what the benchmarks compare with (about 15 s)"
-	@$(PIP) $$($(PY) -c 'import sys, tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]])' $(@:.venv/.%=%)) \
+	@$(PIP) $$($(PY) tools/projects.py $(@:.venv/.%=%)) \
 	  && touch $@ || echo "not all of them could be installed: their rows will say so"

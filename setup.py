@@ -1,6 +1,8 @@
 """Build the wheel. tools/build_core.py compiles the core.
 
-CLIPPER_CORE=prebuilt takes the modules that are compiled in place and compiles nothing.
+The core is compiled for the processor of this machine. CLIPPER_CORE=any compiles one for all, as
+`make wheels` does. CLIPPER_CORE=prebuilt takes the modules that are compiled in place and compiles
+nothing.
 CLIPPER_CORE=none leaves the compiled modules out: what the Makefile installs is editable, with the
 core compiled in place.
 """
@@ -16,13 +18,23 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "tools"))
 
+CORE = os.environ.get("CLIPPER_CORE", "compile")
+if sys.platform != "linux" and CORE != "none":
+    raise SystemExit(
+        f"A clipper server runs on Linux, not on {sys.platform}. Run it in a container there"
+        " (docs/images.md), and query it from here over HTTP or gRPC."
+    )
+if CORE not in ("compile", "any", "prebuilt", "none"):
+    raise SystemExit(
+        f"CLIPPER_CORE={CORE} is not known. It is compile (the default), any, prebuilt or none."
+    )
+
 import build_core  # noqa: E402
 
-CORE = os.environ.get("CLIPPER_CORE", "compile")
-if CORE not in ("compile", "prebuilt", "none"):
-    raise SystemExit(
-        f"CLIPPER_CORE={CORE} is not known. It is compile (the default), prebuilt or none."
-    )
+
+def say(text: str) -> None:
+    """Print a line about the build at once."""
+    print(text, flush=True)
 
 
 class BuildCore(build_ext):
@@ -47,10 +59,11 @@ class BuildCore(build_ext):
                     shutil.copy2(path, out / file)
             return
         try:
-            variant = os.environ.get("CLIPPER_BUILD", "release")
-            build_core.build(
-                variant, out, os.cpu_count() or 1, lambda text: print(text, flush=True)
-            )
+            if CORE == "any":
+                build_core.build_for_any(out, os.cpu_count() or 1, say)
+            else:
+                variant = os.environ.get("CLIPPER_BUILD", "release")
+                build_core.build(variant, out, os.cpu_count() or 1, say)
         except build_core.BuildError as error:
             raise SystemExit(str(error)) from error
 
@@ -60,7 +73,8 @@ class BuildCore(build_ext):
     def get_outputs(self) -> list[str]:
         if CORE == "none" or self.inplace or self.editable_mode:
             return []
-        return [str(Path(self.build_lib) / build_core.PACKAGE / file) for file in self._modules()]
+        built = Path(self.build_lib) / build_core.PACKAGE
+        return [str(path) for path in built.rglob("*.so")]
 
     def get_output_mapping(self) -> dict[str, str]:
         return {}

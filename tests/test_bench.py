@@ -373,7 +373,7 @@ def test_what_is_not_installed_or_not_built_is_named(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(shutil, "which", lambda name: None)
     rows = {one.name: one for one in lookup.rows(TINY)}
     assert (
-        "pip install 'clipper-serving[peers]'"
+        "pip install --group peers"
         in rows["lookup, nogil, 1 thread, of cachebox"].missing
     )
     assert servers.settings("unix") == {}
@@ -389,7 +389,7 @@ def test_peers_and_plots_that_are_not_installed_name_the_command_that_installs_t
     curves = {name: np.zeros((2, 20_000)) for name in (*figure8.POLICIES, *figure8.PAPER)}
     rows = {one.name: one for one in figure8.cumulative(curves)}
     assert (
-        "pip install 'clipper-serving[learning-peers]'"
+        "pip install --group learning-peers"
         in rows["Vowpal Wabbit SquareCB: error of 20 K queries"].missing
     )
     assert rows["stacking: error of 20 K queries"].met

@@ -202,3 +202,67 @@ def test_a_set_up_that_fails_ends_a_command_that_ignores_sigterm(
     with pytest.raises(environment.Failure, match="no compiler"):
         environment.run(steps, environment.Progress(steps))
     assert not ended.exists()
+
+
+on_x86_64 = pytest.mark.skipif(os.uname().machine != "x86_64", reason="this is no x86-64")
+
+
+def run_build_code(checkout: Checkout, code: str, *words: str | Path) -> str:
+    """Run code that has imported the tool; return what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys, build_core, pathlib\n{code}", *words],
+        env={**os.environ, "PYTHONPATH": str(checkout.root / "tools")},
+        capture_output=True,
+        text=True,
+        cwd=checkout.root,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@on_x86_64
+def test_a_core_for_any_processor_is_taken_as_the_processor_is(
+    checkout: Checkout, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The modules of both cores are the same here: which are taken is the question."""
+    for name in ("__init__.py", "cpu_probe.c"):
+        shutil.copy(TOOLS.parent / "src" / "clipper_core" / name, checkout.sources)
+    out = tmp_path_factory.mktemp("any") / "clipper_core"
+    for place in (out, out / "avx2"):
+        shutil.copytree(checkout.sources, place, ignore=shutil.ignore_patterns("*.c", "*.pyx"))
+    (out / "avx2" / "__init__.py").unlink()
+    run_build_code(checkout, "build_core.build_probe(pathlib.Path(sys.argv[1]))", out)
+    code = (
+        "from clipper_core import adder, base, cpu_probe\nfrom clipper_core.inner import plain\n"
+        "assert (adder.total(1), base.double(4), plain.name()) == (43, 8, 'plain')\n"
+        "print(cpu_probe.has_avx2(), adder.__file__, plain.__file__, sep='\\n')"
+    )
+    for cpu in ("", "baseline"):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONPATH": str(out.parent), "CLIPPER_CPU": cpu},
+            capture_output=True, text=True, check=True, cwd=out.parent,
+        )  # fmt: skip
+        fast, adder, plain = done.stdout.split()
+        place = out / "avx2" if fast == "True" and cpu != "baseline" else out
+        assert (Path(adder).parent, Path(plain).parent) == (place, place / "inner")
+
+
+@on_x86_64
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("fpu sse2 avx2 bmi1 bmi2", ["-mavx2", "-mbmi2"]),
+        ("fpu sse2 avx2", []),
+        ("fpu avx2x bmi2", []),
+        (None, []),
+    ],
+)
+def test_the_release_uses_what_the_processor_has(
+    checkout: Checkout, tmp_path: Path, flags: str | None, expected: list[str]
+) -> None:
+    info = tmp_path / "cpuinfo"
+    if flags is not None:
+        info.write_text(f"processor\t: 0\nflags\t\t: {flags}\n\nprocessor\t: 1\n")
+    code = "build_core.CPU_INFO = pathlib.Path(sys.argv[1]); print(build_core.flags_of_this_cpu())"
+    assert run_build_code(checkout, code, info) == str(expected)

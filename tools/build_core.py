@@ -51,8 +51,28 @@ PACKAGE = "clipper_core"
 SOURCES = ROOT / "src" / PACKAGE
 SHARED = "_cyutility"  # the module with Cython's utility code
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
+CPU_INFO = Path("/proc/cpuinfo")
+AVX2 = ["-mavx2", "-mbmi2"]
+
+
+def flags_of_this_cpu() -> list[str]:
+    """Return the flags for the instructions of this processor that the core gains from."""
+    if os.uname().machine != "x86_64":
+        return []
+    try:
+        text = CPU_INFO.read_text()
+    except OSError:
+        return []
+    known = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
+    return AVX2 if known and {"avx2", "bmi2"} <= {*known[1].split()} else []
+
+
+# release: for this machine. baseline and avx2: the two cores of a wheel for x86-64.
+OPTIMIZED = ("release", "baseline", "avx2")
 VARIANTS = {
-    "release": ["-O2", "-g0", *(["-mavx2", "-mbmi2"] if os.uname().machine == "x86_64" else [])],
+    "release": ["-O2", "-g0", *flags_of_this_cpu()],
+    "baseline": ["-O2", "-g0", *(["-march=x86-64-v2"] if os.uname().machine == "x86_64" else [])],
+    "avx2": ["-O2", "-g0", *AVX2],
     "debug": ["-O0", "-g", "-fno-omit-frame-pointer"],
     "tsan": ["-O1", "-g1", "-fno-omit-frame-pointer", "-fsanitize=thread"],
     "asan": [
@@ -135,7 +155,7 @@ class Settings:
         sanitizer = [
             flag for flag in VARIANTS[self.variant] if flag.startswith(("-fsanitize", "--coverage"))
         ]
-        return [*sanitizer, *(["-s"] if self.variant == "release" else [])]
+        return [*sanitizer, *(["-s"] if self.variant in OPTIMIZED else [])]
 
     @property
     def directives(self) -> dict[str, object]:
@@ -603,6 +623,31 @@ def install(settings: Settings, out: Path) -> None:
     if out != SOURCES:
         for source in (*SOURCES.rglob("__init__.py"), SOURCES / "py.typed"):
             shutil.copy2(source, out / source.relative_to(SOURCES))
+
+
+def build_for_any(out: Path, jobs: int, say: Callable[[str], None]) -> None:
+    """Build the core of a wheel that others install: for x86-64 the two of which
+    src/clipper_core/__init__.py takes one, and what it asks about the processor. Raises BuildError.
+    """
+    build("baseline", out, jobs, say)
+    if os.uname().machine != "x86_64":
+        return
+    same = VARIANTS["release"] == VARIANTS["avx2"]  # then it may be compiled already
+    build("release" if same else "avx2", out / "avx2", jobs, say)
+    for name in ("__init__.py", "py.typed"):
+        (out / "avx2" / name).unlink()
+    build_probe(out)
+
+
+def build_probe(out: Path) -> None:
+    """Compile what the core asks about the processor; raises BuildError."""
+    settings = make_settings("baseline")
+    command = [*settings.compiler, "-x", "c", "-O2", "-fPIC", "-shared", "-s", *settings.includes]
+    command += ["-DPy_LIMITED_API=0x030B0000", str(SOURCES / "cpu_probe.c")]
+    module = out / "cpu_probe.abi3.so"
+    log = settings.work / "log" / "cpu_probe"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    _run([*command, "-o", str(module)], "cpu_probe: g++ cannot compile it", log)
 
 
 def main() -> int:

@@ -30,7 +30,7 @@ from pathlib import Path
 
 if sys.version_info < (3, 11):  # noqa: UP036 - this file runs before anything checked the version
     raise SystemExit(f"{sys.executable} is older than 3.11. make PYTHON=/path/to/python3.11")
-import tomllib
+from projects import FOLDERS, declared, lines_of, names
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
@@ -41,7 +41,6 @@ PIP = [str(PYTHON), "-m", "pip", "install", "-q", "--disable-pip-version-check",
 PINS = os.environ.get("CLIPPER_PINS", str(ROOT / "tools" / "constraints.txt"))
 EXTRAS = {"run": ("demo", "plot"), "develop": ("demo", "plot", "test", "check", "bench")}
 SAY_EVERY_S = 10.0  # where the output is not a terminal
-OTHERS = ("container_sdk", "python/clipper_client")  # projects beside the server
 LAST_LINES = 10  # of a command that failed
 END_S = 10.0  # for a command to end once another has failed
 
@@ -188,16 +187,14 @@ def _take_line(step: Step, line: str, progress: Progress) -> None:
 
 
 def requirements(kind: str) -> tuple[list[str], list[str]]:
-    """Return what the build requires, and what clipper, its SDK and the extras of `kind`
-    require."""
-    server = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    container = tomllib.loads((ROOT / "container_sdk" / "pyproject.toml").read_text())
-    wanted = [*server["project"]["dependencies"], *container["project"]["dependencies"]]
+    """Return what the build requires, and what our distributions and the extras and groups of
+    `kind` require."""
+    wanted = [line for folder in FOLDERS for line in declared(folder)["project"]["dependencies"]]
     for extra in EXTRAS[kind]:
-        wanted += server["project"]["optional-dependencies"][extra]
-    ours = ("clipper-container", "clipper-serving")
-    return server["build-system"]["requires"], sorted(
-        {name for name in wanted if not name.startswith(ours)}
+        wanted += lines_of(extra)
+    ours = names()
+    return declared()["build-system"]["requires"], sorted(
+        {line for line in wanted if not line.startswith(ours)}
     )
 
 
@@ -216,18 +213,10 @@ def pinned() -> str:
 
 
 def metadata() -> str:
-    """Hash what an editable install writes down: names, versions, dependencies and commands of the
-    three projects."""
-    texts = [
-        tomllib.loads((ROOT / path / "pyproject.toml").read_text())["project"]
-        for path in ("", *OTHERS)
-    ]
+    """Hash what an editable install writes down: names, versions, dependencies and commands of all
+    our distributions."""
+    texts = [declared(folder)["project"] for folder in FOLDERS]
     return digest(texts, os.path.realpath(ROOT))
-
-
-def _editable() -> list[str]:
-    """Return the options of pip that install the projects as they lie here."""
-    return [word for path in (*OTHERS, ".") for word in ("-e", f"./{path}")]
 
 
 def make(kind: str, core: str) -> None:
@@ -266,7 +255,7 @@ def make(kind: str, core: str) -> None:
     )
     editable = Step(
         "clipper itself",
-        [*PIP, "--no-build-isolation", "--no-deps", *_editable()],
+        [*PIP, "--no-build-isolation", "--no-deps", *(f"-e./{folder}" for folder in FOLDERS)],
         5,
         {"CLIPPER_CORE": "none"},
     )

@@ -2,10 +2,11 @@
 
 import os
 import platform
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from projects import lines_of
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
@@ -100,8 +101,8 @@ class Programs:
 class Packages:
     """Python packages, installed into .venv by pip.
 
-    extras: names of optional dependencies in pyproject.toml.  requirements: further lines for pip.
-    dropped: files below site-packages that nothing uses, as patterns.
+    extras: names of extras and of dependency groups in pyproject.toml.  requirements: further lines
+    for pip. dropped: files below site-packages that nothing uses, as patterns.
     """
 
     name: str
@@ -113,10 +114,7 @@ class Packages:
     lane: str = "pip"
 
     def lines(self) -> list[str]:
-        optional = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
-            "optional-dependencies"
-        ]
-        return [*(line for extra in self.extras for line in optional[extra]), *self.requirements]
+        return [*(line for name in self.extras for line in lines_of(name)), *self.requirements]
 
     def key(self) -> str:
         return repr((self.lines(), self.dropped, pinned(PINS)))

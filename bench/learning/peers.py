@@ -10,7 +10,7 @@ import numpy as np
 from bench.learning.streams import Stream
 
 Array = np.ndarray[Any, Any]
-HOW = "pip install 'clipper-serving[learning-peers]'"
+HOW = "pip install --group learning-peers"
 PACKAGES = {"river": "river", "Vowpal Wabbit": "vowpalwabbit", "mabwiser": "mabwiser"}
 
 

@@ -88,7 +88,7 @@ def test_anchor_choose_nothing(benchmark: Any, k: int) -> None:
 @pytest.mark.parametrize("k", MODELS)
 @pytest.mark.parametrize("name", ["Exp3", "UCB"])
 def test_anchor_choose_river(benchmark: Any, name: str, k: int) -> None:
-    bandit = pytest.importorskip("river.bandit", reason="pip install 'clipper-serving[peers]'")
+    bandit = pytest.importorskip("river.bandit", reason="pip install --group peers")
     policy = bandit.Exp3(gamma=0.1, seed=1) if name == "Exp3" else bandit.UCB(delta=1.0, seed=1)
     arms = list(range(k))
     for _ in range(100):

@@ -18,8 +18,8 @@ from clipper.version import VERSION
 
 if clipper_container.__version__ != VERSION:
     raise ImportError(
-        f"clipper-container {clipper_container.__version__} is installed beside clipper {VERSION},"
-        " which has an SDK of its own. Run: pip uninstall clipper-container"
+        f"clipper-container {clipper_container.__version__} is installed beside clipper {VERSION}."
+        f" Run: pip install clipper-container=={VERSION}"
     )
 
 if TYPE_CHECKING:
@@ -87,7 +87,8 @@ def __getattr__(name: str) -> Any:
         if not (error.name or "").startswith("clipper_core"):
             raise
         raise ImportError(
-            f"{error}. Install clipper again: in its checkout, make build; elsewhere, pip install ."
+            f"{error}. Install clipper again: in its checkout, make build; elsewhere, pip install"
+            f" --force-reinstall --no-deps clipper-serving=={VERSION}"
         ) from error
     if module == "clipper_client":
         _check_client()
@@ -96,12 +97,12 @@ def __getattr__(name: str) -> Any:
 
 
 def _check_client() -> None:
-    """Raise ImportError for a query client of another version, which was installed by itself."""
+    """Raise ImportError for a query client of another version."""
     version = import_module("clipper_client").__version__
     if version != VERSION:
         raise ImportError(
-            f"clipper-client {version} is installed beside clipper {VERSION}, which has one of its"
-            " own. Run: pip uninstall clipper-client"
+            f"clipper-client {version} is installed beside clipper {VERSION}."
+            f" Run: pip install clipper-client=={VERSION}"
         )
 
 

@@ -1,5 +1,5 @@
-"""The wheels, installed into an environment outside the checkout that has nothing but the
-dependencies they declare."""
+"""Our wheels, installed into an environment outside the checkout that has nothing but the
+dependencies they declare; what they and the source distributions hold."""
 
 import base64
 import csv
@@ -9,21 +9,27 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
+from email.message import Message
 from email.parser import Parser
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
+import clipper
 import clipper_client
+import clipper_container
 from clipper.deploy.packages import sdk
 
 ROOT = Path(__file__).resolve().parents[2]
 CLIENT = ROOT / "python" / "clipper_client"
-NOT_IN_WHEELS = ("pyproject.toml", "README.md")  # of the query client
+FOLDERS = (".", "container_sdk", "python/clipper_client")  # of the distributions
 PATIENCE_S = 300.0
+OURS = ("clipper-client", "clipper-container", "clipper-serving")
+NOT_IN_WHEELS = ("pyproject.toml", "README.md")  # of the query client
 QUERIES = "clipper_client.Client('http://127.0.0.1:1').close()"
 SERVES = """\
 import clipper, clipper_container, clipper_core.engine.engine, numpy
@@ -34,6 +40,15 @@ with clipper.start() as server:
 for module in (clipper, clipper_core.engine.engine, clipper_container):
     print(module.__file__)
 """
+
+
+def metadata(wheel: Path) -> Message:
+    """Return what a wheel says about itself."""
+    with zipfile.ZipFile(wheel) as archive:
+        (about,) = (
+            name for name in archive.namelist() if name.endswith(".dist-info/METADATA")
+        )
+        return Parser().parsestr(archive.read(about).decode())
 
 
 def run(*words: str | Path, cwd: Path, **variables: str) -> str:
@@ -50,13 +65,7 @@ def run(*words: str | Path, cwd: Path, **variables: str) -> str:
 
 
 BUILD = (
-    sys.executable,
-    "-m",
-    "pip",
-    "wheel",
-    "-q",
-    "--no-deps",
-    "--no-build-isolation",
+    *(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"),
     "-w",
 )
 
@@ -110,19 +119,15 @@ class Environment:
         )
         run(*pip, *words, cwd=self.folder)
 
-    def install(self, wheel: Path) -> None:
-        self.pip("install", "--no-deps", "--no-index", wheel)
-        with zipfile.ZipFile(wheel) as archive:
-            about = next(
-                name for name in archive.namelist() if name.endswith(".dist-info/METADATA")
-            )
-            self._link(
-                Parser().parsestr(archive.read(about).decode()).get_all("Requires-Dist") or []
-            )
+    def install(self, *wheels: Path) -> None:
+        self.pip("install", "--no-deps", "--no-index", *wheels)
+        for wheel in wheels:
+            self._link(metadata(wheel).get_all("Requires-Dist") or [])
 
     def _link(self, lines: list[str]) -> None:
         for requirement in map(Requirement, lines):
-            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            wanted = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+            if wanted and requirement.name not in OURS:
                 found = importlib.metadata.distribution(requirement.name)
                 for top in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
                     place = self.site / top
@@ -149,22 +154,19 @@ class Environment:
 
 
 @pytest.mark.slow
-def test_a_wheel_serves_by_itself_and_beside_the_sdks_own(
-    wheels: tuple[Path, Path], tmp_path: Path
+def test_the_wheels_serve_and_leave_nothing(
+    wheels: tuple[Path, Path], client_wheel: Path, tmp_path: Path
 ) -> None:
-    server, container = wheels
     environment = Environment(tmp_path)
-    bundled = environment.site / "clipper" / "_sdk" / "clipper_container"
-    environment.install(server)
-    assert environment.serves() == bundled
-    assert environment.client() == environment.site / "clipper" / "_sdk" / "clipper_client"
+    environment.install(*wheels, client_wheel)
+    assert environment.serves() == environment.site / "clipper_container"
+    assert environment.client() == environment.site / "clipper_client"
     for command in ("clipper", "clipper-container"):
         assert "Usage" in run(environment.python.with_name(command), "--help", cwd=tmp_path).title()
-    environment.install(container)
-    assert environment.serves() == environment.site / "clipper_container"
-    environment.pip("uninstall", "-y", "clipper-container")
-    assert environment.serves() == bundled, "neither wheel owns a file of the other"
     environment.pip("uninstall", "-y", "clipper-serving")
+    commands = {path.name for path in environment.python.parent.iterdir() if "clip" in path.name}
+    assert commands == {"clipper-container"}, "no wheel owns a file of another"
+    environment.pip("uninstall", "-y", "clipper-container", "clipper-client")
     left = sorted(path.name for path in environment.site.iterdir() if "clipper" in path.name)
     assert left == []
 
@@ -180,14 +182,7 @@ def test_the_clients_wheel_needs_nothing(client_wheel: Path, tmp_path: Path) -> 
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     files = {path.name for path in CLIENT.glob("*.py")} | {"py.typed"}
     assert names == {f"clipper_client/{name}" for name in files}
-
-
-def test_the_client_has_the_version_of_the_server() -> None:
-    told = tomllib.loads((CLIENT / "pyproject.toml").read_text())["project"]
-    server = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert told["version"] == server["version"] == clipper_client.__version__
-    assert told["requires-python"] == server["requires-python"]
-    assert told["dependencies"] == []
+    assert project("python/clipper_client")[""] == []
 
 
 @pytest.mark.slow
@@ -215,22 +210,15 @@ def test_wheels_hold_what_runs_and_no_sources_of_the_core(wheels: tuple[Path, Pa
     for module in modules:
         assert f"clipper_core/{module}.pyi" in names
         assert any(name.startswith(f"clipper_core/{module}.cpython-") for name in names)
-    for root, place in (
-        ("python/clipper", "clipper"),
-        ("python/clipper_client", "clipper/_sdk/clipper_client"),
-        ("container_sdk/src/clipper_container", sdk_place()),
-    ):
-        sources = [
-            path
-            for path in (ROOT / root).rglob("*")
-            if path.is_file() and path.suffix != ".pyc" and path.name not in NOT_IN_WHEELS
-        ]
-        assert {f"{place}/{path.relative_to(ROOT / root)}" for path in sources} <= names
-    assert {"clipper/py.typed", "clipper_core/py.typed", f"{sdk_place()}/py.typed"} <= names
-
-
-def sdk_place() -> str:
-    return "clipper/_sdk/clipper_container"
+    tops = {name.partition("/")[0] for name in names if ".dist-info/" not in name}
+    assert tops == {"clipper", "clipper_core"}, "a module of another distribution, or a .pth file"
+    with zipfile.ZipFile(wheels[1]) as archive:
+        names |= {*archive.namelist()}
+    for root in ("python/clipper", "container_sdk/src/clipper_container"):
+        folder = ROOT / root
+        sources = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+        assert {f"{folder.name}/{path.relative_to(folder)}" for path in sources} <= names
+    assert {"clipper/py.typed", "clipper_core/py.typed", "clipper_container/py.typed"} <= names
 
 
 @pytest.mark.slow
@@ -253,13 +241,76 @@ def project(folder: str) -> dict[str, list[str]]:
     return {"": told["dependencies"], **told["optional-dependencies"]}
 
 
-def test_the_server_declares_what_the_sdk_in_its_wheel_needs() -> None:
+def test_the_distributions_agree() -> None:
     server, container = project("."), project("container_sdk")
-    named = {Requirement(line).name for line in server[""]}
-    assert {Requirement(line).name for line in container[""]} <= named
     assert tuple(container[""]) == sdk._REQUIRES
     for extra in ("onnx", "skops", "torch", "xgboost", "lightgbm", "mlflow"):
         assert server[extra] == container[extra]
+    (everything,) = (Requirement(line) for line in server["all"])
+    assert everything.name == "clipper-serving"
+    assert everything.extras == {*server} - {"", "all"}
+
+
+def test_all_say_the_same_version() -> None:
+    about = [
+        tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]
+        for folder in FOLDERS
+    ]
+    modules = (clipper, clipper_client, clipper_container)
+    assert {one["version"] for one in about} == {module.__version__ for module in modules}
+    assert len({one["version"] for one in about}) == 1
+    assert len({one["requires-python"] for one in about}) == 1
+    needed = {one.name: str(one.specifier) for one in map(Requirement, project(".")[""])}
+    for name in ("clipper-client", "clipper-container"):
+        assert needed[name] == f"=={clipper.__version__}"
+
+
+def test_users_are_offered_no_tools_of_developers() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    for tool in ("pytest", "ruff", "mypy", "river", "tritonclient", "twine"):
+        assert tool not in str(declared["project"])
+        assert tool in str(declared["dependency-groups"])
+
+
+@pytest.mark.slow
+def test_a_wheel_says_what_an_index_shows(wheels: tuple[Path, Path], client_wheel: Path) -> None:
+    for wheel in (*wheels, client_wheel):
+        about = metadata(wheel)
+        for name in ("Author", "Keywords", "Summary", "Requires-Python", "License-Expression"):
+            assert about.get(name), f"{wheel.name}: {name}"
+        assert about.get_all("Classifier")
+        assert about.get("Description-Content-Type") == "text/markdown"
+        with zipfile.ZipFile(wheel) as archive:
+            files = [name for name in archive.namelist() if ".dist-info/licenses/" in name]
+            texts = "".join(archive.read(name).decode() for name in files)
+        assert "Apache License" in texts
+        if "serving" in wheel.name:
+            assert "preact" in texts
+            assert "uplot" in texts.lower()
+
+
+@pytest.mark.slow
+def test_a_source_distribution_builds_without_network(tmp_path: Path) -> None:
+    """The core is left out, since it takes minutes; all that it is compiled from is there."""
+    code = "import sys, wheels; wheels.build_sdist('.', wheels.Path(sys.argv[1]))"
+    run(sys.executable, "-c", code, tmp_path, cwd=ROOT, PYTHONPATH=str(ROOT / "tools"))
+    (made,) = tmp_path.glob("clipper_serving-*.tar.gz")
+    with tarfile.open(made) as archive:
+        archive.extractall(tmp_path, filter="data")
+    folder = tmp_path / made.name.removesuffix(".tar.gz")
+    core = ROOT / "src" / "clipper_core"
+    for pattern in ("*.pyx", "*.pxd", "*.hpp", "*.c", "*.py", "*.pyi"):
+        for path in core.rglob(pattern):
+            assert (folder / path.relative_to(ROOT)).exists(), path
+    assert not [*folder.rglob("*.so"), *folder.rglob("*.cpp")]
+    pip = (sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-index")
+    run(
+        *(*pip, "--no-build-isolation", "-w", tmp_path, folder),
+        cwd=tmp_path,
+        CLIPPER_CORE="none",
+    )
+    (wheel,) = tmp_path.glob("clipper_serving-*.whl")
+    assert metadata(wheel)["Version"] == clipper.__version__
 
 
 def test_an_sdk_of_another_version_is_refused_with_the_way_out(tmp_path: Path) -> None:
@@ -272,4 +323,4 @@ def test_an_sdk_of_another_version_is_refused_with_the_way_out(tmp_path: Path) -
     )
     assert done.returncode == 1
     assert "clipper-container 0.0.9" in done.stderr
-    assert "pip uninstall clipper-container" in done.stderr
+    assert f"pip install clipper-container=={clipper.__version__}" in done.stderr

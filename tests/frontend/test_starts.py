@@ -7,9 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 import clipper
+from clipper.component import fast_event_loop
 from clipper.component.threads import SystemThreads
 from clipper.errors import NotStarted
 from tests.frontend.conftest import QUICK, ask
@@ -45,6 +47,17 @@ def test_an_error_while_a_listener_starts_is_raised_by_start(
             clipper.start(state=state, **listeners, **QUICK)  # type: ignore[arg-type]
     with clipper.start(state=state, **listeners, **QUICK) as server:  # type: ignore[arg-type]
         assert ask(server.http_address, "GET", "/v2/health/live").status == 200
+
+
+def test_without_uvloop_all_addresses_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+    loop = fast_event_loop()
+    loop.close()
+    assert type(loop).__module__.startswith("asyncio")
+    with clipper.start(**BOTH, **QUICK) as server:  # type: ignore[arg-type]
+        assert ask(server.http_address, "GET", "/v2/health/live").status == 200
+        with grpc.insecure_channel(server.grpc_address) as channel:
+            grpc.channel_ready_future(channel).result(timeout=30)
 
 
 @pytest.mark.parametrize(

@@ -273,7 +273,9 @@ def test_doctor_names_the_line_that_installs(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_doctor_knows_what_the_package_needs() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    needed = {re.split("[^a-z0-9-]", line)[0] for line in project["dependencies"]}
+    needed = {
+        re.split("[^a-z0-9-]", line)[0] for line in project["dependencies"] if ";" not in line
+    }
     assert set(doctor._NEEDED) == needed
     for names, extra in doctor._OPTIONAL.items():
         assert names[0] in {
@@ -286,12 +288,11 @@ def test_doctor_names_what_the_cpu_lacks(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(os, "uname", lambda: os.uname_result(("Linux", "h", "6", "", "x86_64")))
     monkeypatch.setattr(doctor, "_cpu_flags", lambda: {"sse2", "avx2"})
     found = doctor.examine()[0]
-    assert found.verdict == "fail"
-    assert found.text.startswith(
-        "this CPU has no BMI2, which the core is compiled for. Compile a core without it"
-    )
+    assert found.verdict == "warn"
+    assert found.text.startswith("this CPU has no BMI2, which a core that was compiled on another")
+    assert found.text.endswith("make build")
     monkeypatch.setattr(doctor, "_cpu_flags", lambda: {"bmi2", "avx2"})
-    assert [finding.verdict for finding in doctor.examine()] != ["fail"]
+    assert "BMI2" not in str(doctor.examine())
 
 
 def test_doctor_reports_an_engine_that_does_not_answer(

@@ -4,7 +4,7 @@ named, never left out."""
 import importlib
 from types import ModuleType
 
-PIP = "pip install 'clipper-serving[peers]'"
+PIP = "pip install --group peers"
 
 
 def peer(module: str) -> ModuleType | None:

@@ -16,7 +16,7 @@ from clipper.component.component import (
 )
 from clipper.component.components import Components
 from clipper.component.descriptors import require_descriptors
-from clipper.component.event_loop import Loop
+from clipper.component.event_loop import Loop, fast_event_loop
 from clipper.component.pool import Pool
 from clipper.component.stop import Stop, WakeFlag
 from clipper.component.tasks import Tasks
@@ -42,5 +42,6 @@ __all__ = (
     "WakeFlag",
     "Worker",
     "cause_of",
+    "fast_event_loop",
     "require_descriptors",
 )

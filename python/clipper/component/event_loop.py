@@ -19,6 +19,16 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+def fast_event_loop() -> asyncio.AbstractEventLoop:
+    """Make an event loop of uvloop, or of asyncio where uvloop is not installed. It is imported
+    here, since most programs that import this module run no server."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
 class Loop(Generic[T]):
     """An event loop in a thread: opened, run, closed.
 

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import uvloop
 from numpy.typing import NDArray
 
-from clipper.component import Stop, Worker
+from clipper.component import Stop, Worker, fast_event_loop
 from clipper.demo.digits import Digits
 from clipper.load.open_loop import send_on_time
 from clipper.serving.query.application import ApplicationHandle
@@ -89,7 +88,8 @@ class DemoLoad:
         self._worker.end()
 
     def _run(self, stop: Stop) -> None:
-        uvloop.run(self._send())
+        with asyncio.Runner(loop_factory=fast_event_loop) as runner:
+            runner.run(self._send())
 
     async def _send(self) -> None:
         waiting: set[asyncio.Task[None]] = set()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from clipper.component import fast_event_loop
 from clipper.errors import InvalidInput
 from clipper.load.measurement import Measurement, QueryOutcome
 from clipper.load.open_loop import arrivals, evenly, send_on_time
@@ -64,9 +65,7 @@ def offer(target: MakeTarget, plan: RunPlan, rate: float, on_progress: OnProgres
             f"{rate:g} a second for {plan.seconds:g} s are more than {QUERIES_MAX} queries.",
             hint="Take less.",
         )
-    import uvloop
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=fast_event_loop) as runner:
         return runner.run(_offer(target(), plan, rate, on_progress))
 
 

@@ -28,16 +28,18 @@ from clipper.settings.grpc import grpc_tls
 from clipper.settings.http import admin_tls, query_tls
 from clipper.settings.params import params_tls, shard_tls
 from clipper.tls import Certificate
+from clipper.version import VERSION
 
 _NEEDED = (
     "numpy",
+    "clipper-container",
+    "clipper-client",
     "msgspec",
     "msgpack",
     "lz4",
     "cloudpickle",
     "click",
     "rich",
-    "uvloop",
 )
 # alternative distributions -> the extra that installs one
 _OPTIONAL = {
@@ -54,7 +56,7 @@ _OPTIONAL = {
     ("ray",): "ray",
 }
 _ENGINES = {"docker": "systemctl start docker", "podman": "systemctl --user start podman.socket"}
-_CPU_NEEDED = ("avx2", "bmi2")  # tools/build_core.py compiles for these on x86-64
+_CPU_WANTED = ("avx2", "bmi2")  # tools/build_core.py compiles for these where the CPU has them
 _COMMITS = 9
 _COMMIT_SLOW_MS = 20.0
 _TRIAL_S = 30.0
@@ -108,15 +110,16 @@ def machine() -> Iterator[Finding]:
     cores = len(os.sched_getaffinity(0))
     flags = _cpu_flags()
     lacking = (
-        [name.upper() for name in _CPU_NEEDED if name not in flags]
+        [name.upper() for name in _CPU_WANTED if name not in flags]
         if os.uname().machine == "x86_64" and flags
         else []
     )
-    if lacking:
-        how = "Compile a core without it, in a checkout: CLIPPER_BUILD=debug pip install ."
+    core_folder = Path(importlib.import_module("clipper_core").__file__ or "").parent
+    if lacking and not (core_folder / "avx2").is_dir():  # a wheel has a core for every CPU
         yield Finding(
-            "fail",
-            f"this CPU has no {' and no '.join(lacking)}, which the core is compiled for. {how}",
+            "warn",
+            f"this CPU has no {' and no '.join(lacking)}, which a core that was compiled on another"
+            " machine may need. Compile it here: make build",
         )
     simd = next(
         (name.upper() for name in ("avx512f", "avx2", "asimd", "sse2") if name in flags),
@@ -186,7 +189,7 @@ def interpreter() -> Iterator[Finding]:
         last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         yield Finding(
             "fail",
-            f"a container's interpreter: {last}. Reinstall clipper in its checkout: pip install .",
+            f"a container's interpreter: {last}. Run: pip install clipper-container=={VERSION}",
         )
     else:
         yield Finding(
@@ -297,10 +300,13 @@ def certificates() -> Iterator[Finding]:
 
 
 def packages() -> Iterator[Finding]:
-    """Check optional packages."""
+    """Check the packages that the server needs, and optional ones."""
     for package in _NEEDED:
         if not _version(package):
             yield Finding("fail", f"{package} is not installed. Run: pip install {package}")
+    if not _version("uvloop"):
+        more = "HTTP and gRPC run on asyncio, which is slower. Run: pip install uvloop"
+        yield Finding("warn", f"uvloop is not installed: {more}")
     for distributions, extra in _OPTIONAL.items():
         there = next((name for name in distributions if _version(name)), "")
         if there:

@@ -182,8 +182,8 @@ def server_dockerfile(extras: Sequence[str]) -> str:
     some = f"[{','.join(extras)}]" if extras else ""
     what = f'"clipper-serving{some}=={VERSION}"'
     return f"""\
-# The clipper server. Where no index has clipper-serving, put its wheel into wheels/ first:
-#   pip wheel --no-deps --wheel-dir server/wheels PATH-OF-THE-SOURCES
+# The clipper server. Where no index has clipper-serving, put the wheels of `make wheels` into wheels/:
+#   cp PATH-OF-THE-CHECKOUT/dist/*.whl server/wheels/
 ARG BASE=python:3.11-slim-bookworm
 
 FROM ${{BASE}} AS packages

