@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import clipper
-from clipper.cli.catalog.models import _batching
+from clipper.cli.catalog.specification import _batching
 from clipper.config import load
 from clipper.errors import ConfigError, InvalidInput
 from clipper.metrics.collect import of_model
@@ -226,8 +226,8 @@ def test_what_does_not_fit_together_is_refused(
 
 
 def test_the_file_and_the_command_line() -> None:
-    assert _batching("fit") == "fit"
-    assert _batching("cost=length,padded=true,cost_max=4096") == {
+    assert _batching("--batching", "fit") == "fit"
+    assert _batching("--batching", "cost=length,padded=true,cost_max=4096") == {
         "cost": "length",
         "padded": True,
         "cost_max": 4096,

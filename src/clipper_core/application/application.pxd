@@ -1,7 +1,7 @@
 # A query to an application of the server, from its arguments to its answer: the policy's choice,
 # the look-up in the cache, tasks for what is not there, the combination, the counts, and the entry
-# that feedback needs. It calls no Python for the built-in policies (selection.pxd), as long as every
-# model that a query calls answers, and nothing else wants to see the query.
+# that feedback needs. It calls no Python for the built-in policies (selection.pxd), as long as
+# every model that a query calls answers, and nothing else wants to see the query.
 #
 # What is not simple is left to Python (python/clipper/serving/query/processor.py), which gives the
 # same answers: missing predictions, defaults, class probabilities, arrays of several models.
