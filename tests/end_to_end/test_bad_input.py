@@ -154,7 +154,7 @@ def test_names_that_are_none(server, name):
         ({"replicas": -1}, InvalidInput, "replicas=-1"),
         ({"replicas": 1000}, InvalidInput, "0 to 64 are possible"),
         ({"replicas": 1.5}, InvalidInput, "replicas=1.5"),
-        ({"version": 0}, InvalidInput, "version=0"),
+        ({"version": -1}, InvalidInput, "version"),
         ({"version": "new"}, InvalidInput, "version='new'"),
         ({"batching": "aimed"}, ConfigError, "aimd"),
         ({"batching": {"size": 3}}, ConfigError, "unknown key 'size'.*did you mean 'size_max'"),

@@ -45,7 +45,7 @@ def test_a_time_since_is_an_age_or_a_date() -> None:
 @pytest.mark.slow
 def test_policies_are_compared_on_the_journal_while_the_server_runs(tmp_path: Path) -> None:
     state = str(tmp_path / "state")
-    with clipper.start(state=state) as server:
+    with clipper.start(state=state, admin="127.0.0.1:0") as server:
         models = [server.deploy(m.__name__, m, input="f64[2]").name for m in (right, often)]
         app = server.app("digits", models=models, policy="epsilon_greedy(epsilon=0.9)", slo_ms=5000)
         use(app, 300)
@@ -73,6 +73,9 @@ def test_policies_are_compared_on_the_journal_while_the_server_runs(tmp_path: Pa
         assert (first["policy"], second["policy"]) == ("thompson", "exp3")
         assert first["queries"] == 320
         assert 0.5 < first["dr"]["value"] < 1.2
+        url = ["--url", f"http://{server.admin_address}", "-o", "json"]
+        asked = CliRunner().invoke(main, ["evaluate", "digits", *two, *url])
+        assert json.loads(asked.output) == json.loads(many.output)
 
         with pytest.raises(NotAllowed, match="not answered by all models"):
             app.evaluate("stacking")
@@ -106,8 +109,11 @@ def test_evaluate_finds_the_state_of_the_file_beside_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["evaluate", "digits", "--policy", "exp3"]
+    # without a folder a running server is asked
+    (tmp_path / "clipper.toml").write_text('[http]\nadmin = "127.0.0.1:1"\n')
     result = CliRunner().invoke(main, words)
-    assert "no state folder is configured" in f"{result.output}{result.exception}"
+    assert result.exit_code == 1
+    assert "no server of this user runs on this host at 127.0.0.1:1" in result.output
     (tmp_path / "clipper.toml").write_text('[server]\nstate = ".here"\n')
     (tmp_path / ".here").mkdir()
     result = CliRunner().invoke(main, words)

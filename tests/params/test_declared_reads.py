@@ -107,7 +107,7 @@ def test_invalid_reads_are_refused_by_a_dry_run_too(
         ({"reads": {"taste": [-1]}}, "reads"),
         ({"reads": {"taste": []}}, "reads is"),
         ({"reads": {"taste": [2]}, "input": "i64[2]"}, "reads column 2"),
-        ({"reads": {"taste": 0}, "tolerance": -1.0}, "tolerance is -1.0"),
+        ({"reads": {"taste": 0}, "tolerance": -1.0}, "`tolerance`: Expected `float` >= 0"),
         ({"tolerance": 1.0}, "does not declare what it reads"),
     ]
     for settings, message in wrong:

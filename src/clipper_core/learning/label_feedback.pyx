@@ -9,7 +9,7 @@ from cpython.object cimport PyObject, PyObject_RichCompareBool, Py_EQ
 from libc.math cimport NAN
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy
-from posix.time cimport clock_gettime, timespec
+from posix.time cimport CLOCK_REALTIME, clock_gettime, timespec
 from posix.types cimport clockid_t
 
 from clipper_core.learning.answer_window cimport (
@@ -320,14 +320,10 @@ cdef struct Bytes:
     bint full
 
 
-cdef extern from "<time.h>" nogil:
-    clockid_t CLOCK_REALTIME_COARSE
-
-
 cdef i64 _now_us() noexcept:
-    """Return the Unix time, at most some milliseconds late: no state depends on it."""
+    """Return the Unix time."""
     cdef timespec now
-    clock_gettime(CLOCK_REALTIME_COARSE, &now)
+    clock_gettime(CLOCK_REALTIME, &now)
     return <i64> now.tv_sec * 1000000 + now.tv_nsec // 1000
 
 
