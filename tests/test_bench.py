@@ -372,10 +372,7 @@ def test_what_is_not_installed_or_not_built_is_named(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(servers, "describe", list)
     monkeypatch.setattr(shutil, "which", lambda name: None)
     rows = {one.name: one for one in lookup.rows(TINY)}
-    assert (
-        "pip install --group peers"
-        in rows["lookup, nogil, 1 thread, of cachebox"].missing
-    )
+    assert "pip install --group peers" in rows["lookup, nogil, 1 thread, of cachebox"].missing
     assert servers.settings("unix") == {}
     assert servers.settings("shm") == "not in this build: no configuration key 'shared_memory'"
     with bare.bare() as program:

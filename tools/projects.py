@@ -1,6 +1,6 @@
 """What the pyproject.toml files of this checkout declare. Uses the standard library alone.
 
-    python3.11 tools/projects.py peers      # prints the lines for pip of an extra or of a group
+python3.11 tools/projects.py peers      # prints the lines for pip of an extra or of a group
 """
 
 import sys

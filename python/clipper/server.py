@@ -551,9 +551,7 @@ class ClipperServer:
             keywords |= grouped(kind, group, keywords)
         keywords |= grouped(TableAccess, table_access, keywords)
         known = (*keywords_of(self.deploy), *ModelKeywords.__annotations__)
-        refuse_unknown(
-            "ClipperServer.deploy", [key for key in keywords if key not in known], known
-        )
+        refuse_unknown("ClipperServer.deploy", [key for key in keywords if key not in known], known)
         spec = model_spec(name, cast(ModelKeywords, keywords))
         thing = to_run(chosen(name, model, keywords.get("command"), spec.folder), spec)
         fields = record_fields(name, spec, self.config, is_program=isinstance(thing, Command))

@@ -45,9 +45,7 @@ for module in (clipper, clipper_core.engine.engine, clipper_container):
 def metadata(wheel: Path) -> Message:
     """Return what a wheel says about itself."""
     with zipfile.ZipFile(wheel) as archive:
-        (about,) = (
-            name for name in archive.namelist() if name.endswith(".dist-info/METADATA")
-        )
+        (about,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         return Parser().parsestr(archive.read(about).decode())
 
 

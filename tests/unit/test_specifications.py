@@ -296,9 +296,7 @@ def files_with(name: str) -> set[str]:
     found = set()
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(parsed(path)):
-            words = {
-                getattr(node, key, None) for key in ("id", "attr", "arg", "value")
-            }
+            words = {getattr(node, key, None) for key in ("id", "attr", "arg", "value")}
             if name in {word for word in words if isinstance(word, str)}:
                 found.add(str(path.relative_to(PACKAGE)))
     return found

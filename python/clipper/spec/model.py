@@ -53,12 +53,10 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
             python="str | Sequence[str] | None",
         ),
     ] = ()
-    folder: Annotated[
-        str, field("folder in which the command runs; empty: the current one")
-    ] = ""
-    data: Annotated[
-        bytes, field("bytes of a model's file, instead of a model", without=_SENT)
-    ] = b""
+    folder: Annotated[str, field("folder in which the command runs; empty: the current one")] = ""
+    data: Annotated[bytes, field("bytes of a model's file, instead of a model", without=_SENT)] = (
+        b""
+    )
     kind: Annotated[
         str,
         field(
@@ -246,9 +244,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     ] = 0
     cpus: Annotated[
         float,
-        field(
-            "cores of each container of Docker or podman; 0: no limit", "cores", ge=0, le=4096
-        ),
+        field("cores of each container of Docker or podman; 0: no limit", "cores", ge=0, le=4096),
     ] = 0.0
     gpus: Annotated[
         str,

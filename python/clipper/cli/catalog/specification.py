@@ -46,9 +46,7 @@ def with_options_of(kind: type[msgspec.Struct]) -> Callable[[Verb], Verb]:
     return add
 
 
-def members_of(
-    kind: type[msgspec.Struct], values: Mapping[str, object]
-) -> dict[str, UserValue]:
+def members_of(kind: type[msgspec.Struct], values: Mapping[str, object]) -> dict[str, UserValue]:
     """Return the members that the values of options state, by the names of fields; those that are
     not given are left out. Raises click.BadParameter."""
     found: dict[str, UserValue] = {}
@@ -89,9 +87,7 @@ def _option(one: SpecField) -> Callable[[Verb], Verb]:
     name = _value_name(one)
     metavar = _METAVARS.get(one.name, one.unit.upper() or None)
     if form := FORMS.get(one.name):
-        return click.option(
-            *words, name, metavar=form.metavar, multiple=form.multiple, help=help_
-        )
+        return click.option(*words, name, metavar=form.metavar, multiple=form.multiple, help=help_)
     if type_ is bool:
         both = f"{words[0]}/--no-{words[0].removeprefix('--')}"
         return click.option(both, name, default=None, help=help_)

@@ -185,11 +185,7 @@ def _object(properties: Mapping[str, Schema], needed: list[str]) -> Schema:
 
 
 def _argument(verb: str, name: str, type_: object) -> Schema:
-    return (
-        _ARGUMENTS.get(f"{verb}.{name}")
-        or _ARGUMENTS.get(name)
-        or msgspec.json.schema(type_)
-    )
+    return _ARGUMENTS.get(f"{verb}.{name}") or _ARGUMENTS.get(name) or msgspec.json.schema(type_)
 
 
 _ARGUMENTS: Mapping[str, Schema] = {
