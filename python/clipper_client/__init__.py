@@ -1,6 +1,6 @@
 """A client for the queries of a Clipper server: pure Python, without dependencies, on any platform.
 
-with clipper_client.Client("http://127.0.0.1:8080") as client:
+with clipper_client.Client("http://127.0.0.1:8000") as client:
     answer = client.predict("digits", [0.0, 1.0], slo_ms=20)
 
 Where `clipper` is installed, `clipper.Client` is the same class. docs/client.md.

@@ -27,7 +27,7 @@ class AsyncClient:
     """The same as Client, for one event loop: each method is a coroutine. Threads: that of the
     loop. A call that is cancelled closes its connection, which cancels its query.
 
-    async with clipper.AsyncClient("http://127.0.0.1:8080") as client:
+    async with clipper.AsyncClient("http://127.0.0.1:8000") as client:
         answer = await client.predict("digits", [0.0, 1.0], slo_ms=20)
     """
 

@@ -24,7 +24,7 @@ class Client:
     """Queries to the applications of one server. Threads: any; up to connections_max calls at once,
     and further ones wait for a connection. Close it, or use it in a `with` statement.
 
-    client = clipper.Client("http://127.0.0.1:8080")
+    client = clipper.Client("http://127.0.0.1:8000")
     client.predict("digits", [0.0, 1.0], slo_ms=20).output
     """
 

@@ -1,4 +1,5 @@
-"""What a command that starts a server prints first: a query that works, and how to go on."""
+"""The lines that a command prints first when it starts a server: a query that works, and how to go
+on."""
 
 import json
 import shlex
