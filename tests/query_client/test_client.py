@@ -533,5 +533,5 @@ def test_a_client_of_another_version_is_refused_with_the_way_out(
 ) -> None:
     monkeypatch.delitem(vars(clipper), "Client", raising=False)
     monkeypatch.setattr(clipper_client, "__version__", "0.0.9")
-    with pytest.raises(ImportError, match=r"0\.0\.9 .*pip uninstall clipper-client"):
+    with pytest.raises(ImportError, match=r"0\.0\.9 .*pip install clipper-client=="):
         clipper.Client  # noqa: B018 - the import is the test
