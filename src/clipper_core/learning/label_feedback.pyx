@@ -10,7 +10,6 @@ from libc.math cimport NAN
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy
 from posix.time cimport CLOCK_REALTIME, clock_gettime, timespec
-from posix.types cimport clockid_t
 
 from clipper_core.learning.answer_window cimport (
     ENTRY_WORDS_MAX, HAS_FEEDBACK, IS_WRITTEN, AnswerOwner, AnswerWindow, Joined, entry_flags,
