@@ -165,7 +165,7 @@ def application(policy: str, models: int, user: str = "") -> Callable[[int], Non
     if core is None:
         raise AssertionError(f"the core does not take {policy}")
     table.replace({"a": core})
-    handle = QueryHandle("a", table, 60_000.0)
+    handle = QueryHandle("a", table, 60_000.0, None)
     if user:
         return repeat(lambda: handle.predict(x, user).result())
     return repeat(lambda: handle.predict(x).result())

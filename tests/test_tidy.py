@@ -304,8 +304,8 @@ def test_the_sdk_stands_alone() -> None:
 
 
 def test_the_query_client_stands_alone() -> None:
-    """It runs where neither the server nor any package is installed. What it uses if it is there,
-    numpy and the errors of the server, it looks for by name."""
+    """The query client runs where neither the server nor any package is installed. It looks by name
+    for numpy and the errors of the server, which it uses if they are there."""
     wrong = [
         f"{at(path, line)}: imports {target}: the query client has the standard library"
         for path, tree in python_files(CLIENT)

@@ -1,4 +1,4 @@
-"""What tools/fetch.py can fetch: groups of programs and packages, and which tests need each."""
+"""The groups of programs and packages that tools/fetch.py fetches, and which tests need each."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""What the pyproject.toml files of this checkout declare. Uses the standard library alone.
+"""Read what the pyproject.toml files of this checkout declare, by the standard library alone.
 
 python3.11 tools/projects.py peers      # prints the lines for pip of an extra or of a group
 """

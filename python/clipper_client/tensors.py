@@ -202,7 +202,8 @@ def _by_numpy(name: str, value: UserValue, numpy: UserValue) -> PackedTensor:
     except (ValueError, TypeError, OverflowError) as error:
         raise Ragged(str(error)) from None
     if found.dtype.kind == "O" and _holds_only_numbers(found.ravel().tolist()):
-        found = found.astype(numpy.float64)  # None is a missing number
+        # None is a missing number
+        found = found.astype(numpy.float64)
     datatype = _DATATYPES.get(f"{found.dtype.kind}{found.dtype.itemsize}")
     if datatype is None:
         if found.dtype.kind in "OUS":

@@ -1,5 +1,6 @@
 /* A module that tells whether this processor has AVX2 and BMI2. It uses neither, nor anything that
-   not every x86-64 has, and the stable interface of Python. src/clipper_core/__init__.py loads it. */
+   not every x86-64 has, and the stable interface of Python. src/clipper_core/__init__.py loads
+   it. */
 #include <Python.h>
 
 static PyObject *has_avx2(PyObject *module, PyObject *none) {

@@ -300,7 +300,7 @@ def test_shares_are_kept(world):
 
 
 def test_an_answer_at_once_is_like_any_other(world):
-    """It is pickled, copied and printed, and its future is done."""
+    """An answer from the cache is pickled, copied and printed, and its future is done."""
     served = Served(world, "ensemble", 3)
     for future, answer in served.ask(np.zeros(2), ["a", "a", "b"], [None] * 3):
         assert future.done()
@@ -336,15 +336,15 @@ def test_a_user_has_a_state_of_their_own(world):
 
 
 def test_a_handle_schedules_by_the_core_what_is_plain(world):
-    """Anything else goes to the subclass, with all that was given."""
+    """All others go to the other scheduler, with all that was given."""
 
-    class Handle(QueryHandle):
-        def _by_python(self, *given):
+    class Others:
+        def predict(self, *given):
             return given
 
     served = Served(world, "ensemble", 2)
     table = ApplicationTable()
-    handle = Handle("app", table, 60_000.0)
+    handle = QueryHandle("app", table, 60_000.0, Others())
     x = np.zeros(2)
     plain = (x, None, None, 0, None, "", ())
     assert handle.predict(x) == plain

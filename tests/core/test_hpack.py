@@ -125,7 +125,9 @@ def some_fields(rng: random.Random) -> list[tuple[bytes, bytes]]:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_blocks_are_read_as_the_library_reads_them(seed: int) -> None:
-    rng, decoder, encoder = random.Random(seed), HpackDecoder(), hpack.Encoder()
+    rng = random.Random(seed)
+    decoder = HpackDecoder()
+    encoder = hpack.Encoder()
     for _ in range(60):
         if rng.random() < 0.05:
             encoder.header_table_size = rng.choice((0, 100, 1000, 4096))
@@ -161,7 +163,9 @@ def test_random_bytes_are_read_alike_or_refused(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_what_is_written_is_read(seed: int) -> None:
-    rng, theirs, ours = random.Random(seed), hpack.Decoder(), HpackDecoder()
+    rng = random.Random(seed)
+    theirs = hpack.Decoder()
+    ours = HpackDecoder()
     for _ in range(60):
         fields = [(b":status", b"%d" % rng.choice((200, 404, 500, 418, 302))), *some_fields(rng)]
         block = hpack_encode(fields)

@@ -18,7 +18,11 @@ from clipper_core.http.http2_protocol import Http2Error, Http2EventKind, Http2Pr
 SEEDS = range(6)
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH, PING, GOAWAY, WINDOW, CONTINUATION = range(10)
-END_STREAM, ACK, END_HEADERS, PADDED, WITH_PRIORITY = 1, 1, 4, 8, 32
+END_STREAM = 1
+ACK = 1
+END_HEADERS = 4
+PADDED = 8
+WITH_PRIORITY = 32
 GET = [(b":method", b"GET"), (b":scheme", b"http"), (b":path", b"/a"), (b":authority", b"here")]
 POST = [(b":method", b"POST"), *GET[1:]]
 LIST_BYTES = 16384

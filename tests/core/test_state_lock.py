@@ -16,7 +16,9 @@ def test_one_thread_takes_it_several_times() -> None:
 
 
 def test_another_thread_waits_until_it_is_given_back() -> None:
-    lock, waits, order = StateLock(), threading.Event(), list[str]()
+    lock = StateLock()
+    waits = threading.Event()
+    order = list[str]()
 
     def wait() -> None:
         waits.set()

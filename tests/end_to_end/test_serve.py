@@ -157,7 +157,8 @@ def test_new_code_is_a_new_version_and_broken_code_is_not(here: Path) -> None:
         (line,) = curls(server)
         query = line.replace("0.5, 0.5", "1, 2")
         assert run(query)["output"] == 6
-        (here / "factor.py").write_text("FACTOR = 10\n")  # which the module imports
+        # which the module imports
+        (here / "factor.py").write_text("FACTOR = 10\n")
         server.until("model total:2 is deployed instead of total:1")
         assert run(query)["output"] == 30
         (here / "mine.py").write_text("def total(rows:\n")

@@ -26,10 +26,12 @@ from clipper.deploy.packages import sdk
 
 ROOT = Path(__file__).resolve().parents[2]
 CLIENT = ROOT / "python" / "clipper_client"
-FOLDERS = (".", "container_sdk", "python/clipper_client")  # of the distributions
+# of the distributions
+FOLDERS = (".", "container_sdk", "python/clipper_client")
 PATIENCE_S = 300.0
 OURS = ("clipper-client", "clipper-container", "clipper-serving")
-NOT_IN_WHEELS = ("pyproject.toml", "README.md")  # of the query client
+# of the query client
+NOT_IN_WHEELS = ("pyproject.toml", "README.md")
 QUERIES = "clipper_client.Client('http://127.0.0.1:1').close()"
 SERVES = """\
 import clipper, clipper_container, clipper_core.engine.engine, numpy

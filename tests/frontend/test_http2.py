@@ -48,7 +48,9 @@ class Client:
     def __init__(
         self, send: Callable[[bytes], bytes], reads: bool = True, authority: str = "here"
     ) -> None:
-        self._send, self._reads, self._authority = send, reads, authority
+        self._send = send
+        self._reads = reads
+        self._authority = authority
         self.h2 = client_of_others()
         self.replies: dict[int, tuple[int, dict[str, str], bytes]] = {}
         self.ended: list[int] = []

@@ -1,4 +1,4 @@
-"""What a client adds to a server: times, tries, connections, keys, TLS, errors of its own."""
+"""Tests of what a client has of its own: times, tries, connections, keys, TLS, errors."""
 
 import asyncio
 import contextlib
@@ -207,7 +207,7 @@ def test_a_large_answer_and_input(ask: Ask, plain: clipper.ClipperServer) -> Non
 
 
 def test_lists_work_without_numpy(plain: clipper.ClipperServer) -> None:
-    """In a process that cannot import numpy."""
+    """A process that cannot import numpy queries with lists."""
     code = f"""
 import sys
 sys.modules["numpy"] = None

@@ -20,7 +20,8 @@ from clipper.state_dir import is_alive, write_private
 
 _FILE = "manage.json"
 _HINT = "Start one with: clipper up   Or name one: --url http://HOST:PORT, or CLIPPER_URL."
-_EVERYWHERE = ("0.0.0.0", "::")  # hosts of a server that listens on all addresses
+# hosts of a server that listens on all addresses
+_EVERYWHERE = ("0.0.0.0", "::")
 
 
 class Running(msgspec.Struct, frozen=True):

@@ -94,5 +94,6 @@ cdef class QueryHandle:
     cdef readonly str name
     cdef ApplicationTable table
     cdef double slo_ms_max
+    cdef object others          # schedules queries in Python
 
     cdef u64 _slo_us(self, object slo_ms) except? 0

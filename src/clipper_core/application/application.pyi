@@ -1,5 +1,5 @@
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import Any, Protocol, final
 
 from clipper.types import PredictionRequest, UserValue, VersionedModel
 from clipper_core.application.output_means import OutputMeans
@@ -67,9 +67,23 @@ class ApplicationTable:
     def replace(self, by_name: dict[str, Application]) -> None: ...
     def schedule(self, request: PredictionRequest) -> Future | None: ...
 
+class OtherQueries(Protocol):
+    def predict(
+        self,
+        x: UserValue,
+        user: str | None,
+        slo_ms: float | None,
+        salt: int,
+        context: UserValue,
+        id: str,
+        outputs: Sequence[str],
+    ) -> Future: ...
+
 class QueryHandle:
     name: str
-    def __init__(self, name: str, table: ApplicationTable, slo_ms_max: float) -> None: ...
+    def __init__(
+        self, name: str, table: ApplicationTable, slo_ms_max: float, others: OtherQueries | None
+    ) -> None: ...
     def predict(
         self,
         x: UserValue,
@@ -79,14 +93,4 @@ class QueryHandle:
         context: UserValue = None,
         id: str = "",
         outputs: Sequence[str] = (),
-    ) -> Future: ...
-    def _by_python(
-        self,
-        x: UserValue,
-        user: str | None,
-        slo_ms: float | None,
-        salt: int,
-        context: UserValue,
-        id: str,
-        outputs: Sequence[str],
     ) -> Future: ...

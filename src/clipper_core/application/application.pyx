@@ -31,14 +31,21 @@ cdef extern from "Python.h":
     Py_ssize_t PyUnicode_GET_LENGTH(object text)
 
 cdef ObjectMember SHARED, CONTEXTS, FIRST       # of a learner
-SHARED.name, CONTEXTS.name, FIRST.name = b"shared", b"contexts", b"first"
+SHARED.name = b"shared"
+CONTEXTS.name = b"contexts"
+FIRST.name = b"first"
 cdef ObjectMember FOLLOWED                      # of the origin of a state
 FOLLOWED.name = b"held"
 cdef ObjectMember APPLICATION, CANDIDATES, INPUT, USER, SLO_MS, SALT, CONTEXT, ID, OUTPUTS
 APPLICATION.name = b"application"               # of a request
 CANDIDATES.name = b"candidate_models"
-INPUT.name, USER.name, SLO_MS.name = b"input", b"user", b"slo_ms"
-SALT.name, CONTEXT.name, ID.name, OUTPUTS.name = b"salt", b"context", b"id", b"outputs"
+INPUT.name = b"input"
+USER.name = b"user"
+SLO_MS.name = b"slo_ms"
+SALT.name = b"salt"
+CONTEXT.name = b"context"
+ID.name = b"id"
+OUTPUTS.name = b"outputs"
 
 cdef enum:
     USER_CHARS_MAX = 512        # of a user's name that is not checked in Python
@@ -116,14 +123,26 @@ cdef class Application:
         cdef u32 i, k = <u32> len(selection.models)
         if len(cores) != k:
             raise_for(BAD_INPUT, f"{len(cores)} cores for {k} models")
-        self.resolved, self.selection, self.learner = resolved, selection, learner
+        self.resolved = resolved
+        self.selection = selection
+        self.learner = learner
         self.models = selection.models
         self.cores = [<Model?> core for core in cores]
-        self.window, self.kept, self.counts = window, kept, counts
-        self.queries, self.decided, self.slowest = queries, decided, slowest
-        self.means, self.is_teaching, self.bar_us = means, is_teaching, bar_us
-        self.by_python, self.plan_type, self.latest = by_python, plan_type, latest
-        self.node, self.slo_us, self.confidence_min = node, slo_us, confidence_min
+        self.window = window
+        self.kept = kept
+        self.counts = counts
+        self.queries = queries
+        self.decided = decided
+        self.slowest = slowest
+        self.means = means
+        self.is_teaching = is_teaching
+        self.bar_us = bar_us
+        self.by_python = by_python
+        self.plan_type = plan_type
+        self.latest = latest
+        self.node = node
+        self.slo_us = slo_us
+        self.confidence_min = confidence_min
         self.draws = int.from_bytes(os.urandom(8), "little")
         self.called = [(model,) for model in self.models]
         self.owners = [AnswerOwner(learner, models, plan_type(models))
@@ -498,11 +517,17 @@ cdef inline bint _is_plain_name(object user) noexcept:
 cdef class QueryHandle:
     """The part of an application's handle that schedules queries. Threads: any.
 
-    name: of the application.  table: of all applications.  slo_ms_max: longest deadline.
+    name: of the application.  table: of all applications.  slo_ms_max: longest deadline, in
+    milliseconds.  others: its `predict` schedules, and checks, the queries that the core does not
+    take; it gets all arguments.
     """
 
-    def __init__(self, str name not None, ApplicationTable table not None, double slo_ms_max):
-        self.name, self.table, self.slo_ms_max = name, table, slo_ms_max
+    def __init__(self, str name not None, ApplicationTable table not None, double slo_ms_max,
+                 others):
+        self.others = others
+        self.name = name
+        self.table = table
+        self.slo_ms_max = slo_ms_max
 
     @cython.binding(False)
     def predict(self, x, user=None, slo_ms=None, salt=0, context=None, id="", outputs=()):
@@ -523,15 +548,15 @@ cdef class QueryHandle:
         cdef u64 slo_us
         if (application is None or context is not None or id is not NO_ID
                 or outputs is not NOTHING or not _is_plain_name(user)):
-            return self._by_python(x, user, slo_ms, salt, context, id, outputs)
+            return self.others.predict(x, user, slo_ms, salt, context, id, outputs)
         slo_us = application.slo_us
         if slo_ms is not None:
             slo_us = self._slo_us(slo_ms)
         if slo_us == 0:
-            return self._by_python(x, user, slo_ms, salt, context, id, outputs)
+            return self.others.predict(x, user, slo_ms, salt, context, id, outputs)
         future = application.schedule(x, "" if user is None else user, slo_us, salt, NO_ID)
         if future is None:
-            return self._by_python(x, user, slo_ms, salt, context, id, outputs)
+            return self.others.predict(x, user, slo_ms, salt, context, id, outputs)
         return future
 
     cdef u64 _slo_us(self, object slo_ms) except? 0:
@@ -543,7 +568,3 @@ cdef class QueryHandle:
         if not 0.0 < given <= self.slo_ms_max:
             return 0
         return max(<u64> rint(given * 1000.0), <u64> 1)
-
-    def _by_python(self, x, user, slo_ms, salt, context, id, outputs):
-        """Schedule a query that the core does not take, which checks all that is given."""
-        raise NotImplementedError(f"{type(self).__name__} schedules no queries of Python")

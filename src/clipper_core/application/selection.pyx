@@ -26,7 +26,9 @@ from clipper_core.wire.prediction cimport TAG_BLOB, TAG_ROW, blob_of, word_confi
 cnp.import_array()
 
 cdef ObjectMember MODELS, ROWS, SURE, LABELS, SEEN      # of a learned state
-MODELS.name, ROWS.name, SURE.name = b"models", b"rows", b"sure"
+MODELS.name = b"models"
+ROWS.name = b"rows"
+SURE.name = b"sure"
 LABELS.name, SEEN.name = b"labels", b"seen"
 
 
@@ -53,7 +55,9 @@ cdef class Selection:
         if not 1 <= len(models) <= TASKS_MAX:
             raise_for(BAD_INPUT, f"{len(models)} models: a selection has 1 to {TASKS_MAX}")
         self.k = <u32> len(models)
-        self.how, self.models, self.rule = how, models, rule
+        self.how = how
+        self.models = models
+        self.rule = rule
         self.doubt, self.ridge = doubt, ridge
         self.calls_one = how in (DRAWN_MODEL, CHOSEN_MODEL)
         self.learns = how in (LEARNED_VOTES, BLEND, CHOSEN_MODEL)

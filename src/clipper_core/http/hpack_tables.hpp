@@ -1,5 +1,5 @@
-// The tables of HPACK (RFC 7541): the static fields (appendix A), the Huffman code (appendix B), and
-// a machine that decodes it four bits at a time.
+// The tables of HPACK (RFC 7541): the static fields (appendix A), the Huffman code (appendix B),
+// and a machine that decodes it four bits at a time.
 //
 // A code has at least five bits, so that four bits complete at most one symbol. A state is an inner
 // node of the tree of codes; a step from it by four bits gives the next node and perhaps a symbol.

@@ -930,8 +930,8 @@ cdef class Http2Protocol:
 
     @property
     def waits_since_us(self):
-        """When the preface, a head or another frame began of which the rest has not come; 0: there
-        is none. A body may come slowly, as far as this connection is concerned."""
+        """The time at which the incomplete preface, head or other frame began, in microseconds of
+        the caller's clock; 0: none is incomplete. A body may come slowly: it does not count."""
         cdef Http2State* h = self.state
         if h.state == BETWEEN_FRAMES and h.input.size() > 3 and h.input.at()[3] == DATA:
             return 0

@@ -469,7 +469,9 @@ cdef class AnswerWindow:
 
     def __init__(self, u64 size_max, double window_s, u64 bytes_max, answer_type, prediction_type,
                  plan_type, clock=None, str node not None="", numbers=None):
-        self.window_s, self.clock, self.node = window_s, clock, node
+        self.window_s = window_s
+        self.clock = clock
+        self.node = node
         if numbers is not None:
             self.number_of_answer = <NumberOf> PyCapsule_GetPointer(numbers, "clipper.number_of")
         self.answer_type, self.prediction_type = answer_type, prediction_type
@@ -791,7 +793,9 @@ cdef bint entry_read(const u64* entry, Reported* reported) except -1:
     cdef u32 i, model = 0
     _shape(entry, &s)
     tags = <const u8*> (entry + s.tags)
-    reported.n, reported.features, reported.qualified = n, 0, False
+    reported.n = n
+    reported.features = 0
+    reported.qualified = False
     for i in range(n):
         while not entry[3] >> (16 + model) & 1:
             model += 1

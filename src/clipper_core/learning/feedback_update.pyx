@@ -626,7 +626,9 @@ cdef class FeedbackUpdate:
         cdef u32 kind = self.rule.state.kind
         learner.rule, learner.fade = &self.rule.state, self.fade
         learner.rows, learner.sure = state_rows(numbers), state_sure(numbers)
-        learner.k, learner.columns, learner.bins = k, numbers.columns, numbers.bins
+        learner.k = k
+        learner.columns = numbers.columns
+        learner.bins = numbers.bins
         learner.shape.buckets = learner.shape.features = 0
         if numbers.rows != k + (kind == MIXTURE) or not 1 <= k <= MODELS_MAX:
             return False
@@ -758,7 +760,9 @@ cdef class FeedbackUpdate:
             return False
         votes.anyone, votes.label = reported.n > 0, <PyObject*> label
         for i in range(k):
-            votes.arrived[i], votes.values[i], votes.cells[i] = 0, 0, 0
+            votes.arrived[i] = 0
+            votes.values[i] = 0
+            votes.cells[i] = 0
             votes.confidence[i] = NAN
         for i in range(reported.n):
             at = reported.place[i]

@@ -309,7 +309,10 @@ cdef ObjectMember STEPS, SHARED, WATCHER, CONTEXTS  # of a learner
 cdef ObjectMember FEEDBACK                          # of the counts of a model
 cdef ObjectMember DIFFERENCES                       # of a state
 MODELS.name, PROBABILITIES.name, FEATURES.name = b"models", b"probabilities", b"features"
-STEPS.name, SHARED.name, WATCHER.name, CONTEXTS.name = b"steps", b"shared", b"watcher", b"contexts"
+STEPS.name = b"steps"
+SHARED.name = b"shared"
+WATCHER.name = b"watcher"
+CONTEXTS.name = b"contexts"
 FEEDBACK.name, DIFFERENCES.name = b"feedback", b"differences"
 
 
@@ -797,7 +800,9 @@ cdef class TakenLabels:
         words = self.table.take(number, self.words + self.used)
         if not words:
             return False
-        item.at, item.right, item.row = self.used, right[0], row
+        item.at = self.used
+        item.right = right[0]
+        item.row = row
         item.is_new = not entry_flags(self.words + self.used) & HAS_FEEDBACK
         self.used += words
         self.n += 1

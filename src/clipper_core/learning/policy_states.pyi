@@ -25,7 +25,7 @@ def block_of(array: object) -> StateBlock | None:
 
 @final
 class StateParts:
-    """What a state has beside its numbers."""
+    """The part of a state that is no numbers: models, thresholds, users."""
 
 @final
 class Held:

@@ -16,7 +16,9 @@ from clipper_core.runtime.status cimport BAD_INPUT, raise_for
 cnp.import_array()
 
 cdef ObjectMember MODELS, TRACKED, DIFFERENCES      # of a state
-MODELS.name, TRACKED.name, DIFFERENCES.name = b"models", b"tracked", b"differences"
+MODELS.name = b"models"
+TRACKED.name = b"tracked"
+DIFFERENCES.name = b"differences"
 cdef StateNumbers* SPARE = NULL     # a block of SPARE_BYTES that nobody has; the GIL guards it
 cdef u64 SPARE_BYTES = 0
 
@@ -137,7 +139,9 @@ cdef StateNumbers* numbers_copied(const StateNumbers* block) noexcept:
             return NULL
     copy.refs.store(0, relaxed)
     copy.labels, copy.seen = block.labels, block.seen
-    copy.rows, copy.columns, copy.bins = block.rows, block.columns, block.bins
+    copy.rows = block.rows
+    copy.columns = block.columns
+    copy.bins = block.bins
     memcpy(state_rows(copy), block + 1, nbytes - sizeof(StateNumbers))
     return copy
 
@@ -152,7 +156,7 @@ cdef void numbers_dropped(StateNumbers* numbers) noexcept:
 
 @cython.final
 cdef class StateParts:
-    """What a state has beside its numbers. Immutable; threads: any, with the GIL."""
+    """The part of a state that is no numbers. Immutable; threads: any, with the GIL."""
 
 
 cdef inline StateNumbers* _at(u64 address) noexcept nogil:
@@ -243,7 +247,9 @@ cdef class Held:
                 return parts
         parts = StateParts.__new__(StateParts)
         parts.make, parts.node = make, node
-        parts.models, parts.tracked, parts.differences = models, tracked, differences
+        parts.models = models
+        parts.tracked = tracked
+        parts.differences = differences
         return parts
 
     cdef void learned(self, StateNumbers* numbers, StateParts parts, u64 number) noexcept:
@@ -254,7 +260,9 @@ cdef class Held:
         cdef StateNumbers* block = _at(before & ADDRESS)
         if block != NULL and block_replaced(block[0], before):
             numbers_dropped(block)
-        self.known, self.parts, self.last = None, parts, number
+        self.known = None
+        self.parts = parts
+        self.last = number
 
     cdef u64 applied_to(self, str node) except? 0xFFFFFFFFFFFFFFFF:
         cdef PyObject* found

@@ -44,7 +44,7 @@ def found(state: str, admin: str) -> Running | None:
 def test_no_command_reaches_a_server_that_its_folder_does_not_mean(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For all pairs of servers and all contents of ./clipper.toml."""
+    """Commands are tried with all pairs of servers and all contents of ./clipper.toml."""
     every = list(servers(folder))
     here = str(folder / HERE)
     for pair in itertools.combinations(every, 2):

@@ -132,7 +132,10 @@ class World:
             return f"n-{self.number:x}"
 
         class Combined:
-            confidence, used, agreement, set = 1.0, (), 1.0, ()
+            confidence = 1.0
+            used = ()
+            agreement = 1.0
+            set = ()
 
         return answer_of(output, Combined, "", (), 1, "n", self.number, "all", "", {})
 
@@ -157,7 +160,9 @@ class World:
 @pytest.mark.parametrize("seed", range(4 * len(POLICIES)))
 def test_states_journal_and_counts_are_those_of_the_general_path(seed: int, tmp_path: Path) -> None:
     world = World(seed, tmp_path)
-    draw, table, fast = world.draw, world.window.table, 0
+    draw = world.draw
+    table = world.window.table
+    fast = 0
     for _ in range(60):
         predictions = [world.answer() for _ in range(draw.choice([1, 1, 1, 20]))]
         labels = [draw.choice(world.labels) for _ in predictions]

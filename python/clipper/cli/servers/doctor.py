@@ -56,7 +56,8 @@ _OPTIONAL = {
     ("ray",): "ray",
 }
 _ENGINES = {"docker": "systemctl start docker", "podman": "systemctl --user start podman.socket"}
-_CPU_WANTED = ("avx2", "bmi2")  # tools/build_core.py compiles for these where the CPU has them
+# tools/build_core.py compiles for these where the CPU has them
+_CPU_WANTED = ("avx2", "bmi2")
 _COMMITS = 9
 _COMMIT_SLOW_MS = 20.0
 _TRIAL_S = 30.0

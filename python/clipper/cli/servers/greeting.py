@@ -153,5 +153,6 @@ def _input_of(server: "ClipperServer", application: str) -> "InputType | Tensors
         return InputType.parse("any")
     if tensors := getattr(core, "tensors", None):
         return cast("Tensors", tensors)
-    describe = getattr(core, "describe_input", None)  # which a model of the mesh has not
+    # which a model of the mesh has not
+    describe = getattr(core, "describe_input", None)
     return InputType.parse(describe() if describe is not None else "any")

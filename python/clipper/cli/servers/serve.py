@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 _CHECK_S: Final = 0.5
 _SLO_MS: Final = 1000.0
 _IN_A_NAME: Final = re.compile(r"[^a-z0-9._-]+")
-_AMBIGUOUS: Final = (".json", ".txt")  # in a folder, only those that are models count
+# in a folder, only those that are models count
+_AMBIGUOUS: Final = (".json", ".txt")
 _Table = dict[str, UserValue]
 
 

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 DEFAULT_FILE = "clipper.toml"
 _CHECK_S = 0.5
 _LOOK_S = 0.2
-_LOADING = ("loading", "partly ready", "failing")  # states of models that may become ready
+# states of models that may become ready
+_LOADING = ("loading", "partly ready", "failing")
 _PATIENCE_S = 5.0  # for models to load, before the first lines say how to query them
 _SWITCH_S = 0.001
 _OLD_COLLECTED = 1000  # collections of younger objects for one of old ones
@@ -182,9 +183,12 @@ class Start:
         must_load: bool = False,
     ) -> None:
         self._config, self._title = config, title
-        self._made_up, self._by_hand, self._with_parent = made_up, by_hand, with_parent
+        self._made_up = made_up
+        self._by_hand = by_hand
+        self._with_parent = with_parent
         self._patience_s, self._must_load = patience_s, must_load
-        self.stopping = threading.Event()  # set by the first signal
+        # set by the first signal
+        self.stopping = threading.Event()
 
     @contextlib.contextmanager
     def running(self) -> Iterator["ClipperServer"]:

@@ -182,7 +182,7 @@ def server_dockerfile(extras: Sequence[str]) -> str:
     some = f"[{','.join(extras)}]" if extras else ""
     what = f'"clipper-serving{some}=={VERSION}"'
     return f"""\
-# The clipper server. Where no index has clipper-serving, put the wheels of `make wheels` into wheels/:
+# The clipper server. Where no index has clipper-serving, put the wheels of `make wheels` here:
 #   cp PATH-OF-THE-CHECKOUT/dist/*.whl server/wheels/
 ARG BASE=python:3.11-slim-bookworm
 

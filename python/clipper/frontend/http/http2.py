@@ -133,7 +133,9 @@ class Http2Connection(asyncio.Protocol):
         serve: "Callable[[HttpService], HttpConnection]",
     ) -> None:
         settings = service.settings
-        self.service, self.transport, self.serve = service, transport, serve
+        self.service = service
+        self.transport = transport
+        self.serve = serve
         self.protocol = Http2Protocol(
             settings.pipeline_max, settings.header_bytes_max, self._now_us()
         )

@@ -51,7 +51,8 @@ class EntryCodes:
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
-        self._until_s: dict[str, float] = {}  # by the hash of the code
+        # by the hash of the code
+        self._until_s: dict[str, float] = {}
         self._changing = threading.Lock()
 
     def issue(self) -> str:

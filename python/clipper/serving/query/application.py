@@ -23,6 +23,35 @@ from clipper_core.results.future import Future
 ID_CHARS_MAX = 512  # of a request's own id
 
 
+class PythonQueries:
+    """Schedules the queries of an application that the core does not take. Threads: any."""
+
+    __slots__ = ("_name", "_resolve", "_slo_ms_max")
+
+    def __init__(
+        self, name: str, resolved: Callable[[str], ResolvedApplication], slo_ms_max: float
+    ) -> None:
+        self._name = name
+        self._resolve = resolved
+        self._slo_ms_max = slo_ms_max
+
+    def predict(
+        self,
+        x: UserValue,
+        user: str | None,
+        slo_ms: float | None,
+        salt: int,
+        context: UserValue,
+        id: str,
+        outputs: Sequence[str],
+    ) -> Future:
+        """Schedule a query with these arguments of `ApplicationHandle.predict`."""
+        resolved = self._resolve(self._name)
+        slo_us = resolved.slo_us if slo_ms is None else slo_in_us(slo_ms, self._slo_ms_max)
+        own = request_id(id) if id else ""
+        return predict(resolved, x, user, slo_us, salt, context, own, tuple(outputs))
+
+
 @refusing_unknown_keywords
 class ApplicationHandle(QueryHandle):
     """An application by name; it follows every change of its record. Threads: any."""
@@ -36,7 +65,7 @@ class ApplicationHandle(QueryHandle):
         table: ApplicationTable,
         slo_ms_max: float,
     ) -> None:
-        super().__init__(name, table, slo_ms_max)
+        super().__init__(name, table, slo_ms_max, PythonQueries(name, resolved, slo_ms_max))
         self._resolve = resolved
         self._slo_ms_max = slo_ms_max
 
@@ -50,22 +79,6 @@ class ApplicationHandle(QueryHandle):
         except UnknownApplication:  # which a query says
             return None
         return next((core.tensors for core in cores if core.tensors is not None), None)
-
-    def _by_python(
-        self,
-        x: UserValue,
-        user: str | None,
-        slo_ms: float | None,
-        salt: int,
-        context: UserValue,
-        id: str,
-        outputs: Sequence[str],
-    ) -> Future:
-        """Schedule a query that the core does not take: see `predict`."""
-        resolved = self._resolve(self.name)
-        slo_us = resolved.slo_us if slo_ms is None else slo_in_us(slo_ms, self._slo_ms_max)
-        own = request_id(id) if id else ""
-        return predict(resolved, x, user, slo_us, salt, context, own, tuple(outputs))
 
     def feedback(
         self,
