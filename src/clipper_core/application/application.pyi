@@ -67,7 +67,7 @@ class ApplicationTable:
     def replace(self, by_name: dict[str, Application]) -> None: ...
     def schedule(self, request: PredictionRequest) -> Future | None: ...
 
-class OtherQueries(Protocol):
+class _OtherQueries(Protocol):
     def predict(
         self,
         x: UserValue,
@@ -82,7 +82,7 @@ class OtherQueries(Protocol):
 class QueryHandle:
     name: str
     def __init__(
-        self, name: str, table: ApplicationTable, slo_ms_max: float, others: OtherQueries | None
+        self, name: str, table: ApplicationTable, slo_ms_max: float, others: _OtherQueries | None
     ) -> None: ...
     def predict(
         self,
