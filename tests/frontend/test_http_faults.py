@@ -76,12 +76,14 @@ def gated(gate: Gate) -> Iterator[clipper.ClipperServer]:
 
 
 def send(
-    address: str, x: float, path: str = "/api/app/predict", by_python: bool = False
+    address: str, x: float, path: str = "/api/app/predict", way: str = "core"
 ) -> http.client.HTTPConnection:
-    """Send a query. by_python: with a header that the core leaves to the Python server."""
+    """Send a query. way: "python": with a header that the core leaves to the Python server; "read":
+    for a user, so that the core only reads it."""
     connection = http.client.HTTPConnection(address, timeout=PATIENCE_S)
-    headers = {"Clipper-Deadline-Ms": "30000"} if by_python else {}
-    connection.request("POST", path, json.dumps({"input": [x]}), headers)
+    headers = {"Clipper-Deadline-Ms": "30000"} if way == "python" else {}
+    user = {"user": "ann"} if way == "read" else {}
+    connection.request("POST", path, json.dumps({"input": [x], **user}), headers)
     return connection
 
 
@@ -134,12 +136,12 @@ def reset(connection: socket.socket) -> None:
     connection.close()
 
 
-@pytest.mark.parametrize("by_python", [False, True])
+@pytest.mark.parametrize("whose", ["core", "read", "python"])
 @pytest.mark.parametrize(
     "way", ["reset", "half-closed, then reset", "closed", "closed before an ingress"]
 )
 def test_a_connection_that_is_closed_or_reset_cancels_its_query(
-    gated: clipper.ClipperServer, gate: Gate, by_python: bool, way: str
+    gated: clipper.ClipperServer, gate: Gate, whose: str, way: str
 ) -> None:
     """Also after the client had ended its sending side, when nothing is read from it. One that is
     closed is reset when it is written to."""
@@ -149,7 +151,7 @@ def test_a_connection_that_is_closed_or_reset_cancels_its_query(
         front.route([Backend("the server", {"http": gated.http_address})])
         is_before = way == "closed before an ingress"
         address = front.addresses["http"] if is_before else gated.http_address
-        second = send(address, 2, by_python=by_python)
+        second = send(address, 2, way=whose)
         wait_for_issued(gated, 2)
         if way.startswith("closed"):
             second.close()
@@ -217,7 +219,7 @@ def test_a_client_that_reads_nothing_of_large_responses_is_closed(
     with clipper.start(http=http, **QUICK) as server:
         server.deploy("wide", lambda rows: ["x" * 100_000] * len(rows), input="f64[1]")
         server.app("app", models=["wide"], slo_ms=30_000)
-        first = send(server.http_address, 1, by_python=by_python)
+        first = send(server.http_address, 1, way="python" if by_python else "core")
         assert first.getresponse().read()
         first.close()
         host, _, port = server.http_address.rpartition(":")

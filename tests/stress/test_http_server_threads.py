@@ -18,7 +18,7 @@ import pytest
 from clipper.selection import Plan, Prediction
 from clipper.types import Answer, VersionedModel
 from clipper_core.http.http_route import HotRoute, HotTable
-from clipper_core.http.http_server import Handed, HttpServer
+from clipper_core.http.http_server import Gone, Handed, HttpServer, Read
 from clipper_core.learning.answer_window import AnswerWindow
 from clipper_core.runtime.histogram import Counter, LatencyHistogram
 from tests.stress.node import Node, together
@@ -37,7 +37,12 @@ LIMITS: Any = {
     "unsent_bytes_max": 1 << 16,
 }
 ENDED = b"HTTP/1.1 504 Gateway Timeout\r\ncontent-length: 0\r\n\r\n"
+REPLY = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s"
 AWAY = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
+
+
+def as_json(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
 
 
 class Place:
@@ -46,11 +51,16 @@ class Place:
     def __init__(self, node: Node, workers: int) -> None:
         self.node = node
         self.core_server = HttpServer(
-            [node.engine], workers, b"made", finish=lambda future: future, **LIMITS
+            [node.engine],
+            workers,
+            b"made",
+            finish=lambda future: future,
+            encode=as_json,
+            **LIMITS,
         )
         self.counts = [Counter() for _ in range(5)]
         self.took, self.ok, self.requests = LatencyHistogram(), Counter(), LatencyHistogram()
-        self.endings = self.handed = 0
+        self.endings = self.handed = self.gone = self.read = 0
         self.window = AnswerWindow(64, 60.0, 1 << 20, Answer, Prediction, Plan, None, "node")
         self.owner = self.window.pinned_owner("a learner", MODELS)
         self.ended = threading.Event()
@@ -67,7 +77,7 @@ class Place:
 
     def change(self, slo_us: int = 10_000_000) -> None:
         routes = {}
-        for path, model in ((b"/plain", b"plain"), (b"/cached", b"cached")):
+        for path, model in ((b"/plain", b"plain"), (b"/cached", b"cached"), (b"/read", b"plain")):
             for slow in (b"", b"/late"):
                 routes[path + slow] = HotRoute(
                     self.node.models[model],
@@ -83,6 +93,7 @@ class Place:
                     lambda id, tag: id,
                     self.window,
                     self.owner,
+                    read_only=path == b"/read",
                 )
         self.core_server.set_table(HotTable(routes))
 
@@ -97,6 +108,14 @@ class Place:
 
     def take_all(self) -> None:
         for item in self.core_server.take():
+            if isinstance(item, Gone):
+                self.gone += 1
+                continue
+            if isinstance(item, Read):
+                self.read += 1
+                text = b'{"output":%s}' % as_json((2 * item.row).tolist())
+                self.core_server.answer(item.worker, item.ticket, REPLY % (len(text), text), False)
+                continue
             if not isinstance(item, Handed):
                 self.endings += 1
                 assert item.future.done()
@@ -167,7 +186,10 @@ class Client:
                 [float(self.rng.randrange(40)), self.rng.random()]
                 for _ in range(self.rng.randrange(1, 12))
             ]
-            paths = [self.rng.choice(["/plain", "/cached", "/cached", "/plain/late"]) for _ in rows]
+            paths = [
+                self.rng.choice(["/plain", "/cached", "/cached", "/plain/late", "/read"])
+                for _ in rows
+            ]
             text = b"".join(request_bytes(path, row) for path, row in zip(paths, rows, strict=True))
             cut = self.rng.randrange(len(text))
             line.sendall(text[:cut])
@@ -232,5 +254,5 @@ def test_everybody_has_an_answer_in_order(place: Place) -> None:
     issued, answered, decided, used, wins = (count.value for count in place.counts)
     assert answered == decided == used == wins == place.ok.value == place.took.snapshot().count
     assert issued >= answered + place.endings
-    assert answered + place.endings >= sum(client.answered for client in clients) > 0
+    assert answered + place.endings + place.read >= sum(client.answered for client in clients) > 0
     assert place.handed > 0

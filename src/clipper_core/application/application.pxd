@@ -68,10 +68,15 @@ cdef class Application:
 
     # Schedule a query. Return None if Python has to. user: "" for nobody's. id: the caller's own.
     cdef Future schedule(self, object x, str user, u64 slo_us, u64 salt, str id)
+    # The same for a row that has been read; it is only used during the call.
+    cdef Future schedule_row(self, const void* row, u64 nbytes, str user, u64 slo_us, str id)
+    cdef Future _scheduled(self, object x, const void* given, u64 nbytes, str user, u64 slo_us,
+                           u64 salt, str id)
     cdef object state_of(self, str user)
     cdef bint view_of(self, object state, StateView* view) except -1
-    cdef Future look_up(self, object x, u64 slo_us, u64 salt, const Asked* asked, str user, str id,
-                        object state, const StateView* view)
+    cdef Future look_up(self, object x, const void* given, u64 nbytes, u64 slo_us, u64 salt,
+                        const Asked* asked, str user, str id, object state,
+                        const StateView* view)
     cdef u32 first_place(self, u32 chosen) noexcept
     cdef ApplicationQuery query_of(self, const Asked* asked, str user, str id, object state)
     cdef Future submit(self, Rows* rows, object row, list more, Outputs* outputs, u64 slo_us,

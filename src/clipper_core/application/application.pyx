@@ -175,6 +175,16 @@ cdef class Application:
         return self.schedule(x, user, slo_us, salt, id)
 
     cdef Future schedule(self, object x, str user, u64 slo_us, u64 salt, str id):
+        return self._scheduled(x, NULL, 0, user, slo_us, salt, id)
+
+    cdef Future schedule_row(self, const void* row, u64 nbytes, str user, u64 slo_us, str id):
+        if not self.shares_rows:
+            return None
+        return self._scheduled(None, row, nbytes, user, slo_us, 0, id)
+
+    cdef Future _scheduled(self, object x, const void* given, u64 nbytes, str user, u64 slo_us,
+                           u64 salt, str id):
+        """Schedule a query of an input, or of a row that has been read."""
         cdef StateView view
         cdef Asked asked
         cdef Future future
@@ -191,7 +201,7 @@ cdef class Application:
             if id:                          # the choice depends on it
                 return None
             asked.chosen = self.selection.choose(&view, self.uniform(), &asked.probability)
-        future = self.look_up(x, slo_us, salt, &asked, user, id, state, &view)
+        future = self.look_up(x, given, nbytes, slo_us, salt, &asked, user, id, state, &view)
         if future is not None:
             count(&self.queries.n, 1)
         return future
@@ -231,10 +241,14 @@ cdef class Application:
             return (<tuple> first)[1]
         return self.learner.state(user)
 
-    cdef Future look_up(self, object x, u64 slo_us, u64 salt, const Asked* asked, str user, str id,
-                        object state, const StateView* view):
+    cdef Future look_up(self, object x, const void* given, u64 nbytes, u64 slo_us, u64 salt,
+                        const Asked* asked, str user, str id, object state,
+                        const StateView* view):
         """Look the query up in the cache. Return a future that is answered, or that has tasks for
-        what is not there; None if Python has to schedule the query."""
+        what is not there; None if Python has to schedule the query.
+
+        given: the row of all models, of nbytes; NULL: it is read from `x`.
+        """
         cdef Rows rows
         cdef Outputs outputs
         cdef Model model
@@ -248,8 +262,12 @@ cdef class Application:
         cdef u64 number
         for i in range(n):
             model = <Model> self.cores[first + i]
-            if model.watch is not None:
+            if model.watch is not None or (given != NULL and model.cost is not None):
                 return None
+            if given != NULL:
+                rows.data[i], rows.sizes[i] = given, nbytes
+                model._check_bytes(nbytes)
+                continue
             if i and self.shares_rows:
                 rows.data[i], rows.sizes[i] = rows.data[0], rows.sizes[0]
                 continue

@@ -1,6 +1,7 @@
-# The HTTP server of the hot path: plain predictions are answered without the GIL.
+# The HTTP server of the hot path: plain predictions are answered without the GIL. Queries to
+# several models, or for users, are read and written without it.
 #
-# May import: runtime, wire, cache, learning, results, scheduling, engine.
+# May import: runtime, wire, cache, learning, results, scheduling, engine, application.
 #
 # `http_server` has the worker threads and their epoll loops, `http_connection` one connection,
 # `http_head` the parser of request heads, `http_route` the table of routes, the state of a query,

@@ -15,10 +15,13 @@ cdef enum Answered:             # of an exchange
     NOT_YET = 0                 # its slot is pending
     BY_PYTHON = 1               # its future went there
     READY = 2                   # its response is in `text`, and `rest`
+    SCHEDULED = 3               # its row went to Python
 
 cdef enum GivenKind:            # to Python
     CONNECTION = 0              # a connection
     ENDING = 1                  # a query whose response is to be made there
+    ROW = 2                     # a query that is to be scheduled and answered there
+    GONE = 3                    # the client of such a query does not wait any more
 
 cdef struct Settings:
     u64 header_us, idle_us, check_us
@@ -28,11 +31,11 @@ cdef struct Settings:
 cdef cppclass HandedOver:
     u32 kind
     int fd
-    Bytes bytes                 # read and not used
+    Bytes bytes                 # read and not used; the row of a query
     u64 age_us                  # since the request that is partly there began
     u32 returns                 # how often it has come back
     u32 worker
-    u64 ticket                  # of an ending: to answer by
+    u64 ticket                  # of a query: to answer by
     Query query
 
 cdef cppclass HttpConnection:
@@ -80,7 +83,8 @@ cdef cppclass Shared:           # of all workers of one server
     Post away                   # HandedOver*, to Python
     atomic[u64] held            # connections
     atomic[u64] outside         # connections that Python holds
-    atomic[u64] kept            # bytes of requests that are not complete
+    atomic[u64] kept            # bytes of requests that are not complete, and of rows that were
+                                # not scheduled yet
     atomic[u64] kept_outside    # the same, that Python holds
     atomic[u64] version         # counts orders to all
     atomic[u64] tickets

@@ -22,7 +22,7 @@ from posix.unistd cimport close as close_fd
 
 from clipper_core.http.http_head cimport HEAD_PLAIN, HEAD_UNFINISHED, Head, head_read
 from clipper_core.http.http_route cimport (
-    OPEN, OTHER, VALUE, QueryOutcome, RouteState, query_answer, query_drop, query_home,
+    OPEN, OTHER, READ, VALUE, QueryOutcome, RouteState, query_answer, query_drop, query_home,
     query_submit, route_at,
 )
 from clipper_core.http.json_value cimport large_body_drop, large_body_go_on
@@ -204,6 +204,17 @@ cdef void _cancel(Exchange* x) noexcept nogil:
         completion_notify_outside(d, slot_boxes(x.query.block[0], x.query.slot))
 
 
+cdef void _tell_gone(Worker* w, u64 ticket) noexcept nogil:
+    """Have the query of a client cancelled that does not wait any more. Without memory it goes on
+    to its deadline."""
+    cdef HandedOver* handed = make[HandedOver]()
+    if handed == NULL:
+        return
+    handed.kind, handed.ticket, handed.fd = GONE, ticket, -1
+    if not w.shared.away.put(handed):
+        del handed
+
+
 cdef void _give_up(Worker* w, HttpConnection* connection) noexcept nogil:
     """Give up the queries of a connection: no client waits for their responses any more."""
     cdef Exchange* x
@@ -216,6 +227,9 @@ cdef void _give_up(Worker* w, HttpConnection* connection) noexcept nogil:
             _over(x)
         elif x.how == BY_PYTHON:
             w.tickets.take(x.key)
+        elif x.how == SCHEDULED:
+            w.tickets.take(x.key)
+            _tell_gone(w, x.key)
         _put_back(w, x)
     connection.tail = NULL
     connection.open = 0
@@ -284,14 +298,15 @@ cdef void _go_on(Worker* w, HttpConnection* connection) noexcept nogil:
         _flush(w, connection)
 
 
-cdef void _pass_to_python(Worker* w, Exchange* x) noexcept nogil:
-    """Pass its future to Python, which returns the response as bytes."""
+cdef void _pass_to_python(Worker* w, Exchange* x, const Bytes* row) noexcept nogil:
+    """Pass the query to Python, which returns the response as bytes. row: of a query that was only
+    read; NULL: it has a future."""
     cdef HandedOver* handed = make[HandedOver]()
     if handed == NULL:
         _over(x)
         _starve(x)
         return
-    handed.kind, handed.worker, handed.fd = ENDING, w.number, -1
+    handed.kind, handed.worker, handed.fd = ENDING if row == NULL else ROW, w.number, -1
     handed.ticket = w.shared.tickets.fetch_add(1, relaxed)
     handed.query.route, handed.query.block, handed.query.slot = (x.query.route, x.query.block,
             x.query.slot)
@@ -303,9 +318,17 @@ cdef void _pass_to_python(Worker* w, Exchange* x) noexcept nogil:
     x.query.block = NULL
     x.query.value.tag = TAG_NONE
     x.how, x.key = BY_PYTHON, handed.ticket
+    if row != NULL:
+        x.how = SCHEDULED
+        handed.bytes.put(row.at(), row.size())
+        handed.query.user.put(x.query.user.at(), x.query.user.size())
+        w.shared.kept.fetch_add(row.size(), relaxed)
     # no memory, or the server is at its end
-    if not w.tickets.put(x.key, x) or not w.shared.away.put(handed):
+    if (handed.bytes.lost or handed.query.user.lost or not w.tickets.put(x.key, x)
+            or not w.shared.away.put(handed)):
         w.tickets.take(x.key)
+        if row != NULL:
+            w.shared.kept.fetch_sub(row.size(), relaxed)
         _over_given(handed)
         _starve(x)
 
@@ -350,7 +373,7 @@ cdef void exchange_slot_ended(Worker* w, Exchange* x) noexcept nogil:
         _over(x)
         _set_ready(x)
     else:
-        _pass_to_python(w, x)
+        _pass_to_python(w, x, NULL)
     if connection.first == x and x.how == READY:
         _flush(w, connection)
         http_connection_settle(w, connection)
@@ -380,7 +403,7 @@ cdef bint _request(Worker* w, HttpConnection* connection, RouteState* route, con
         return True
     x.query.route, x.query.began_us, x.query.binary = route, monotonic_us(), False
     came = query_submit(&x.query, head, body, &w.row)
-    if came == OTHER:
+    if came == OTHER or (came == READ and not _has_memory(w.shared, w.row.size())):
         _put_back(w, x)
         return False
     route.users.fetch_add(1, relaxed)
@@ -399,8 +422,14 @@ cdef bint _request(Worker* w, HttpConnection* connection, RouteState* route, con
     if came == OPEN:
         _wait(w, x)
     else:
-        _pass_to_python(w, x)
+        _pass_to_python(w, x, &w.row if came == READ else NULL)
     return True
+
+
+cdef bint _has_memory(const Shared* s, u64 nbytes) noexcept nogil:
+    """Return whether so many more bytes of requests may be kept."""
+    return (s.kept.load(relaxed) + s.kept_outside.load(relaxed) + nbytes
+            <= s.settings.bodies_bytes_max)
 
 
 cdef void _wait(Worker* w, Exchange* x) noexcept nogil:

@@ -2,17 +2,20 @@
 # into a row, the row is submitted, and the prediction is written as the same response that
 # serving/processor and frontend/http/applications make.
 #
-# A route is an application with one model (or a model), as it is now. If a query has another result
-# than a plain prediction (a refusal, a default, an output that is not plain), Python handles its
-# future and writes the response.
+# A route is an application, or a model, as it is now. Queries to one model are submitted here. If
+# such a query has another result than a plain prediction (a refusal, a default, an output that is
+# not plain), Python handles its future and writes the response. Queries that need more than one
+# model, or what was learned, are read here and scheduled by the thread of the event loop.
 #
 # Threads: a Query belongs to one thread. Tables and routes are immutable; HotTable and HotRoute are
 # created and freed under the GIL, and `users` counts the users that still need their memory.
+from clipper_core.application.application cimport Application
 from clipper_core.engine.engine cimport Engine
 from clipper_core.engine.model cimport Model
 from clipper_core.http.http_head cimport Head
 from clipper_core.http.json_value cimport LargeBody, Wanted
 from clipper_core.learning.answer_window cimport Ring
+from clipper_core.results.answer cimport Answer
 from clipper_core.results.completion cimport Block, CompletionState
 from clipper_core.runtime.byte_buffer cimport Bytes
 from clipper_core.runtime.histogram cimport Counter, Histogram, LatencyHistogram
@@ -49,10 +52,12 @@ cdef enum QueryOutcome:         # of query_submit
     VALUE = 1                   # answered at once, by a cache hit; `value` holds a reference
     ENDED = 2                   # refused, or ended already: the status is in its slot
     OPEN = 3                    # its slot is pending
+    READ = 4                    # its row was read: the event loop's thread schedules it
 
 cdef cppclass RouteState:
     atomic[u32] users           # queries that are open
     u8 form
+    bint read_only              # its queries are only read here
     bint variable
     Wanted wanted
     EngineState* engine
@@ -85,6 +90,7 @@ cdef cppclass Query:
     u32 id_bytes                # X-Request-Id as given; 0: none
     u8[128] id
     Bytes tag                   # V2: the request's own id, as JSON
+    Bytes user                  # of a query that was read
 
 cdef struct Place:
     u64 hash
@@ -114,11 +120,21 @@ cdef CompletionState* query_home(const Query* q) noexcept nogil
 cdef class HotRoute:
     cdef RouteState* state
     cdef Model model
+    cdef Application application           # schedules queries that were read; None: Python does
     cdef tuple counters
+    cdef object dtype                      # NumPy's, of a row
+    cdef dict names                        # of models, as JSON, by tuple of models
     cdef readonly object subject           # the application or model, for responses that Python
                                            # writes
 
     cdef int _set_rows(self) except -1
+    # Return an array of the row that `data` has.
+    cdef object _row(self, const u8* data, u64 nbytes)
+    # Append the response to a query that was read, and count it. False: Python must make it; then
+    # nothing was written or counted. encode: makes JSON of a text.
+    cdef bint _respond(self, Answer answer, bytes id, u64 began_us, const char* date, bint close,
+                       object encode, Bytes* out) except -1
+    cdef bytes _names_of(self, tuple models)
 
 cdef class HotTable:
     cdef TableState* state

@@ -1,6 +1,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from clipper_core.application.application import Application
 from clipper_core.engine.model import Model
 from clipper_core.learning.answer_window import AnswerOwner, AnswerWindow
 from clipper_core.runtime.histogram import Counter, LatencyHistogram
@@ -22,6 +23,8 @@ class HotRoute:
         subject: Any,
         window: AnswerWindow | None = None,
         owner: AnswerOwner | None = None,
+        application: Application | None = None,
+        read_only: bool = False,
     ) -> None: ...
     @property
     def users(self) -> int: ...

@@ -1,10 +1,16 @@
 """Answers prediction requests: reads the body of the request, and writes the response.
 
-The body may only be `{"input": ROW}`. The counters are the same words of memory that serving/tally
-and metrics/http_counts use, so they include all requests, whether the core or Python answered.
+The body may only be `{"input": ROW}`, or `{"input": ROW, "user": NAME}`. The counters are the same
+words of memory that serving/tally and metrics/http_counts use, so they include all requests,
+whether the core or Python answered.
 """
+cimport numpy as cnp
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memcpy, memset
+
+import json
+
+import numpy as np
 
 from clipper_core.cache.clock_cache cimport cache_lookup, key_of
 from clipper_core.http.http_head cimport NO_LENGTH
@@ -473,6 +479,8 @@ cdef bint infer_write(Bytes* out, const Value* value, bint binary, u64* json_byt
 # -- Routes, and the state of a query.
 cdef enum:
     ROW_BYTES_MAX = 16777216    # longer rows are Python's
+    USER_BYTES_MAX = 512        # longer names are Python's
+    NAMES_MAX = 1024            # sets of models of which the JSON is kept
 
 
 # -- reading
@@ -508,15 +516,29 @@ cdef bint _read_row(RouteState* r, Text* text, Bytes* row) noexcept nogil:
     return True
 
 
-cdef bint _read_predict(RouteState* r, const u8* body, u64 n, Bytes* row) noexcept nogil:
+cdef bint _read_predict(RouteState* r, const u8* body, u64 n, Bytes* row, const u8** user,
+                        u64* user_bytes) noexcept nogil:
+    """Read the members `input` and `user`, in any order. user: set to NULL if there is none."""
     cdef Text text
+    cdef bint has_row = False
     text.at, text.end = body, body + n
-    if not (_take(&text, "{", 1) and _take(&text, "\"input\"", 7) and _take(&text, ":", 1)
-            and _read_row(r, &text, row)
-            and _take(&text, "}", 1)):
+    user[0] = NULL
+    if not _take(&text, "{", 1):
         return False
+    while True:
+        if not has_row and _take(&text, "\"input\"", 7):
+            has_row = True
+            if not (_take(&text, ":", 1) and _read_row(r, &text, row)):
+                return False
+        elif user[0] != NULL or not (_take(&text, "\"user\"", 6) and _take(&text, ":", 1)
+                                     and _string(&text, user, user_bytes)):
+            return False
+        if _take(&text, "}", 1):
+            break
+        if not _take(&text, ",", 1):
+            return False
     _skip_blanks(&text)
-    return text.at == text.end
+    return has_row and text.at == text.end
 
 
 # -- submitting
@@ -580,10 +602,25 @@ cdef bint _is_quotable(const Head* head) noexcept nogil:
     return True
 
 
+cdef QueryOutcome _only_read(Query* q, const Bytes* row, const u8* user,
+                             u64 user_bytes) noexcept nogil:
+    """Keep what the event loop's thread needs to schedule the query."""
+    if row.size() >= row_bytes_end(q.route.engine):
+        return OTHER            # too large: Python reports it
+    q.block = NULL
+    q.value.word = 0
+    q.value.tag = TAG_NONE
+    q.user.clear()
+    q.user.put(user, user_bytes)
+    return OTHER if q.user.lost else READ
+
+
 cdef QueryOutcome query_submit(Query* q, const Head* head, const u8* body,
                                Bytes* row) noexcept nogil:
     cdef RouteState* r = q.route
     cdef bint binary = False
+    cdef const u8* user = NULL
+    cdef u64 user_bytes = 0
     if r.form == INFER:
         if not (_is_quotable(head)
                 and infer_read(&r.wanted, r.model.finite, body, head.body_bytes, head.json_bytes,
@@ -591,11 +628,16 @@ cdef QueryOutcome query_submit(Query* q, const Head* head, const u8* body,
                                                   &binary)):
             return OTHER
         q.binary = binary
-    elif head.json_bytes != NO_LENGTH or not _read_predict(r, body, head.body_bytes, row):
+    elif head.json_bytes != NO_LENGTH or not _read_predict(r, body, head.body_bytes, row, &user,
+                                                           &user_bytes):
+        return OTHER
+    if user != NULL and (r.form != PREDICT or not 0 < user_bytes <= USER_BYTES_MAX):
         return OTHER
     q.id_bytes = head.id_bytes
     if head.id_bytes:
         memcpy(q.id, head.id, head.id_bytes)
+    if user != NULL or r.read_only:
+        return _only_read(q, row, user, user_bytes)
     return _answer_or_submit(q, row)
 
 
@@ -791,16 +833,21 @@ cdef class HotRoute:
     counts: counters of the application's stats: queries, answered, decided, used, wins. took: its
     durations, microseconds. ok, requests: of HTTP: responses with 200, and their durations.
     subject: returned with a query that Python answers. window: keeps the answers for feedback, as
-    those of `owner`, which it has; None: they are not kept. Raises ValueError for a model whose
-    rows cannot be read without Python.
+    those of `owner`, which it has; None: they are not kept. application: schedules queries that
+    were read; None: Python does. read_only: all queries are only read here, not submitted. Raises
+    ValueError for a model whose rows cannot be read without Python.
     """
 
     def __init__(self, Model model, str form, str node, bytes models, u64 slo_us,
                  double confidence_min, counts,
                  LatencyHistogram took, Counter ok, LatencyHistogram requests, subject,
-                 AnswerWindow window=None, AnswerOwner owner=None):
+                 AnswerWindow window=None, AnswerOwner owner=None, Application application=None,
+                 bint read_only=False):
         cdef RouteState* r = new RouteState()
         self.state = r
+        self.application = application
+        self.names = {}
+        r.read_only = read_only
         queries, answered, decided, used, wins = counts
         self.model, self.subject = model, subject
         self.counters = (queries, answered, decided, used, wins, took, ok, requests, window, owner)
@@ -827,6 +874,8 @@ cdef class HotRoute:
             raise ValueError(f"rows of {self.model.name} are not read here: "
                              f"{self.model.describe_input()}")
         self.state.wanted.dtype = dtype
+        name = self.model.describe_input().partition("[")[0]
+        self.dtype = np.dtype(f"{name[0]}{int(name[1:]) // 8}")
         self.state.variable = self.model.shape == (-1,)
         if self.state.variable and self.state.form == INFER:
             raise ValueError(f"rows of {self.model.name} differ in length: infer is not read here")
@@ -834,6 +883,64 @@ cdef class HotRoute:
         for i in range(self.state.wanted.rank):
             self.state.wanted.dims[i] = 0 if self.state.variable else self.model.shape[i]
         return 0
+
+    cdef object _row(self, const u8* data, u64 nbytes):
+        cdef cnp.ndarray row = np.empty(nbytes, np.uint8)
+        memcpy(cnp.PyArray_DATA(row), data, nbytes)
+        return row.view(self.dtype).reshape(self.model.shape)
+
+    cdef bint _respond(self, Answer answer, bytes id, u64 began_us, const char* date, bint close,
+                       object encode, Bytes* out) except -1:
+        cdef Bytes body
+        cdef bytes text
+        cdef Counter ok = self.counters[6]
+        cdef LatencyHistogram requests = self.counters[7]
+        if (answer.is_default or len(answer.missing) or len(answer.set) or answer.beside
+                or type(answer.output) not in (int, float, str, bool)):
+            return False
+        body.put_text("{\"id\":\"")
+        text = answer.id.encode("ascii")
+        _put(&body, text)
+        body.put_text("\",\"output\":")
+        _put(&body, encode(answer.output))
+        body.put_text(",\"confidence\":")
+        json_f64(&body, answer.confidence)
+        body.put_text(",\"default\":false,\"reason\":\"\",\"models\":")
+        _put(&body, self._names_of(answer.models))
+        body.put_text(",\"missing\":[],\"agreement\":")
+        json_f64(&body, answer.agreement)
+        body.put_text(",\"latency_us\":")
+        body.put_decimal(answer.latency_us)
+        if answer.decided_by not in ("", "all"):
+            body.put_text(",\"decided_by\":")
+            _put(&body, encode(answer.decided_by))
+        body.put_byte(125)
+        out.put_text("HTTP/1.1 200 OK\r\ndate: ")
+        out.put(date, 29)
+        out.put_text("\r\ncontent-type: application/json\r\ncontent-length: ")
+        out.put_decimal(body.size())
+        out.put_text("\r\nx-request-id: ")
+        _put(out, id or text)
+        if close:
+            out.put_text("\r\nconnection: close")
+        out.put_text("\r\n\r\n")
+        out.put(body.at(), body.size())
+        if body.lost or out.lost:
+            raise_for(NO_MEMORY, "no memory for a response")
+        count(&ok.n, 1)
+        histogram_record(requests.h, monotonic_us() - began_us)
+        return True
+
+    cdef bytes _names_of(self, tuple models):
+        """Return the names of models as JSON."""
+        cdef bytes found = self.names.get(models)
+        if found is None:
+            if len(self.names) >= NAMES_MAX:
+                self.names = {}
+            names = [str(model) for model in models]
+            found = json.dumps(names, separators=(",", ":"), ensure_ascii=False).encode()
+            self.names[models] = found
+        return found
 
     def __dealloc__(self):
         del self.state

@@ -36,8 +36,14 @@ cdef class HttpServer:
     cdef list retired                   # tables before it whose memory somebody still needs
     cdef object guard
     cdef object finish
+    cdef object encode
+    cdef bint draining
+    cdef char[40] date                  # of responses that are made on the event loop's thread
+    cdef u64 date_s
 
     cdef int _add_mailbox(self, Worker* w, Engine engine) except -1
     cdef int _command(self, u32 number, WorkerCommand* command) except -1
     cdef object _ending(self, HandedOver* handed)
+    cdef object _schedule(self, HandedOver* handed)
+    cdef int _post(self, u32 worker, WorkerCommand* command) except -1
     cdef int _lose(self, HandedOver* handed) except -1

@@ -21,6 +21,20 @@ class Ending(NamedTuple):
     tag: bytes
     binary: bool
 
+class Read(NamedTuple):
+    route: HotRoute
+    future: Future | None
+    row: Any
+    error: Exception | None
+    user: str
+    id: bytes
+    began_ns: int
+    worker: int
+    ticket: int
+
+class Gone(NamedTuple):
+    ticket: int
+
 class HttpServer:
     def __init__(
         self,
@@ -36,6 +50,7 @@ class HttpServer:
         pipeline_max: int,
         unsent_bytes_max: int,
         finish: Callable[[Future], Any],
+        encode: Callable[[object], bytes],
         bodies_bytes_max: int = ...,
     ) -> None: ...
     @property
@@ -50,7 +65,8 @@ class HttpServer:
     def run(self, number: int) -> None: ...
     def set_table(self, table: HotTable) -> None: ...
     def sweep(self) -> int: ...
-    def take(self) -> list[Handed | Ending]: ...
+    def take(self) -> list[Handed | Ending | Read | Gone]: ...
+    def respond(self, read: Read, future: Future | None = None) -> bool: ...
     def adopt(self, fd: int, returns: int = 0) -> bool: ...
     def answer(self, worker: int, ticket: int, response: bytes, close: bool) -> None: ...
     def drain(self) -> None: ...

@@ -19,11 +19,12 @@ from typing import NamedTuple
 
 from clipper_core.engine.engine cimport Engine
 from clipper_core.http.http_connection cimport (
-    CONNECTION, TURN_BYTES, Exchange, HttpConnection, Inbox, Settings, exchange_answered,
-    exchange_slot_ended, http_connection_check_times, http_connection_close, http_connection_drain,
-    http_connection_open, http_connection_read, http_connection_settle,
+    CONNECTION, ENDING, GONE, ROW, TURN_BYTES, Exchange, HttpConnection, Inbox, Settings,
+    exchange_answered, exchange_slot_ended, http_connection_check_times, http_connection_close,
+    http_connection_drain, http_connection_open, http_connection_read, http_connection_settle,
 )
-from clipper_core.http.http_route cimport HotRoute, HotTable, query_drop
+from clipper_core.http.http_route cimport HotRoute, HotTable, Query, query_drop
+from clipper_core.results.answer cimport Answer
 from clipper_core.results.completion cimport Mailbox, mailbox_arm, mailbox_must_rescan
 from clipper_core.results.future cimport Future, MailboxReader, future_at_once, future_new
 from clipper_core.runtime.allocation cimport make
@@ -331,6 +332,28 @@ class Handed(NamedTuple):
     returns: int
 
 
+class Read(NamedTuple):
+    """A query that was read, and is scheduled and answered by Python, or by respond(). future: of
+    the query; None: it is not scheduled.  row: its input then.  error: why it could not be
+    scheduled.  user: empty for nobody's.  The others are as of an Ending."""
+
+    route: object
+    future: object
+    row: object
+    error: object
+    user: str
+    id: bytes
+    began_ns: int
+    worker: int
+    ticket: int
+
+
+class Gone(NamedTuple):
+    """Says that nobody waits for the response of a query that was Read."""
+
+    ticket: int
+
+
 class Ending(NamedTuple):
     """A query whose response Python makes, for answer(worker, ticket, ...). future: done.  id:
     X-Request-Id; empty: none came. tag, binary: of infer: the request's own id, as JSON, and
@@ -369,19 +392,21 @@ cdef class HttpServer:
     """The HTTP workers of a server. Threads: run(i) is the body of worker i, one each; the other
     methods any, `take` one at a time.
 
-    finish: what futures of queries that end in Python are made with.  prefix: of request ids that
-    are made up here. Limits are those of `[http]`, of all workers together.
+    finish: what futures of queries that end in Python are made with.  encode: makes JSON of a
+    value.  prefix: of request ids that are made up here. Limits are those of `[http]`, of all
+    workers together.
     """
 
     def __cinit__(self, engines, u32 workers, bytes prefix, *, double header_s, double idle_s,
                   u64 connections_max,
                   u64 header_bytes_max, u64 body_bytes_max, u32 pipeline_max, u64 unsent_bytes_max,
-                  finish, u64 bodies_bytes_max=NO_BOUND):
+                  finish, encode, u64 bodies_bytes_max=NO_BOUND):
         cdef Settings* s
         cdef u32 i
         if not 1 <= workers <= WORKERS_MAX:
             raise ValueError(f"workers={workers} of the HTTP server: 1 to {WORKERS_MAX}")
         self.engines, self.mailboxes, self.retired, self.finish = list(engines), [], [], finish
+        self.encode = encode
         self.guard = threading.Lock()
         self.shared = make[Shared]()
         if self.shared == NULL:
@@ -509,7 +534,8 @@ cdef class HttpServer:
     # -- what is not
 
     def take(self):
-        """Return what is now for Python: Handed and Ending, in their order."""
+        """Return what is now for Python, in its order: Handed, Ending, Gone, and Read for what is
+        not answered at once."""
         cdef vector[void*] items
         cdef size_t i
         cdef HandedOver* handed
@@ -522,6 +548,12 @@ cdef class HttpServer:
                     data = PyBytes_FromStringAndSize(<const char*> handed.bytes.at(),
                                                      <Py_ssize_t> handed.bytes.size())
                     taken.append(Handed(handed.fd, data, handed.age_us / 1e6, handed.returns))
+                elif handed.kind == GONE:
+                    taken.append(Gone(handed.ticket))
+                elif handed.kind == ROW:
+                    read = self._schedule(handed)
+                    if read.future is None or not self.respond(read):
+                        taken.append(read)
                 else:
                     taken.append(self._ending(handed))
             except MemoryError:
@@ -535,8 +567,11 @@ cdef class HttpServer:
         if handed.kind == CONNECTION:
             close_fd(handed.fd)
             return 0
-        query_drop(&handed.query)
-        handed.query.route.users.fetch_sub(1, release)
+        if handed.kind == GONE:
+            return 0
+        if handed.kind == ENDING:
+            query_drop(&handed.query)
+            handed.query.route.users.fetch_sub(1, release)
         for _ in range(LOSE_TRIES):
             command = _command_new(ANSWERED)
             if command != NULL:
@@ -570,6 +605,63 @@ cdef class HttpServer:
         handed.query.route.users.fetch_sub(1, release)
         return ending
 
+    cdef object _schedule(self, HandedOver* handed):
+        """Schedule a query that was read."""
+        cdef HotRoute route = <HotRoute> handed.query.route.object
+        cdef Query* query = &handed.query
+        cdef Future future = None
+        cdef object row = None, failed = None
+        # the route is held by this call from here on
+        query.route.users.fetch_sub(1, release)
+        self.shared.kept.fetch_sub(handed.bytes.size(), relaxed)
+        id = (<const char*> query.id)[:query.id_bytes]
+        user = (<const char*> query.user.at())[:query.user.size()] if query.user.size() else b""
+        name = user.decode("ascii")
+        try:
+            if route.application is not None:
+                future = route.application.schedule_row(
+                    handed.bytes.at(), handed.bytes.size(), name, route.state.slo_us,
+                    id.decode("ascii"))
+            if future is None:
+                row = route._row(handed.bytes.at(), handed.bytes.size())
+        except Exception as error:
+            failed = error
+        return Read(route, future, row, failed, name, id, query.began_us * 1000, handed.worker,
+                    handed.ticket)
+
+    def respond(self, read, Future future=None):
+        """Answer a query that was Read and whose future is done. Return False if its response is to
+        be made in Python."""
+        cdef HotRoute route = read.route
+        cdef WorkerCommand* command
+        cdef u64 second = wall_s()
+        cdef bint answered = False
+        if future is None:
+            future = read.future
+        if not future.is_done() or future.is_cancelled:
+            return False
+        if second != self.date_s:
+            self.date_s = second
+            write_date(second, self.date)
+        try:
+            answer = future._outcome()
+        except Exception:
+            # it raises again where Python makes the response
+            return False
+        if type(answer) is not Answer:
+            return False
+        command = _checked(_command_new(ANSWERED))
+        command.ticket, command.close = read.ticket, self.draining
+        try:
+            answered = route._respond(answer, read.id, <u64> read.began_ns // 1000, self.date,
+                                      self.draining, self.encode, &command.bytes)
+        finally:
+            if not answered:
+                del command
+        if answered:
+            self._post(read.worker, command)
+        return answered
+
     def adopt(self, int fd, u32 returns=0):
         """Take a connection that is between two requests; the descriptor is the server's now.
         False: it takes none any more, and nothing was done."""
@@ -586,16 +678,22 @@ cdef class HttpServer:
         cdef WorkerCommand* command = _checked(_command_new(ANSWERED))
         command.ticket, command.close = ticket, close
         command.bytes.put(<const char*> response, len(response))
+        self._post(worker, command)
+
+    cdef int _post(self, u32 worker, WorkerCommand* command) except -1:
+        """Give a response to its worker. Raises NO_MEMORY."""
         if command.bytes.lost or not (<Worker*> self.shared.workers[worker]).post.put(command):
             del command
             if not (<Worker*> self.shared.workers[worker]).post.closed:
                 raise_for(NO_MEMORY, "no memory for a response")
+        return 0
 
     # -- the end
 
     def drain(self):
         """Accept no more, close what is idle, the others after their responses."""
         cdef u32 i
+        self.draining = True
         for i in range(<u32> self.shared.workers.size()):
             self._command(i, _checked(_command_new(DRAIN)))
 

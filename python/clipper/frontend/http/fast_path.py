@@ -1,12 +1,16 @@
-"""The fast path: simple queries are answered by threads of the core that never take the GIL.
+"""The fast path: the core reads and writes HTTP, in threads that never take the GIL.
 
-These requests are eligible: `POST /api/APP/predict` (and the original's `POST /APP/predict`) with
-the body `{"input": [...]}`, and infer requests of one row, as JSON or binary. The application must
-have one model that does not learn online, a policy without learning, no decider, no roles, numeric
-input, and predictions that read no parameter tables. Answers given here wait for feedback in a
-table of the core. The table of routes is rebuilt at each change of the catalog, before the caller
-of the change returns. The responses are equal byte by byte to those of the Python path, and the
-fast path adds to the same counters (serving/tally, metrics).
+These requests are answered there: `POST /api/APP/predict` (and the original's `POST
+/APP/predict`) with the body `{"input": [...]}`, and infer requests of one row, as JSON or binary.
+The application must have one model that does not learn online, a policy without learning, no
+decider, no roles, numeric input, and predictions that read no parameter tables. Answers given here
+wait for feedback in a table of the core. The table of routes is rebuilt at each change of the
+catalog, before the caller of the change returns. The responses are equal byte by byte to those of
+the Python path, and the fast path adds to the same counters (serving/tally, metrics).
+
+Queries to other applications whose models take the same rows of numbers, `{"input": [...]}` or
+`{"input": [...], "user": "ann"}`, are read there as well. The event loop's thread schedules them,
+all that have come at once, and gives back what is to be sent (`HttpServer.take`, `respond`).
 
 Any other request is handed over, with its connection, to frontend/http/connection.py. The
 connection comes back after a few requests in a row that the fast path can answer. A query whose
@@ -45,12 +49,19 @@ from clipper.metrics import HttpCounts
 from clipper.selection.policies.ensemble import Ensemble
 from clipper.selection.policies.single_model import SingleModel
 from clipper.serving.query.application import fits_id
-from clipper.serving.query.processor import QueryContext, ResolvedApplication, finish, plan_for
+from clipper.serving.query.processor import (
+    QueryContext,
+    ResolvedApplication,
+    finish,
+    plan_for,
+    predict,
+)
 from clipper.settings.http import bodies_bytes
 from clipper.types import PredictionRequest
 from clipper_core.engine.engine import Engine
 from clipper_core.http.http_route import HotRoute, HotTable
-from clipper_core.http.http_server import Ending, Handed, HttpServer
+from clipper_core.http.http_server import Ending, Gone, Handed, HttpServer, Read
+from clipper_core.results.future import Future
 
 _log = logging.getLogger(__name__)
 _POLICIES = (Ensemble, SingleModel)
@@ -143,6 +154,24 @@ def is_eligible(resolved: ResolvedApplication) -> bool:
     )
 
 
+def is_readable(resolved: ResolvedApplication) -> bool:
+    """Return whether the core may read the queries of this application: its models take the same
+    rows of numbers."""
+    cores = list(resolved.all_cores.values())
+    return (
+        bool(cores)
+        and not resolved.on_demand
+        and not resolved.output_name
+        and resolved.rollout.stats is not None
+        and not any(core.tensors or core.outputs for core in cores)
+        and len({core.describe_input() for core in cores}) == 1
+    )
+
+
+def _raise(error: Exception) -> HttpResponse:
+    raise error
+
+
 class _FastPathConnection:
     """The connection of an exchange whose socket the compiled server has."""
 
@@ -182,6 +211,7 @@ class FastPath:
             pipeline_max=http.pipeline_max,
             unsent_bytes_max=http.unsent_bytes_max,
             finish=finish,
+            encode=to_json,
             bodies_bytes_max=bodies_bytes(http),
         )
         self._workers = [self._worker(i) for i in range(http.workers)]
@@ -190,6 +220,7 @@ class FastPath:
         self._hot: list[ResolvedApplication] = []
         self._guard = threading.Lock()
         self._adopting = Tasks("the fast path")
+        self._scheduled: dict[int, Future] = {}  # by ticket: of queries that the core has read
         self._loop: asyncio.AbstractEventLoop | None = None
         self._service: HttpService
         self._listener: socket.socket
@@ -252,9 +283,10 @@ class FastPath:
         version: str = "",
     ) -> None:
         stats = resolved.rollout.stats
-        if not is_eligible(resolved) or stats is None:
+        is_whole = is_eligible(resolved)
+        if stats is None or not (is_whole or (form == "predict" and is_readable(resolved))):
             return
-        (model,) = resolved.models
+        model = resolved.models[0]
         core = resolved.cores[model]
         dtype = core.describe_input().partition("[")[0]
         if dtype == "any":
@@ -263,8 +295,7 @@ class FastPath:
         if (
             dtype in _UNREAD
             or core.similar is not None
-            or core.watch is not None
-            or core.cost is not None
+            or (is_whole and (core.watch is not None or core.cost is not None))
             or (form == "infer" and core.shape == (-1,))
         ):
             return
@@ -272,7 +303,8 @@ class FastPath:
             return
         counters = stats.counters
         of_model = counters.of(model)
-        self._hot.append(resolved)
+        if is_whole:
+            self._hot.append(resolved)
         window = resolved.feedback.window
         owner = None if window is None else window.owner(resolved.learner, (model,))
         counts = (
@@ -297,6 +329,8 @@ class FastPath:
             subject,
             None if window is None else window.table,
             owner,
+            resolved.core if form == "predict" else None,
+            not is_whole,
         )
 
     def _leads_to(self, path: bytes) -> str:
@@ -336,8 +370,13 @@ class FastPath:
         for item in self.core_server.take():
             if isinstance(item, Handed):
                 self._adopt(item)
+            elif isinstance(item, Read):
+                self._schedule(item)
+            elif isinstance(item, Gone):
+                self._cancel(item)
             else:
-                self._answer(item)
+                subject: FastRoute = item.route.subject
+                self._answer(item, functools.partial(subject.respond, item))
 
     def _adopt(self, handed: Handed) -> None:
         make = functools.partial(
@@ -355,7 +394,41 @@ class FastPath:
             _log.debug("a connection was lost: %s", error)
             line.close()
 
-    def _answer(self, ending: Ending) -> None:
+    def _schedule(self, read: Read) -> None:
+        """Answer a query that the core has read, once its models have."""
+        subject: FastRoute = read.route.subject
+        future, resolved = read.future, subject.resolved
+        try:
+            if read.error is not None:
+                raise read.error
+            if future is None:
+                user, id = read.user or None, read.id.decode("ascii")
+                future = predict(resolved, read.row, user, resolved.slo_us, 0, None, id)
+        except Exception as error:
+            self._answer(read, functools.partial(_raise, error))
+            return
+        self._scheduled[read.ticket] = future
+        done = functools.partial(self._done, read)
+        if not self._service.watcher.on_done(future, done):
+            self._done(read, future)
+
+    def _done(self, read: Read, future: Future) -> None:
+        """Answer a query whose future is done, unless its client is gone."""
+        if self._scheduled.pop(read.ticket, None) is None or self.core_server.respond(read, future):
+            return
+        subject: FastRoute = read.route.subject
+        self._answer(read, functools.partial(one_predicted, future, subject.resolved, True))
+
+    def _cancel(self, gone: Gone) -> None:
+        """Cancel a query for which nobody waits."""
+        future = self._scheduled.pop(gone.ticket, None)
+        if future is not None:
+            future.cancel()
+
+    def _answer(
+        self, ending: Ending | Read, respond: Callable[[], HttpResponse | StreamedResponse]
+    ) -> None:
+        """Answer by what `respond` returns, or by the error that it raises."""
         subject: FastRoute = ending.route.subject
         headers = {b"x-request-id": ending.id} if ending.id else {}
         request = HttpRequest("POST", subject.path, b"", headers, b"")
@@ -364,12 +437,12 @@ class FastPath:
             cast("HttpConnection", _FastPathConnection(self._service)), request, False
         )
         try:
-            exchange.answer(subject.respond(ending))
+            exchange.answer(respond())
         except Exception as error:
             exchange.fail(error)
         self._give(ending, exchange.data or b"", exchange.close)
 
-    def _give(self, ending: Ending, response: bytes, close: bool) -> None:
+    def _give(self, ending: Ending | Read, response: bytes, close: bool) -> None:
         """Give it to the compiled server; try again in a moment when that has no memory."""
         try:
             self.core_server.answer(ending.worker, ending.ticket, response, close)
