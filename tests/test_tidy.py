@@ -30,7 +30,7 @@ SDK = ROOT / "container_sdk" / "src" / "clipper_container"
 
 PYTHON_LAYERS: tuple[tuple[str, ...], ...] = (
     ("version", "host_port"),
-    ("errors", "clock", "keys", "json_log", "foreign_text", "child_environment"),
+    ("errors", "clock", "keys", "log_output", "foreign_text", "child_environment"),
     ("component",),
     ("processes",),
     ("schema",),

@@ -50,9 +50,6 @@ WAITS: Final[dict[str, dict[str, str]]] = {
     "python/clipper/cli/mesh/cluster.py": {
         "up": "a command runs until a signal",
     },
-    "python/clipper/cli/mesh/node.py": {
-        "node": "a command runs until a signal",
-    },
     "python/clipper/cli/monitoring/top.py": {
         "_Reader.stop": "its thread sleeps on the event that was set; reads have timeouts",
     },
@@ -62,9 +59,6 @@ WAITS: Final[dict[str, dict[str, str]]] = {
     },
     "python/clipper/cli/servers/serve.py": {
         "serve": "a command runs until a signal",
-    },
-    "python/clipper/cli/servers/up.py": {
-        "up": "a command runs until a signal",
     },
     "python/clipper/demo/online_learning.py": {
         "OnlineLearning._log_feedback": "a callback of the future, which is done",

@@ -29,6 +29,7 @@ from clipper.settings.http import (
     tls_problems,
 )
 from clipper.settings.influx import InfluxSettings
+from clipper.settings.logging import LoggingSettings
 from clipper.settings.mesh import MeshSettings
 from clipper.settings.params import ParamsSettings
 from clipper.settings.redaction import shown
@@ -68,6 +69,7 @@ class Config(msgspec.Struct, frozen=True):
     feedback: FeedbackSettings = FeedbackSettings()
     http: HttpSettings = HttpSettings()
     grpc: GrpcSettings = GrpcSettings()
+    logging: LoggingSettings = LoggingSettings()
     tracing: TracingSettings = TracingSettings()
     docker: DockerSettings = DockerSettings()
     artifacts: ArtifactSettings = ArtifactSettings()
@@ -102,6 +104,7 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "feedback": FeedbackSettings,
     "http": HttpSettings,
     "grpc": GrpcSettings,
+    "logging": LoggingSettings,
     "tracing": TracingSettings,
     "docker": DockerSettings,
     "artifacts": ArtifactSettings,
@@ -117,6 +120,7 @@ _NAMED: dict[str, type[msgspec.Struct]] = {
 }
 _NOUNS = {"models": "model", "apps": "application"}
 _Path = tuple[str, ...]
+_MOVED: Final[dict[tuple[str, ...], str]] = {("server", "log_format"): "logging.format"}
 _Leaves = dict[_Path, tuple[object, str]]  # path -> value, where it came from
 
 
@@ -452,6 +456,8 @@ def _build(
                 f"{origin}: {'.'.join(prefix)} = {_shown(value, prefix[-1])}: expected {wanted}."
             )
         if key not in keys_of(kind):
+            if now := _MOVED.get((*prefix, key)):
+                raise ConfigError(f"{origin}: {'.'.join((*prefix, key))} is {now} now.")
             guess = did_you_mean(key, keys_of(kind)) or f". Keys: {', '.join(keys_of(kind))}."
             raise ConfigError(f"{origin}: unknown key {key!r} in [{'.'.join(prefix)}]{guess}")
         if kind is ModelSpec and key == "batching" and (len(at) > depth + 1 or value == {}):

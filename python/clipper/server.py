@@ -19,7 +19,7 @@ from clipper.component import Components, Health, require_descriptors
 from clipper.config import Config
 from clipper.deploy.processes.command import Command, chosen
 from clipper.errors import AlreadyExists, ModelWarning, ShuttingDown, refuse_unknown
-from clipper.json_log import JsonLog
+from clipper.log_output import LogOutput
 from clipper.manage.applications import Applications
 from clipper.manage.building import Stage
 from clipper.manage.declared import (
@@ -71,6 +71,7 @@ from clipper.serving.query.prediction import Prediction
 from clipper.serving.query.resolver import ApplicationResolver
 from clipper.serving.rollout.decoys import Recorded, Recorder
 from clipper.settings.connection_budget import within_files
+from clipper.settings.logging import LoggingSettings
 from clipper.settings.streams import ModelStreamSettings, StreamSettings
 from clipper.spec.keywords import ModelKeywords
 from clipper.state_dir import StateDir
@@ -120,7 +121,7 @@ class ClipperServer:
         self._pid = os.getpid()
         self._closed = False
         self._drain_s = self._drain_until_s = 0.0
-        self._log: JsonLog | None = None
+        self._log: LogOutput | None = None
         self._listener: Listener | None = None
         self._streams: StreamSet | None = None
         self._token = config.server.token or secrets.token_urlsafe(24)
@@ -280,7 +281,7 @@ class ClipperServer:
         Raises ConfigError, StoreError, DeployFailed; then the server is closed.
         """
         config = self.config
-        self._log = JsonLog() if config.server.log_format == "json" else None
+        self._log = LogOutput(config.logging.level, config.logging.format)
         try:
             if not self._store_is_away:
                 self._share_feedback()
@@ -450,6 +451,11 @@ class ClipperServer:
     def _close_log(self) -> None:
         if self._log is not None:
             self._log.close()
+
+    def set_logging(self, settings: LoggingSettings) -> None:
+        """Log at the level and in the format of these settings from now on. Threads: any."""
+        if self._log is not None:
+            self._log.change(settings.level, settings.format)
 
     def health(self) -> list[Health]:
         """Return the threads, event loops and pools of this server with their states."""

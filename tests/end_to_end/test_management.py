@@ -3,6 +3,7 @@ and is there after a kill."""
 
 import json
 import os
+import pty
 import re
 import shlex
 import signal
@@ -226,16 +227,80 @@ def test_the_file_is_followed(here: Path) -> None:
         assert run_json("predict", "more", "[1, 2, 3]")["output"] == 18
         file.write_text(FILE.replace("slo_ms", "slo"))
         server.until(
-            "is not used: clipper.toml:10: unknown key 'slo' in [apps.total] - did you mean"
-            " 'slo_ms'?"
+            "stays: clipper.toml:10: unknown key 'slo' in [apps.total] - did you mean 'slo_ms'?"
         )
         file.write_text(
             FILE.replace("mine:double", "mine:triple").replace("drain_s = 1.0", "drain_s = 2.0")
         )
-        server.until("application more is not declared any more", "[server] has changed")
+        server.until(
+            "application more is not declared any more",
+            "[server] has changed: drain_s 1.0 -> 2.0. Restart the server for that to hold",
+        )
         assert run_json("predict", "more", "[1, 2, 3]")["output"] == 18
         assert "[http] has changed" not in server.output
         assert server.stop() == 0
+
+
+def test_sighup_reads_the_file_again(here: Path) -> None:
+    file = here / "clipper.toml"
+    logging = '[logging]\nformat = "json"\naccess_lines_s_max = 50\n'
+    file.write_text(FILE + logging)
+    with command("up", "--http", "127.0.0.1:0") as server:
+        server.until("sums:1/0 is connected", "containers connect to")
+        run_json("predict", "total", "[1, 2, 3]")
+        server.until('"path": "/admin/applications/total/predict"')
+        file.write_text(
+            FILE.replace("slo_ms = 30000", "slo_ms = 20000").replace("drain_s = 1.0", "drain_s = 2")
+            + logging.replace("50", "60").replace("json", "text")
+            + 'level = "debug"\n[grpc]\ncalls_max = 7\n[tracing]\nheaders = "key=secret"\n'
+        )
+        os.kill(server.pid, signal.SIGHUP)
+        server.until(
+            "[logging] level is debug",
+            "[logging] format is text",
+            "application total is changed",
+            "[server] has changed: drain_s 1.0 -> 2.0. Restart",
+            "[grpc] has changed: calls_max 8192 -> 7. Restart",
+            "[logging] has changed: access_lines_s_max 50 -> 60. Restart",
+            '[tracing] has changed: headers "" -> "***". Restart',
+        )
+        file.write_text("[server\n")
+        os.kill(server.pid, signal.SIGHUP)
+        server.until("clipper.toml is not used, and what was stays: ")
+        file.write_text(FILE)
+        assert run_json("predict", "total", "[1, 2, 3]")["output"] == 12
+        assert "secret" not in server.output
+        assert server.stop() == 0
+
+
+WAITING = """
+import threading
+from clipper.cli.servers.up import on_hangup
+stopping, asked = threading.Event(), threading.Event()
+on_hangup(stopping, asked)
+print("waits", flush=True)
+while not stopping.wait(0.01):
+    if asked.is_set():
+        asked.clear()
+        print("asked", flush=True)
+with open("ended", "x"):
+    pass
+"""
+
+
+def test_a_closed_terminal_ends_a_server_and_a_signal_does_not(bare_folder: Path) -> None:
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execv(sys.executable, [sys.executable, "-c", WAITING])
+    with open(terminal, "rb", buffering=0) as screen:
+        seen = b""
+        while b"waits" not in seen:
+            seen += screen.read(100)
+        os.kill(child, signal.SIGHUP)
+        while b"asked\r\n" not in seen:
+            seen += screen.read(100)
+    assert os.waitpid(child, 0)[1] == 0
+    assert (bare_folder / "ended").exists()
 
 
 def test_the_page_states_what_commands_print(here: Path) -> None:

@@ -79,7 +79,7 @@ def test_reads_need_a_key_except_probes(guarded: clipper.ClipperServer, key: str
     for path in ("/", "/api", "/v2", "/metrics"):
         assert ask(guarded.http_address, "GET", path).status == 401
         assert ask(guarded.http_address, "GET", path, None, bearing(key)).status == 200
-    for path in ("/v2/health/live", "/v2/health/ready"):
+    for path in ("/livez", "/readyz", "/healthz", "/v2/health/live", "/v2/health/ready"):
         assert ask(guarded.http_address, "GET", path).status == 200
 
 

@@ -626,7 +626,7 @@ def test_each_expression_has_data_of_a_real_prometheus(
 
 
 def test_a_server_logs_json_when_it_is_set(capfd: pytest.CaptureFixture[str]) -> None:
-    with clipper.start(http="127.0.0.1:0", log_format="json", **QUICK) as server:
+    with clipper.start(http="127.0.0.1:0", logging={"format": "json"}, **QUICK) as server:
         server.deploy("sum", total, input="f64[3]")
         server.app("total", models=["sum"], slo_ms=5000)
         header = {"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01"}

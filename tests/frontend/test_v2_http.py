@@ -37,6 +37,19 @@ def test_health(query: Ask) -> None:
         assert query("GET", path).status == 200
 
 
+def test_both_addresses_say_whether_the_server_lives(query: Ask, manage: Ask) -> None:
+    for each in (query, manage):
+        for path, like in (
+            ("/livez", "/v2/health/live"),
+            ("/healthz", "/v2/health/live"),
+            ("/readyz", "/v2/health/ready"),
+        ):
+            reply = each("GET", path)
+            assert (reply.status, reply.json) == (200, each("GET", like).json)
+            assert each("HEAD", path).status == 200
+            assert each("POST", path, {}).status == 405
+
+
 def test_an_application_without_a_container_is_not_ready(
     server: clipper.ClipperServer, query: Ask
 ) -> None:

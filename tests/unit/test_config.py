@@ -483,6 +483,7 @@ def test_every_key_is_described() -> None:
         whole.feedback,
         whole.http,
         whole.grpc,
+        whole.logging,
         whole.tracing,
         whole.docker,
     )

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 from clipper.component import Health
 from clipper.errors import ConfigError
-from clipper.frontend.auth.credential_files import CredentialFiles
+from clipper.frontend.access_log import AccessLog
+from clipper.frontend.auth.credential_files import OPEN, CredentialFiles, tls_of_listeners
 from clipper.frontend.auth.management import guard
 from clipper.frontend.http.applications import ApplicationRoutes
 from clipper.frontend.http.fast_path import FastPath
+from clipper.frontend.http.health import HealthRoutes
 from clipper.frontend.http.inference import InferenceRoutes
 from clipper.frontend.http.listeners import Admit, Handle, HttpListeners
 from clipper.frontend.http.messages import (
@@ -25,7 +27,7 @@ from clipper.frontend.http.metrics import MetricsRoutes
 from clipper.frontend.http.repository import ModelContainers
 from clipper.frontend.http.router import HttpRouter
 from clipper.frontend.influx_push import InfluxPush
-from clipper.frontend.openapi.endpoint import PUBLIC, OpenApiEndpoint
+from clipper.frontend.openapi.endpoint import OpenApiEndpoint
 from clipper.frontend.openapi.routes import SchemaLimits
 from clipper.frontend.server_interface import ServerInterface
 from clipper.frontend.tracing.exporter import SpanExporter
@@ -39,8 +41,7 @@ from clipper.metrics import (
     TlsCounts,
 )
 from clipper.serving.query.future_watcher import FutureWatcher
-from clipper.settings.grpc import grpc_tls
-from clipper.settings.http import HttpSettings, TlsFiles, admin_tls, query_tls
+from clipper.settings.http import HttpSettings, admin_tls
 from clipper.settings.tracing import export_settings
 from clipper_core.engine.engine import BatchLog, Engine
 
@@ -77,13 +78,16 @@ class Frontends:
             self.admin_routes.refer(segment, "the query address, http.address")
         self._counts = {"address": HttpCounts("query"), "admin": HttpCounts("admin")}
         self._access, self._grpc_counts = CredentialFiles(), GrpcCounts()
+        self._access_log = AccessLog(node.config.logging.access_lines_s_max)
         self._exporter = _exporter(node, engines)
         self._tls_counts = {
             "address": TlsCounts("query"),
             "admin": TlsCounts("admin"),
             "grpc": TlsCounts("grpc"),
         }
-        tls_counts = [self._tls_counts[key] for key in self._tls()]
+        tls_counts = [
+            self._tls_counts[key] for key in tls_of_listeners(node.config.http, node.config.grpc)
+        ]
         beside: list[MetricsSource] = [*self._counts.values(), self._grpc_counts, *tls_counts]
         beside += [self._exporter] if self._exporter else []
         beside += [MeshMetrics(node.mesh.stats)] if node.mesh is not None else []
@@ -98,29 +102,16 @@ class Frontends:
         if node.config.http.metrics:
             scrape.add_to(self.routes)
         for routes in (self.routes, self.admin_routes):
+            HealthRoutes(node).add_to(routes)
             routes.add("GET", "/", _index(node, routes))
         queries = OpenApiEndpoint(node, self.routes, limits)
         queries.add_to(self.routes)
         OpenApiEndpoint(node, self.admin_routes, limits, queries).add_to(self.admin_routes)
 
-    def _tls(self) -> dict[str, TlsFiles]:
-        """Return the certificate files of the configured listeners that use TLS."""
-        http, grpc = self._node.config.http, self._node.config.grpc
-        each = (
-            ("address", http.address, query_tls(http)),
-            ("admin", http.admin, admin_tls(http)),
-            ("grpc", grpc.address, grpc_tls(grpc, http)),
-        )
-        return {key: files for key, address, files in each if address and files is not None}
-
     def start(self) -> None:
         """Listen on the addresses of [http] and [grpc]. Raises AddressInUse, ConfigError."""
         settings = self._node.config.http
-        for key, files in self._tls().items():
-            where = {"address": "http.tls", "admin": "http.admin_tls", "grpc": "grpc.tls"}[key]
-            self._access.add_tls(key, files, where, self._tls_counts[key])
-        self._access.add_keys(settings.api_keys_file, settings.token)
-        self._access.add_tokens(settings.tokens_file if settings.admin else "", settings.token)
+        self._access.read(settings, self._node.config.grpc, self._tls_counts)
         self._access.start()
         if self._exporter is not None:
             self._exporter.start()
@@ -155,16 +146,19 @@ class Frontends:
             _for_own_user(settings),
             admits,
             [key for key, _, _ in each if f"http.{key}" in self._node.config.may_move],
+            self._access_log,
         )
         found = dict(zip((key for key, _, _ in each), self._listeners.addresses, strict=True))
         self.address, self.admin_address = found.get("address", ""), found.get("admin", "")
         self._listeners.start()
 
     def _hot(self) -> FastPath | None:
-        """Return the fast path, for queries without TLS, API keys and exported traces; else
-        None."""
+        """Return the fast path, for queries without TLS, API keys, exported traces and an access
+        log; else None."""
         http, access = self._node.config.http, self._access
         if not (http.address and http.workers and self._engines) or self._exporter is not None:
+            return None
+        if self._access_log.logs_all:
             return None
         if access.keys is not None or "address" in access.certificates:
             return None
@@ -181,7 +175,12 @@ class Frontends:
                 f"grpc.address is set, and gRPC cannot be imported: {error}.", hint=hint
             ) from None
         grpc = GrpcServer(
-            self._node, self._make_watcher, self._access, self._grpc_counts, self._exporter
+            self._node,
+            self._make_watcher,
+            self._access,
+            self._grpc_counts,
+            self._access_log,
+            self._exporter,
         )
         grpc.start()
         self._grpc, self.grpc_address = grpc, grpc.address
@@ -257,7 +256,7 @@ def _finding(routes: HttpRouter) -> Handle:
 
 def _except_public(check: Admit) -> Admit:
     def guarded(request: HttpRequest) -> None:
-        if request.path not in PUBLIC:
+        if request.path not in OPEN:
             check(request)
 
     return guarded

@@ -1,14 +1,20 @@
 """Checks of a configuration: what a server would refuse, found without starting one."""
 
+import contextlib
 import tempfile
+from collections.abc import Iterator
 
 from clipper.config import Config, roles_in
 from clipper.deploy.packages.artifact import artifact_of, is_data
 from clipper.deploy.packages.package import check_found, pack
 from clipper.deploy.packages.pulling import url_of
-from clipper.errors import UnknownModel, did_you_mean
+from clipper.errors import ClipperError, UnknownModel, did_you_mean
+from clipper.frontend.auth.credential_files import CredentialFiles, tls_of_listeners
+from clipper.frontend.http.listeners import bind_listener
 from clipper.manage.declared import declared, declared_model
 from clipper.manage.model_record import input_of
+from clipper.manage.running import running
+from clipper.metrics import TlsCounts
 from clipper.selection import create_policy, default_policy, with_coverage
 from clipper.serving.query.missing_outputs import check_missing
 from clipper.serving.query.speculation import check_decider, check_times
@@ -33,6 +39,42 @@ def check_declared(config: Config, folder: str = "") -> list[str]:
         with declared(config, "apps", name):
             notes += _check_application(name, app, config)
     return notes
+
+
+def check_start(config: Config) -> list[str]:
+    """Check what a server of this configuration needs of this host: its addresses are free, and the
+    certificates, keys and tokens that it names can be read.
+
+    Returns notes: addresses that a running server of the same file has are not tried. Raises
+    ConfigError, AddressInUse, with the line.
+    """
+    http, grpc = config.http, config.grpc
+    counts = {listener: TlsCounts(listener) for listener in tls_of_listeners(http, grpc)}
+    CredentialFiles().read(http, grpc, counts)
+    own = [one for one in running() if config.file and one.file == config.file]
+    if own:
+        return [f"the addresses were not tried: a server of this file runs, process {own[0].pid}"]
+    with contextlib.ExitStack() as bound:
+        for setting, address in (
+            ("http.address", http.address),
+            ("http.admin", http.admin),
+            ("grpc.address", grpc.address),
+        ):
+            if address and setting not in config.may_move:
+                with _named(config, setting):
+                    bound.enter_context(bind_listener(setting, address, http.backlog))
+    return []
+
+
+@contextlib.contextmanager
+def _named(config: Config, setting: str) -> Iterator[None]:
+    """Add to errors where a setting is given."""
+    try:
+        yield
+    except ClipperError as error:
+        if where := config.origins.get(setting):
+            error.args = (f"{where}: {error.message}", *error.args[1:])
+        raise
 
 
 def _check_model(name: str, wanted: ModelSpec, no_pickle: bool, folder: str) -> None:

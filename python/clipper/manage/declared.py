@@ -9,10 +9,11 @@ from contextlib import contextmanager
 
 import msgspec
 
-from clipper.config import Config, roles_in
+from clipper.config import Config, roles_in, tables
 from clipper.deploy.processes.command import command_of
 from clipper.errors import ClipperError, StillLinked, UnknownModel, UnknownVersion
 from clipper.manage.operations import Server
+from clipper.settings.redaction import shown
 from clipper.settings.server import ApplicationSettings
 from clipper.spec.field import stated
 from clipper.spec.model import ModelSpec
@@ -21,7 +22,9 @@ from clipper.types import UserValue, VersionedModel
 
 _ACTOR = "the configuration"
 _NO_KEYWORDS = ("target", "command", "folder", "replicas_max")
-_AT_START = ("server", "limits", "batching", "feedback", "http", "streams", "model_streams")
+_SHOWN_MAX = 60  # characters of a value
+# what does not wait for the next start
+_AT_ONCE = ("models", "apps", "logging.level", "logging.format")
 
 
 @contextmanager
@@ -76,7 +79,7 @@ def declare_again(server: Server, old: Config, new: Config) -> list[str]:
 
     Returns a line for each thing done, and for each that cannot be done.
     """
-    messages: list[str] = []
+    messages = list(_logging(server, old, new))
     with audit_context(_ACTOR, ""):
         for kind, names in (("model", new.models), ("application", new.apps)):
             for name in names:
@@ -89,6 +92,15 @@ def declare_again(server: Server, old: Config, new: Config) -> list[str]:
                 except ClipperError as error:
                     messages.append(f"{kind} {name} stays as it is: {error}")
     return messages
+
+
+def _logging(server: Server, old: Config, new: Config) -> Iterator[str]:
+    """Apply what holds at once of [logging], and say so."""
+    server.set_logging(new.logging)
+    for key in ("level", "format"):
+        value = getattr(new.logging, key)
+        if value != getattr(old.logging, key):
+            yield f"[logging] {key} is {value or 'that of the start'}"
 
 
 def _model(server: Server, name: str, old: Config, new: Config) -> Iterator[str]:
@@ -166,6 +178,25 @@ def left(old: Config, new: Config) -> Iterator[str]:
             f"application {name} is not declared any more, and stays. To delete it: clipper app"
             f" remove {name}"
         )
-    for section in _AT_START:
-        if getattr(old, section) != getattr(new, section):
-            yield f"[{section}] has changed: that holds from the next start on"
+    for section in dict.fromkeys(table.partition(".")[0] for table in tables()):
+        if section in _AT_ONCE:
+            continue
+        before, after = getattr(old, section), getattr(new, section)
+        if changed := ", ".join(_changed(section, before, after)):
+            yield f"[{section}] has changed: {changed}. Restart the server for that to hold"
+
+
+def _changed(section: str, before: object, after: object) -> Iterator[str]:
+    """Yield how each key, or each name, of a section has changed; not those that hold at once."""
+    if isinstance(before, msgspec.Struct) and isinstance(after, msgspec.Struct):
+        for key in before.__struct_fields__:
+            old, new = (shown(key, getattr(one, key)) for one in (before, after))
+            if getattr(before, key) != getattr(after, key) and f"{section}.{key}" not in _AT_ONCE:
+                yield f"{key} {_text(old)} -> {_text(new)}"
+    elif isinstance(before, dict) and isinstance(after, dict):
+        yield from (name for name in {**before, **after} if before.get(name) != after.get(name))
+
+
+def _text(value: object) -> str:
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= _SHOWN_MAX else f"{text[: _SHOWN_MAX - 3]}..."

@@ -52,6 +52,7 @@ from clipper.options import keywords_of, refusing_unknown_keywords
 from clipper.serving.models.scaling import replica_bounds
 from clipper.serving.query.application import ApplicationHandle
 from clipper.settings.http import query_tls, scheme_of
+from clipper.settings.logging import LoggingSettings
 from clipper.spec.field import specified, stated
 from clipper.spec.keywords import ModelMembers
 from clipper.spec.model import ModelSpec
@@ -85,6 +86,9 @@ class Server(InspectedServer, TableServer, Protocol):
 
     def retire(self, name: str | VersionedModel, *, force: bool = False) -> None:
         """Take a version out of service. force: also one that applications link."""
+
+    def set_logging(self, settings: LoggingSettings) -> None:
+        """Log at another level, or in another format, from now on."""
 
     def accept_store(self, *, restore: bool) -> int:
         """Take a store with another content for the one that is known here."""

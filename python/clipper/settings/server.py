@@ -258,11 +258,6 @@ class ServerSettings(msgspec.Struct, frozen=True):
         ),
     ] = 0.7
 
-    log_format: Annotated[
-        Literal["text", "json"],
-        about("log output: `text` (as `logging` is configured), or `json` objects on stderr"),
-    ] = "text"
-
     __repr__ = redacted
 
 

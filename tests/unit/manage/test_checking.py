@@ -1,12 +1,13 @@
 """`clipper config check` refuses what `clipper up` refuses, and names the line."""
 
+import socket
 from pathlib import Path
 
 import pytest
 
 from clipper.config import load
-from clipper.errors import ClipperError
-from clipper.manage.checking import check_declared
+from clipper.errors import AddressInUse, ClipperError, ConfigError
+from clipper.manage.checking import check_declared, check_start
 
 GOOD = """\
 [models.m]
@@ -72,3 +73,33 @@ def test_what_only_the_state_knows_is_a_note(tmp_path: Path) -> None:
     (note,) = checked(tmp_path, f'[server]\nstate = "state"\n{text}')
     assert "'older'" in note
     assert checked(tmp_path, f"[mesh]\nenabled = true\n{text}") == []
+
+
+def test_an_address_that_is_taken_is_named_with_its_line(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        for section, key in (("http", "address"), ("http", "admin"), ("grpc", "address")):
+            path = tmp_path / "clipper.toml"
+            path.write_text(f'[{section}]\n{key} = "127.0.0.1:{port}"\n')
+            with pytest.raises(AddressInUse) as caught:
+                check_start(load(path, {}))
+            message = f":2: cannot listen on {section}.{key} = '127.0.0.1:{port}': it is taken"
+            assert message in str(caught.value)
+    assert check_start(load(path, {})) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('tls_cert = "absent.pem"\ntls_key = "absent.key"', "absent"),
+        ('api_keys_file = "absent"', "http.api_keys_file"),
+        ('admin = "127.0.0.1:0"\ntokens_file = "absent"', "http.tokens_file"),
+    ],
+)
+def test_a_file_of_a_listener_that_cannot_be_read_is_named(
+    tmp_path: Path, line: str, message: str
+) -> None:
+    path = tmp_path / "clipper.toml"
+    path.write_text(f'[http]\naddress = "127.0.0.1:0"\n{line}\n')
+    with pytest.raises(ConfigError, match=message):
+        check_start(load(path, {}))

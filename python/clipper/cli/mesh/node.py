@@ -1,6 +1,6 @@
 """`clipper node`: run one node of a mesh until a signal; its models are moved elsewhere first."""
 
-import logging
+import functools
 import secrets
 import signal
 import sys
@@ -12,11 +12,16 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from clipper.cli.servers.addresses import with_addresses
+from clipper.cli.servers.reloading import FollowedFile
 from clipper.cli.servers.up import (
     keep_pauses_short,
     on_first_signal,
+    on_hangup,
     refuse_open,
+    say,
 )
+from clipper.credential_file import stamp_of
+from clipper.log_output import log_to_terminal
 from clipper.types import UserValue, check_name
 from clipper_container import parent_death
 from clipper_container.backoff import Backoff
@@ -103,18 +108,23 @@ def node(
 
     FILE is a TOML file with further settings. The line `ready` means that models can be loaded
     here. At the end, recently used models are first loaded elsewhere, for up to mesh.drain_s
-    seconds, while queries continue; a second Ctrl-C does not wait.
+    seconds, while queries continue; a second Ctrl-C does not wait. SIGHUP reads FILE again: what
+    holds at once is applied, and for the rest a line says that it needs a restart.
 
     \b
     clipper node --store etcd://10.0.0.5:2379 --peers tcp:10.0.0.1:7001 --http 127.0.0.1:8000
     clipper node --store sqlite:/var/lib/clipper/mesh.db --name a
     clipper node node.toml --label gpu --zone north
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    config = with_addresses(_configured(file, given), http=False)
+    log_to_terminal()
+    seen = stamp_of(file or "")
+    read = functools.partial(_configured, file, given)
+    loaded = read()
+    config = with_addresses(_reachable(_apart(loaded)), http=False)
     refuse_open(config, insecure)
-    stopping = threading.Event()
+    stopping, asked = threading.Event(), threading.Event()
     on_first_signal(stopping)
+    on_hangup(stopping, asked)
     if end_with_parent:
         parent_death.end_with_parent(end_with_parent, signal.SIGTERM)
     server = _started(config, stopping)
@@ -128,15 +138,14 @@ def node(
         keep_pauses_short()
         if is_ready:
             click.echo("ready")
-            stopping.wait()
+            file_now = FollowedFile(server, file, seen, loaded, read)
+            file_now.follow(stopping, asked, watching=False)
         if not mesh.awaits:
             _drain(mesh, config.mesh.drain_s)
-        click.echo(
-            f"closing: queries in flight have {config.server.drain_s:g} s (Ctrl-C again: at once)"
-        )
+        say(f"closing: queries in flight have {config.server.drain_s:g} s (Ctrl-C again: at once)")
     finally:
         server.close()
-    click.echo("closed")
+    say("closed")
     if mesh.given_up:
         sys.exit(_EXIT_GIVEN_UP)
 
@@ -163,8 +172,8 @@ def _started(config: "Config", stopping: threading.Event) -> "ClipperServer | No
 
 
 def _configured(file: Path | None, given: dict[str, UserValue]) -> "Config":
-    """Return the configuration of this node. Raises UsageError if the nodes have no common
-    store."""
+    """Return the configuration of this node as its file and options state it. Raises UsageError if
+    the nodes have no common store."""
     from clipper.config import load
 
     words = ("peers", "name", "advertise", "zone", "capacity_mib")
@@ -183,7 +192,7 @@ def _configured(file: Path | None, given: dict[str, UserValue]) -> "Config":
         raise click.UsageError(
             "the nodes of a mesh need a store: --store etcd://HOST:2379, or sqlite:FILE on one host"
         )
-    return _reachable(_apart(config))
+    return config
 
 
 def _apart(config: "Config") -> "Config":

@@ -1,7 +1,6 @@
 """`clipper params`: run and manage the shards of a parameter server on this host."""
 
 import contextlib
-import logging
 import os
 import re
 import select
@@ -27,6 +26,7 @@ from clipper.cli.params.tables import (
 from clipper.cli.servers.end_process import end_process
 from clipper.cli.servers.up import file_or_default
 from clipper.errors import NoServer
+from clipper.log_output import log_to_terminal
 from clipper_container import parent_death
 from clipper_container.model import UserValue
 
@@ -148,7 +148,7 @@ def up(
     from clipper.params.client.stats_reader import StatsReader
     from clipper.params.local.local_set import LocalSet
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    log_to_terminal()
     wanted = {
         key: str(value) if isinstance(value, Path) else value
         for key, value in given.items()
@@ -534,7 +534,7 @@ def shard(
     from clipper.params.local.shard_process import config_in
     from clipper.params.shard.server import run
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    log_to_terminal()
     digits = re.search(r"[0-9]+$", number)
     if digits is None:
         raise click.BadParameter(f"{number!r} does not end with a number", param_hint="NUMBER")

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from clipper.cli.command_group import CommandGroup
-from clipper.cli.servers.up import file_or_default
+from clipper.cli.servers.up import file_or_default, refuse_open
 
 
 @click.group(cls=CommandGroup)
@@ -50,19 +50,22 @@ def show(file: Path | None, changed: bool, as_json: bool) -> None:
 @click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
 def check(file: Path | None) -> None:
     """Check FILE (or ./clipper.toml), with all that `clipper up` would refuse: files, modules,
-    policies, deciders, links, addresses. An error has the line and a suggestion.
+    policies, deciders, links, certificates, keys, and addresses that are taken or open to all. An
+    error has the line and a suggestion. Addresses that a running server of this file has are not
+    tried.
 
     \b
     clipper config check clipper.toml
     error: clipper.toml:14: unknown key 'slo' in [apps.digits] - did you mean 'slo_ms'?
     """
     from clipper.config import load
-    from clipper.manage.checking import check_declared
+    from clipper.manage.checking import check_declared, check_start
 
     chosen = file_or_default(file)
     loaded = load(chosen)
     folder = str(chosen.absolute().parent) if chosen else ""
-    for note in check_declared(loaded, folder):
+    refuse_open(loaded, insecure=False)
+    for note in [*check_declared(loaded, folder), *check_start(loaded)]:
         click.echo(f"note: {note}")
     counted = (("key", loaded.origins), ("model", loaded.models), ("application", loaded.apps))
     counts = ", ".join(

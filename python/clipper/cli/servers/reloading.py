@@ -1,17 +1,23 @@
-"""`--reload`: the files that models are made of, and a new version when they change."""
+"""What a running server takes over from files: its configuration, read again after SIGHUP or, with
+`--reload`, when it changes; and then also the files that models are made of."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import click
 
 from clipper.credential_file import stamp_of
 from clipper.errors import ClipperError
 
 if TYPE_CHECKING:
+    from clipper.config import Config
     from clipper.server import ClipperServer
     from clipper.spec.model import ModelSpec
 
+_CHECK_S = 0.5
 _FILES_MAX = 5000  # files that are looked at; others do not count
 Stamps = tuple[tuple[str, tuple[int, ...]], ...]
 
@@ -87,3 +93,61 @@ def reload(
             yield f"model {name} has changed, but stays as it is: {error}"
         else:
             yield f"model {handle} is deployed{f' instead of {replaced}' if replaced else ''}"
+
+
+class FollowedFile:
+    """The configuration file of a running server. Threads: one.
+
+    path: None for none. seen: its stamp before it was read. config: of the start, before its
+    addresses were completed. read: reads it again, as at the start.
+    """
+
+    def __init__(
+        self,
+        server: "ClipperServer",
+        path: Path | None,
+        seen: tuple[int, ...],
+        config: "Config",
+        read: "Callable[[], Config]",
+    ) -> None:
+        self._server, self._path, self._read = server, path, read
+        self._config = self._known = config
+        self._seen = self._last = seen
+        self._sources = SourceWatch(config.models)
+
+    def follow(self, stopping: threading.Event, asked: threading.Event, *, watching: bool) -> None:
+        """Read the file again whenever `asked` is set, until `stopping` is. watching: also when it
+        changes, and deploy models whose files change."""
+        while not stopping.wait(_CHECK_S):
+            if asked.is_set():
+                asked.clear()
+                self.apply()
+            elif watching:
+                self._look()
+
+    def _look(self) -> None:
+        """Deploy what has changed, and read the file again once it has been the same for two
+        looks: there is none while an editor replaces it."""
+        models = self._known.models
+        for line in reload(self._server, self._sources.changed(models), models):
+            click.echo(line)
+        before, self._last = self._last, stamp_of(self._path or "")
+        if self._last and self._last == before and self._last != self._seen:
+            self.apply()
+
+    def apply(self) -> None:
+        """Read the file, apply what holds at once, and print a line for each change."""
+        from clipper.manage.declared import declare_again, declared_twice, left
+
+        self._seen = stamp_of(self._path or "")
+        title = self._path or "defaults"
+        try:
+            new = self._read()
+            lines = [*declare_again(self._server, self._known, new), *left(self._config, new)]
+            for line in lines or ["no changes"]:
+                click.echo(f"{title}: {line}")
+        except ClipperError as error:
+            click.echo(f"{title} is not used, and what was stays: {error}", err=True)
+        else:
+            self._known, self._config = declared_twice(self._known, new), new
+            self._sources = SourceWatch(self._known.models)

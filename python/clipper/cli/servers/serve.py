@@ -98,8 +98,9 @@ def serve(
     clipper serve a.skops b.joblib --slo-ms 50 --default -1 --replicas 1-4
     """
     from clipper.cli.server_command import bounds, read_json
-    from clipper.cli.servers.up import Start, log_to_terminal, refuse_open
+    from clipper.cli.servers.up import Start, refuse_open
     from clipper.config import load
+    from clipper.log_output import log_to_terminal
     from clipper.manage.checking import check_declared
 
     log_to_terminal(quiet=True)

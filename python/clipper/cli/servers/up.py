@@ -3,22 +3,22 @@
 import contextlib
 import functools
 import gc
-import logging
+import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import click
 
 from clipper.cli.servers.addresses import with_addresses
-from clipper.cli.servers.reloading import SourceWatch, reload
+from clipper.cli.servers.reloading import FollowedFile
 from clipper.cli.servers.up_on_ray import on_ray, serve_on_ray
 from clipper.credential_file import stamp_of
-from clipper.errors import ClipperError
+from clipper.log_output import log_to_terminal
 from clipper_container import parent_death
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from clipper.server import ClipperServer
 
 DEFAULT_FILE = "clipper.toml"
-_CHECK_S = 0.5
+_TERMINAL = "/dev/tty"
 _LOOK_S = 0.2
 # states of models that may become ready
 _LOADING = ("loading", "partly ready", "failing")
@@ -92,6 +92,10 @@ def up(
 ) -> None:
     """Serve the models and applications of a TOML FILE until SIGTERM or Ctrl-C.
 
+    SIGHUP reads the file again, as --reload does when it changes: what holds at once is applied,
+    and for the rest a line says that it needs a restart. A server whose terminal is closed ends as
+    by SIGTERM.
+
     FILE defaults to ./clipper.toml; without it, all settings have their defaults. Addresses that
     neither the file nor an option names are 127.0.0.1:8000 for queries and 127.0.0.1:8002 for
     management; if one is taken, the next free of 8010, 8020, ... or 8012, 8022, ... At the end,
@@ -149,17 +153,11 @@ def up(
         by_hand=True,
         patience_s=_PATIENCE_S,
         with_parent=end_with_parent or 0,
+        rereads=True,
     )
     with start.running() as server:
-        if follow:
-            _follow(server, path, loaded, seen, read, start.stopping)
-        start.stopping.wait()
-
-
-def log_to_terminal(*, quiet: bool = False) -> None:
-    """Let the messages of this process appear with their time of day; quiet: warnings only."""
-    level = logging.WARNING if quiet else logging.INFO
-    logging.basicConfig(level=level, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+        file_now = FollowedFile(server, path, seen, loaded, read)
+        file_now.follow(start.stopping, start.asked, watching=follow)
 
 
 class Start:
@@ -169,6 +167,7 @@ class Start:
     by_hand: say how to start a container by hand. patience_s: time to wait for the declared models
     before the first lines are printed; those say that a query can be sent. with_parent: process at
     whose end the server ends, or 0. must_load: a model that fails to start ends the command.
+    rereads: SIGHUP asks for the file to be read again, and does not end the server.
     """
 
     def __init__(
@@ -181,6 +180,7 @@ class Start:
         patience_s: float = float("inf"),
         with_parent: int = 0,
         must_load: bool = False,
+        rereads: bool = False,
     ) -> None:
         self._config, self._title = config, title
         self._made_up = made_up
@@ -189,6 +189,9 @@ class Start:
         self._patience_s, self._must_load = patience_s, must_load
         # set by the first signal
         self.stopping = threading.Event()
+        # set by SIGHUP
+        self.asked = threading.Event()
+        self._rereads = rereads
 
     @contextlib.contextmanager
     def running(self) -> Iterator["ClipperServer"]:
@@ -203,6 +206,7 @@ class Start:
         server.start()
         try:
             on_first_signal(self.stopping)
+            on_hangup(self.stopping, self.asked if self._rereads else None)
             if self._with_parent:
                 parent_death.end_with_parent(self._with_parent, signal.SIGTERM)
             keep_pauses_short()
@@ -213,10 +217,10 @@ class Start:
                 )
             yield server
             drain_s = self._config.server.drain_s
-            click.echo(f"closing: queries in flight have {drain_s:g} s (Ctrl-C again: at once)")
+            say(f"closing: queries in flight have {drain_s:g} s (Ctrl-C again: at once)")
         finally:
             server.close()
-        click.echo("closed")
+        say("closed")
 
     def _await_models(self, server: "ClipperServer") -> None:
         """Wait until the declared models are ready or have failed, and print what is wrong."""
@@ -280,39 +284,6 @@ def refuse_open(config: "Config", insecure: bool) -> None:
         )
 
 
-def _follow(
-    server: "ClipperServer",
-    path: Path | None,
-    config: "Config",
-    seen: tuple[int, ...],
-    load: "Callable[[], Config]",
-    stopping: threading.Event,
-) -> None:
-    """Watch the file, and the code and files of its models; apply a change once it has been stable
-    for one interval."""
-    from clipper.manage.declared import declare_again, declared_twice, left
-
-    known, last = config, seen
-    sources = SourceWatch(known.models)
-    while not stopping.wait(_CHECK_S):
-        for line in reload(server, sources.changed(known.models), known.models):
-            click.echo(line)
-        before = last
-        last = stamp_of(path or "")
-        # There is none while an editor replaces the file.
-        if not last or last == seen or last != before:
-            continue
-        seen = last
-        try:
-            new = load()
-            for line in [*declare_again(server, known, new), *left(config, new)] or ["no changes"]:
-                click.echo(f"{path}: {line}")
-            known, config = declared_twice(known, new), new
-            sources = SourceWatch(known.models)
-        except ClipperError as error:
-            click.echo(f"{path} has changed, but is not used: {error}", err=True)
-
-
 def file_or_default(file: Path | None) -> Path | None:
     """Return FILE, else ./clipper.toml if it exists."""
     return file if file is not None else Path(DEFAULT_FILE) if Path(DEFAULT_FILE).exists() else None
@@ -341,3 +312,34 @@ def on_first_signal(stopping: threading.Event) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
+
+
+def on_hangup(stopping: threading.Event, asked: threading.Event | None = None) -> None:
+    """Set `asked` on SIGHUP; or `stopping`, if the terminal of this process was closed, or without
+    `asked`. A process that `nohup` started is not stopped by it.
+    """
+    stays = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    had_terminal = _has_terminal()
+
+    def hang_up(*_: object) -> None:
+        if asked is not None and (stays or not had_terminal or _has_terminal()):
+            asked.set()
+        else:
+            stopping.set()
+
+    if asked is not None or not stays:
+        signal.signal(signal.SIGHUP, hang_up)
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open(_TERMINAL, os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
+def say(text: str) -> None:
+    """Print a line, unless the terminal was closed."""
+    with contextlib.suppress(OSError):
+        click.echo(text)

@@ -218,10 +218,9 @@ def server_toml(shipment: Shipment, redis: str, admin: str = f"127.0.0.1:{ADMIN_
         "drain_s": float(_DRAIN_S),
         "address": f"tcp://0.0.0.0:{PORT}",
         "token_file": TOKEN_FILE,
-        "log_format": "json",
     }
     note = "# Models have no target: each runs in containers of its own, which dial in.\n"
-    parts = [note, toml_table(("server",), server), http_toml(admin)]
+    parts = [note, toml_table(("server",), server), logging_toml(), http_toml(admin)]
     parts += [
         toml_table(("models", name), _model_table(model))
         for name, (model, _) in shipment.models.items()
@@ -275,6 +274,11 @@ def http_toml(admin: str) -> str:
         " of a key may.\n"
     )
     return note + toml_table(("http",), settings)
+
+
+def logging_toml() -> str:
+    """Return the section [logging] of servers in containers, whose lines programs read."""
+    return toml_table(("logging",), {"format": "json"})
 
 
 def toml_table(at: tuple[str, ...], values: Mapping[str, object]) -> str:

@@ -28,6 +28,7 @@ from clipper.deploy.kubernetes.manifests import (
     deployment,
     from_secret,
     http_toml,
+    logging_toml,
     meta_of,
     mine,
     pod,
@@ -101,7 +102,6 @@ def node_toml(shipment: MeshShipment) -> str:
     server = {
         "folder": "/state",
         "address": f"tcp://0.0.0.0:{PORT}",
-        "log_format": "json",
         "drain_s": float(_QUERIES_S),
     }
     mesh_settings = {
@@ -114,6 +114,7 @@ def node_toml(shipment: MeshShipment) -> str:
     return "".join(
         [
             toml_table(("server",), server),
+            logging_toml(),
             http_toml(f"0.0.0.0:{ADMIN_PORT}"),
             toml_table(("grpc",), {"address": f"0.0.0.0:{GRPC_PORT}"}),
             toml_table(("mesh",), mesh_settings),

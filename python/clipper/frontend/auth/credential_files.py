@@ -2,23 +2,41 @@
 files."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from clipper.component import Backoff, Health, Stop, Worker
 from clipper.errors import NotAllowed
 from clipper.frontend.auth.api_keys import ApiKeys
+from clipper.frontend.http.health import PROBES
 from clipper.frontend.http.messages import HttpError, HttpRequest
 from clipper.frontend.openapi.endpoint import PUBLIC
 from clipper.metrics import TlsCounts
 from clipper.params.tokens import TokenFile
-from clipper.settings.http import TlsFiles
+from clipper.settings.grpc import GrpcSettings, grpc_tls
+from clipper.settings.http import HttpSettings, TlsFiles, admin_tls, query_tls
 from clipper.tls import Certificate
 
 _log = logging.getLogger(__name__)
 _CHECK_S = 1.0
-_PROBES = b"/v2/health/"
 Admit = Callable[[HttpRequest], None]
+# paths that need no credentials: probes, and the page of the documentation
+OPEN = PUBLIC | PROBES
+
+
+# settings of the certificate of each listener
+_TLS_SETTINGS = {"address": "http.tls", "admin": "http.admin_tls", "grpc": "grpc.tls"}
+
+
+def tls_of_listeners(http: HttpSettings, grpc: GrpcSettings) -> dict[str, TlsFiles]:
+    """Return the certificate files of the configured listeners that use TLS: `address`, `admin`
+    and `grpc`."""
+    each = (
+        ("address", http.address, query_tls(http)),
+        ("admin", http.admin, admin_tls(http)),
+        ("grpc", grpc.address, grpc_tls(grpc, http)),
+    )
+    return {key: files for key, address, files in each if address and files is not None}
 
 
 class _File(Protocol):
@@ -39,6 +57,16 @@ class CredentialFiles:
         self.tokens: ApiKeys | None = None
         self.workers: TokenFile | None = None
         self._worker = Worker("clipper-files", self._run, again=Backoff(_CHECK_S, _CHECK_S))
+
+    def read(self, http: HttpSettings, grpc: GrpcSettings, counts: Mapping[str, TlsCounts]) -> None:
+        """Load the files that the settings of the listeners name. Raises ConfigError.
+
+        counts: of the handshakes, by listener.
+        """
+        for key, files in tls_of_listeners(http, grpc).items():
+            self.add_tls(key, files, _TLS_SETTINGS[key], counts[key])
+        self.add_keys(http.api_keys_file, http.token)
+        self.add_tokens(http.tokens_file if http.admin else "", http.token)
 
     def add_tls(self, key: str, files: TlsFiles | None, where: str, counts: TlsCounts) -> None:
         """Load the certificate of a listener. Raises ConfigError for files that cannot be used."""
@@ -99,7 +127,7 @@ class CredentialFiles:
             return None
 
         def check(request: HttpRequest) -> None:
-            if not request.path.startswith(_PROBES) and request.path not in PUBLIC:
+            if request.path not in OPEN:
                 try:
                     keys.check(request.headers.get(b"authorization", b""))
                 except NotAllowed as error:

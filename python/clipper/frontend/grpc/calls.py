@@ -27,11 +27,12 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
 from clipper.errors import ClipperError, DeadlineExceeded, InvalidInput, Overloaded, ShuttingDown
+from clipper.frontend.access_log import AccessLog
 from clipper.frontend.auth.api_keys import ApiKeys
 from clipper.frontend.http.messages import retry_after_s
 from clipper.frontend.protocols import message, methods_of
 from clipper.frontend.server_interface import ServerInterface
-from clipper.frontend.tracing.context import Trace, log_call, start_trace
+from clipper.frontend.tracing.context import Trace, start_trace
 from clipper.frontend.tracing.exporter import SpanExporter
 from clipper.frontend.tracing.spans import finished_call
 from clipper.metrics.grpc_counts import GrpcCounts, MethodCounts
@@ -133,10 +134,12 @@ class GrpcDispatcher:
         watcher: FutureWatcher,
         pools: tuple[Executor, Executor],
         counts: GrpcCounts,
+        access_log: AccessLog,
         keys: ApiKeys | None = None,
         exporter: SpanExporter | None = None,
     ) -> None:
         self.node, self._counts, self._keys, self._exporter = node, counts, keys, exporter
+        self._access_log = access_log
         self._calls_max = node.config.grpc.calls_max
         self.closing = asyncio.Event()
         self.before_reading: Callable[[str, str, bytes], bytes] | None = (
@@ -268,8 +271,7 @@ class GrpcDispatcher:
             finally:
                 everything.under_way -= 1
                 counts.count(code, call.began_ns)
-                if call.trace is not None and call.trace.sampled:
-                    self._notify(call, call.trace, counts, code)
+                self._notify(call, counts, code)
 
         return serve
 
@@ -299,17 +301,18 @@ class GrpcDispatcher:
             finally:
                 everything.under_way -= 1
                 counts.count(code, call.began_ns)
-                if call.trace is not None and call.trace.sampled:
-                    self._notify(call, call.trace, counts, code)
+                self._notify(call, counts, code)
 
         return serve
 
-    def _notify(self, call: GrpcCall, trace: Trace, counts: MethodCounts, code: str) -> None:
-        log_call(trace, f"{counts.service}/{counts.method}", code, call.began_ns)
-        if self._exporter is not None:
-            self._exporter.put(
-                finished_call(trace, counts.service, counts.method, code, call.began_ns)
-            )
+    def _notify(self, call: GrpcCall, counts: MethodCounts, code: str) -> None:
+        """Log a call that has ended, and export its spans, where that is wanted."""
+        trace, began_ns = call.trace, call.began_ns
+        if trace is not None or self._access_log.logs_all:
+            method = f"{counts.service}/{counts.method}"
+            self._access_log.call(trace, method, code, began_ns, call.peer)
+        if trace is not None and trace.sampled and self._exporter is not None:
+            self._exporter.put(finished_call(trace, counts.service, counts.method, code, began_ns))
 
     async def in_order(
         self,

@@ -11,6 +11,7 @@ import grpc.aio
 
 from clipper.component import Health, Loop, Pool, fast_event_loop, require_descriptors
 from clipper.errors import AddressInUse
+from clipper.frontend.access_log import AccessLog
 from clipper.frontend.auth.credential_files import CredentialFiles
 from clipper.frontend.grpc.applications import SERVICE as APPLICATIONS
 from clipper.frontend.grpc.applications import ApplicationService
@@ -51,8 +52,10 @@ class GrpcServer:
         make_watcher: Callable[[asyncio.AbstractEventLoop], FutureWatcher],
         access: CredentialFiles,
         counts: GrpcCounts,
+        access_log: AccessLog,
         exporter: SpanExporter | None = None,
     ) -> None:
+        self._access_log = access_log
         self._node, self._make_watcher, self._access, self._counts, self._exporter = (
             node,
             make_watcher,
@@ -103,6 +106,7 @@ class GrpcServer:
             watcher,
             (self._workers, self._managers),
             self._counts,
+            self._access_log,
             self._access.keys,
             self._exporter,
         )

@@ -38,6 +38,7 @@ from collections import deque
 from collections.abc import Callable
 
 from clipper.errors import ClipperError, OutOfMemory, TooLarge
+from clipper.frontend.access_log import AccessLog
 from clipper.frontend.auth.peer_user import is_own_user
 from clipper.frontend.http.body_memory import BodyMemory
 from clipper.frontend.http.exchange import Exchange
@@ -54,6 +55,7 @@ from clipper.frontend.http.messages import (
 )
 from clipper.frontend.tracing.context import Trace, start_trace
 from clipper.frontend.tracing.exporter import SpanExporter
+from clipper.host_port import join_host_port
 from clipper.metrics.http_counts import HttpCounts, now_ns
 from clipper.serving.query.future_watcher import FutureWatcher
 from clipper.settings.http import HttpSettings
@@ -98,7 +100,8 @@ class HttpService:
     handle: returns the result of a request, or raises. admit: raises for a request that may not be
     made; it is called as soon as the head is there, before a byte of the body is kept. now_s, date:
     of the last periodic check. bodies: the memory that request bodies take.
-    exporter: exports spans; None for none. own_user: only processes of this server's user, and of
+    exporter: exports spans; None for none. access_log: logs requests; None: those whose callers
+    sample them. own_user: only processes of this server's user, and of
     root, are served. turn_s: time of a turn of the loop after which those who have had a request
     answered in it wait.
     """
@@ -115,8 +118,10 @@ class HttpService:
         turn_s: float = TURN_S,
         admit: Callable[[HttpRequest], None] | None = None,
         bodies: BodyMemory | None = None,
+        access_log: AccessLog | None = None,
     ) -> None:
         self.admit = admit
+        self.access_log = AccessLog(0) if access_log is None else access_log
         self.bodies = BodyMemory(settings.bodies_bytes_max) if bodies is None else bodies
         self.exporter, self.own_user = exporter, own_user
         self.settings, self.handle, self.watcher, self.run = settings, handle, watcher, run
@@ -300,6 +305,12 @@ class HttpConnection(asyncio.Protocol):
         self._transport = transport
         self._since_s = self.service.now_s
         self._is_first, self._is_stream = False, True
+
+    @property
+    def client(self) -> str:
+        """The address of the client, `HOST:PORT`; empty if it is not known any more."""
+        peer = self._transport.get_extra_info("peername")
+        return join_host_port(*peer[:2]) if peer else ""
 
     def _stranger(self) -> ClipperError | None:
         """Return why a client without a token is refused; None if it is the server's own user."""

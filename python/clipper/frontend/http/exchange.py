@@ -17,7 +17,6 @@ from clipper.frontend.http.messages import (
     problem,
 )
 from clipper.frontend.http.streamed_body import StreamedBody
-from clipper.frontend.tracing.context import log_request
 from clipper.frontend.tracing.spans import finished_request
 from clipper.serving.query.future_watcher import Future
 
@@ -184,10 +183,10 @@ class Exchange:
             head = head_of(response, id, service.date, self.close, own)
             self.data = head if self.head_only or response.status == 204 else head + response.body
         service.counts.count(request.method, request.route, response.status, request.began_ns)
-        if trace is not None and trace.sampled:
-            log_request(trace, request, response, id)
-            if service.exporter is not None:
-                service.exporter.put(finished_request(trace, request, response, id))
+        if trace is not None or service.access_log.logs_all:
+            service.access_log.request(request, response, id, connection.client)
+        if trace is not None and trace.sampled and service.exporter is not None:
+            service.exporter.put(finished_request(trace, request, response, id))
 
     def _answer_streamed(self, response: StreamedResponse, id: bytes, trace: bytes) -> None:
         """Answer with a stream, whose body begins after the earlier responses."""

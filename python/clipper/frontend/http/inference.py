@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from clipper.errors import InvalidInput, UnknownModel
+from clipper.frontend.http.health import unavailable
 from clipper.frontend.http.json_body import answer_texts, answer_whole
 from clipper.frontend.http.messages import (
     BINARY,
@@ -53,8 +54,6 @@ class InferenceRoutes:
     def add_to(self, routes: HttpRouter) -> None:
         """Add the routes."""
         routes.add("GET", "/v2", self.server)
-        routes.add("GET", "/v2/health/live", self.live)
-        routes.add("GET", "/v2/health/ready", self.ready)
         routes.add("GET", "/v2/models/stats", self.statistics)
         for model in ("/v2/models/{}", "/v2/models/{}/versions/{}"):
             routes.add("GET", model, self.model)
@@ -71,33 +70,6 @@ class InferenceRoutes:
     def server(self, request: HttpRequest) -> HandlerResult:
         """Return the server's metadata."""
         return answer_json(self._models.server())
-
-    def live(self, request: HttpRequest) -> HandlerResult:
-        """Return that the process is alive; 503 if a part that it cannot do without has failed."""
-        dead = self._node.dead()
-        if dead:
-            return _unavailable({"live": False, "failed": dead})
-        return answer_json({"live": True})
-
-    def ready(self, request: HttpRequest) -> HandlerResult:
-        """Return whether queries can be answered; 503 if not: see ServerInterface.unready."""
-
-        def check() -> HttpResponse:
-            waiting = self._node.unready()
-            body = {
-                "live": not self._node.dead(),
-                "ready": not waiting,
-                **({"waiting_for": waiting} if waiting else {}),
-            }
-            if store := self._node.store():
-                body["store"] = store
-            if held := self._node.held():
-                body["held"] = held
-            if degraded := self._node.degraded():
-                body["degraded"] = degraded
-            return answer_json(body) if not waiting else _unavailable(body)
-
-        return WorkerTask(check)
 
     def index(self, request: HttpRequest) -> HandlerResult:
         """List applications and models, and whether they are ready."""
@@ -159,7 +131,7 @@ class InferenceRoutes:
 
         def check() -> HttpResponse:
             body = {"name": target.name, "ready": self._models.is_ready(target)}
-            return answer_json(body) if body["ready"] else _unavailable(body)
+            return answer_json(body) if body["ready"] else unavailable(body)
 
         return WorkerTask(check)
 
@@ -263,12 +235,6 @@ def _decoded(request: HttpRequest) -> codec.InferRequest:
     """Return the infer request of a body. Raises InvalidInput."""
     head_bytes = request.headers.get(b"inference-header-content-length", b"")
     return codec.decode(request.body, head_bytes)
-
-
-def _unavailable(body: object) -> HttpResponse:
-    response = answer_json(body, 503)
-    response.headers = ((b"retry-after", b"1"),)
-    return response
 
 
 def _slo_ms(infer_request: codec.InferRequest, request: HttpRequest) -> float | None:

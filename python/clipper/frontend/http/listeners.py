@@ -16,6 +16,7 @@ from concurrent.futures import Future as WorkFuture
 from clipper.clock import wall_time_us
 from clipper.component import Health, Loop, Pool, fast_event_loop
 from clipper.errors import AddressInUse, ConfigError, Overloaded
+from clipper.frontend.access_log import AccessLog
 from clipper.frontend.http.body_memory import BodyMemory
 from clipper.frontend.http.connection import HttpConnection, HttpService
 from clipper.frontend.http.exchange import Exchange
@@ -50,7 +51,7 @@ class HttpListeners:
     path of the query address. admits: by that key, raises for a request that may not be made; see
     HttpService. own_user: keys of the listeners that only processes of this server's
     user, and of root, may use. may_move: keys of the listeners that take the next free port if
-    theirs is taken.
+    theirs is taken. access_log: logs the requests.
     """
 
     def __init__(
@@ -65,7 +66,9 @@ class HttpListeners:
         own_user: Collection[str] = (),
         admits: Mapping[str, Admit] | None = None,
         may_move: Collection[str] = (),
+        access_log: AccessLog | None = None,
     ) -> None:
+        self._access_log = access_log
         self._admits = [(admits or {}).get(key) for key, _, _ in each]
         self._bodies = BodyMemory(bodies_bytes(settings))
         self._own_user = [key in own_user for key, _, _ in each]
@@ -140,6 +143,7 @@ class HttpListeners:
                 own_user,
                 admit=admit,
                 bodies=self._bodies,
+                access_log=self._access_log,
             )
             self._services.append(service)
             if self._hot is not None and counts is self._hot.counts:
@@ -259,13 +263,18 @@ def _bind_first(key: str, choices: Iterable[str], backlog: int) -> socket.socket
     taken: list[AddressInUse] = []
     for address in choices:
         try:
-            return _bind(key, address, backlog)
+            return bind_listener(f"http.{key}", address, backlog)
         except AddressInUse as error:
             taken.append(error)
     raise taken[0]
 
 
-def _bind(key: str, address: str, backlog: int) -> socket.socket:
+def bind_listener(setting: str, address: str, backlog: int) -> socket.socket:
+    """Listen on an address, `HOST:PORT`, and return the socket.
+
+    setting: its name, as `http.address`, for errors. Raises AddressInUse, and ConfigError for a
+    host that is not known.
+    """
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
@@ -276,14 +285,14 @@ def _bind(key: str, address: str, backlog: int) -> socket.socket:
         listener.setblocking(False)
     except OSError as error:
         listener.close()
-        hint = f"Stop what listens there, or choose another http.{key}; port 0 takes any free one."
+        hint = f"Stop what listens there, or choose another {setting}; port 0 takes any free one."
         kind = ConfigError if isinstance(error, socket.gaierror) else AddressInUse
         why = (
             f"it is taken{held_by(address)}"
             if error.errno == errno.EADDRINUSE
             else error.strerror or error
         )
-        raise kind(f"cannot listen on http.{key} = {address!r}: {why}.", hint=hint) from None
+        raise kind(f"cannot listen on {setting} = {address!r}: {why}.", hint=hint) from None
     return listener
 
 

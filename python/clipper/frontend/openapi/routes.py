@@ -347,6 +347,10 @@ _DEADLINE = {
 # -- routes
 
 
+_LIVES = "The process answers"
+_SERVES = "Every application has a model with a container"
+
+
 def of_server() -> RouteTable:
     """Describe the routes of every listener."""
     return {
@@ -359,6 +363,23 @@ def of_server() -> RouteTable:
         ("GET", "/docs"): _page("readPage", "This description, to read and to try", "text/html"),
         ("GET", "/docs/page.css"): _page("readPageStyle", "Style of that page", "text/css"),
         ("GET", "/docs/page.js"): _page("readPageScript", "What that page does", "text/javascript"),
+    }
+
+
+def of_health() -> RouteTable:
+    """Describe the routes of health, which every listener has."""
+    each = (
+        ("/livez", "livez", SERVER, _LIVES),
+        ("/healthz", "healthz", SERVER, _LIVES),
+        ("/v2/health/live", "isLive", PROTOCOL, _LIVES),
+        ("/readyz", "readyz", SERVER, _SERVES),
+        ("/v2/health/ready", "isReady", PROTOCOL, _SERVES),
+    )
+    return {
+        ("GET", path): RouteInfo(
+            id=id, summary=summary, tag=tag, gives=_READY, others={503: _READY}
+        )
+        for path, id, tag, summary in each
     }
 
 
@@ -467,13 +488,6 @@ def of_protocol() -> RouteTable:
 
     found: dict[tuple[str, str], RouteInfo] = {
         ("GET", "/v2"): about("readServer", "About the server", gives=_NAMED),
-        ("GET", "/v2/health/live"): about("isLive", "The process answers", gives=_READY),
-        ("GET", "/v2/health/ready"): about(
-            "isReady",
-            "Every application has a model with a container",
-            gives=_READY,
-            others={503: _READY},
-        ),
         ("GET", "/v2/models/stats"): about(
             "readStatistics",
             "Counts since the start",
@@ -684,5 +698,5 @@ def table(*, management: bool) -> RouteTable:
                 of_server()["GET", "/openapi.json"], query=of
             )
         }
-        return {**of_server(), **more, **of_metrics(), **of_repository()}
-    return {**of_server(), **of_metrics(), **of_applications(), **of_protocol()}
+        return {**of_server(), **more, **of_health(), **of_metrics(), **of_repository()}
+    return {**of_server(), **of_health(), **of_metrics(), **of_applications(), **of_protocol()}

@@ -1,21 +1,19 @@
-"""W3C Trace Context: `traceparent` and `tracestate` of requests and responses, sampling, and logs.
+"""W3C Trace Context: `traceparent` and `tracestate` of requests and responses, and sampling.
 
 A response names the same trace, a span of this server, and the caller's flags. A request that its
-caller samples is logged with its duration. When spans are exported (exporter.py), a sampled request
-also notes its queries; the spans are made from these notes later, on another thread. Source:
-w3.org/TR/trace-context.
+caller samples is logged with its duration (access_log.py). When spans are exported (exporter.py), a
+sampled request also notes its queries; the spans are made from these notes later, on another
+thread. Source: w3.org/TR/trace-context.
 """
 
-import logging
 import random
 import re
 from collections.abc import Callable, Sequence
 
-from clipper.frontend.http.messages import HttpRequest, HttpResponse, StreamedResponse
+from clipper.frontend.http.messages import HttpRequest
 from clipper.metrics.http_counts import now_ns
 from clipper.serving.query.future_watcher import Future
 
-_log = logging.getLogger("clipper.requests")
 _FORM = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.S)
 _KEY = rb"(?:[a-z][_0-9a-z\-*/]{0,255}|[a-z0-9][_0-9a-z\-*/]{0,240}@[a-z][_0-9a-z\-*/]{0,13})"
 _MEMBER = re.compile(_KEY + rb"=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{1,256}")
@@ -158,39 +156,8 @@ def start_trace(sample: Sample | None, parent: bytes, state: bytes) -> Trace | N
     return trace if of_caller or trace.sampled else None
 
 
-def log_request(
-    trace: Trace, request: HttpRequest, response: HttpResponse | StreamedResponse, id: bytes
-) -> None:
-    """Log a request that its caller samples. The fields are those of a JSON log
-    (`server.log_format`)."""
-    if not trace.parent_id or not _log.isEnabledFor(logging.INFO):
-        return
-    took_ms = (now_ns() - request.began_ns) / 1e6
-    about = {
-        "request_id": id.decode(),
-        "route": request.route,
-        "method": request.method,
-        "status": response.status,
-        "duration_ms": round(took_ms, 3),
-        **trace.about(),
-        **subject_of(request),
-    }
-    _log.info(
-        "%s %s: %d in %.1f ms", request.method, request.route, response.status, took_ms, extra=about
-    )
-
-
 def subject_of(request: HttpRequest) -> dict[str, str]:
     """Return the application or model of a request, by its route."""
     if not request.params:
         return {}
-    return {_NAMES.get(request.route[: request.route.find("/", 1)], "name"): request.params[0]}
-
-
-def log_call(trace: Trace, method: str, code: str, began_ns: int) -> None:
-    """Log a gRPC call that its caller samples."""
-    if not trace.parent_id or not _log.isEnabledFor(logging.INFO):
-        return
-    took_ms = (now_ns() - began_ns) / 1e6
-    about = {"method": method, "code": code, "duration_ms": round(took_ms, 3), **trace.about()}
-    _log.info("%s: %s in %.1f ms", method, code, took_ms, extra=about)
+    return {_NAMES.get(request.route[: request.route.find("/", 1)], "subject"): request.params[0]}

@@ -17,6 +17,7 @@ import msgspec
 
 from clipper.component import Health, Stop, Worker
 from clipper.errors import ClipperError, DoesNotFit, InvalidInput
+from clipper.log_output import log_to_terminal
 from clipper.params.local.address_file import has_moved, read_address_file
 from clipper.params.shard.server import EXIT_FAILED, Beside, folder_of, run
 from clipper.params.shard.shard import Shard, ShardConfig
@@ -130,7 +131,7 @@ def become(fds: Sequence[int], parent: Parent, beside: Beside = contextlib.nullc
     os.close(output)
     parent.restore()
     set_title(f"clipper shard {request['number']} {request['folder']}")
-    _log_as_usual()
+    log_to_terminal()
     return run_shard(
         Path(request["folder"]), request["number"], watched(sent[0], beside), Reporter(control)
     )
@@ -144,13 +145,9 @@ def main(beside: Beside = contextlib.nullcontext) -> int:
     supervisor_fd = os.pidfd_open(int(supervisor))
     if os.getppid() != int(supervisor):
         return 0  # it has ended
-    _log_as_usual()
+    log_to_terminal()
     reporter = Reporter(int(control))
     return run_shard(Path(folder), int(number), watched(supervisor_fd, beside), reporter)
-
-
-def _log_as_usual() -> None:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
 
 
 if __name__ == "__main__":
