@@ -10,8 +10,10 @@ pytest.importorskip("google.protobuf", reason="pip install 'clipper-serving[grpc
 from clipper.errors import BadOutput, InvalidInput
 from clipper.frontend.inference import codec, protobuf_codec
 from clipper.frontend.protocols import message
+from tests.frontend.infer_twin import plain
 
 REQUEST = message("inference.ModelInferRequest")
+RESPONSE = message("inference.ModelInferResponse")
 
 
 def request(
@@ -26,13 +28,18 @@ def request(
     )
     if raw is not None:
         made.raw_input_contents.append(raw)
-    return REQUEST.FromString(made.SerializeToString())
+    return made
+
+
+def decode(made: Any) -> codec.InferRequest:
+    """Decode a message of the package protobuf."""
+    return protobuf_codec.decode(protobuf_codec.read(made.SerializeToString()))
 
 
 @pytest.mark.parametrize("datatype", sorted(codec.DATATYPES))
 def test_raw_tensors_of_every_datatype(datatype: str) -> None:
     values = np.array([[0, 1, 1], [1, 0, 1]], codec.DATATYPES[datatype])
-    (tensor,) = protobuf_codec.decode(request(datatype, [2, 3], values.tobytes())).inputs
+    (tensor,) = decode(request(datatype, [2, 3], values.tobytes())).inputs
     np.testing.assert_array_equal(tensor.values, values)
     assert (tensor.values.dtype, tensor.shape) == (values.dtype, (2, 3))
 
@@ -40,18 +47,17 @@ def test_raw_tensors_of_every_datatype(datatype: str) -> None:
 @pytest.mark.parametrize("datatype", sorted(set(codec.DATATYPES) - {"FP16"}))
 def test_typed_tensors_of_every_datatype(datatype: str) -> None:
     values = np.array([[0, 1, 1], [1, 0, 1]], codec.DATATYPES[datatype])
-    contents = {protobuf_codec._FIELDS[datatype]: values.ravel().tolist()}
-    (tensor,) = protobuf_codec.decode(request(datatype, [2, 3], contents=contents)).inputs
+    contents = {protobuf_codec.FIELDS[datatype]: values.ravel().tolist()}
+    (tensor,) = decode(request(datatype, [2, 3], contents=contents)).inputs
     np.testing.assert_array_equal(tensor.values, values)
     assert tensor.values.dtype == values.dtype
 
 
 def test_bytes_raw_and_typed() -> None:
     raw = b"\x02\0\0\0hi\0\0\0\0"
-    assert protobuf_codec.decode(request("BYTES", [2], raw)).inputs[0].values == [b"hi", b""]
-    assert protobuf_codec.decode(
-        request("BYTES", [2], contents={"bytes_contents": [b"hi", b""]})
-    ).inputs[0].values == [b"hi", b""]
+    assert decode(request("BYTES", [2], raw)).inputs[0].values == [b"hi", b""]
+    typed = request("BYTES", [2], contents={"bytes_contents": [b"hi", b""]})
+    assert decode(typed).inputs[0].values == [b"hi", b""]
 
 
 @pytest.mark.parametrize(
@@ -80,14 +86,14 @@ def test_bytes_raw_and_typed() -> None:
 )
 def test_what_is_wrong_is_reported(wrong: Any, part: str) -> None:
     with pytest.raises(InvalidInput, match=part):
-        protobuf_codec.decode(wrong)
+        decode(wrong)
 
 
 def test_raw_tensors_are_for_all_inputs_or_none() -> None:
     made = request("FP64", [1], b"\0" * 8)
     made.raw_input_contents.append(b"")
     with pytest.raises(InvalidInput, match="2 tensors: there are 1 inputs"):
-        protobuf_codec.decode(made)
+        decode(made)
 
 
 def test_parameters_become_plain_values() -> None:
@@ -97,7 +103,7 @@ def test_parameters_become_plain_values() -> None:
     made.parameters["share"].double_param = 0.5
     made.parameters["yes"].bool_param = True
     made.parameters["none"].SetInParent()
-    assert protobuf_codec.decode(made).parameters == {
+    assert decode(made).parameters == {
         "timeout": 5,
         "user": "ann",
         "share": 0.5,
@@ -107,9 +113,8 @@ def test_parameters_become_plain_values() -> None:
 
 def test_a_response() -> None:
     outputs = np.arange(4, dtype=">f4").reshape(2, 2)
-    made = protobuf_codec.encode(
-        "m", "3", "7", outputs, {"default": True, "reason": "late", "confidence": 0.5, "n": 2}
-    )
+    parameters = {"default": True, "reason": "late", "confidence": 0.5, "n": 2}
+    made = RESPONSE.FromString(protobuf_codec.encode("m", "3", "7", outputs, parameters))
     assert (made.model_name, made.model_version, made.id) == ("m", "3", "7")
     assert (made.outputs[0].name, made.outputs[0].datatype, list(made.outputs[0].shape)) == (
         "output",
@@ -117,15 +122,8 @@ def test_a_response() -> None:
         [2, 2],
     )
     np.testing.assert_array_equal(np.frombuffer(made.raw_output_contents[0], "<f4"), [0, 1, 2, 3])
-    assert protobuf_codec.parameters_of(made.parameters) == {
-        "default": True,
-        "reason": "late",
-        "confidence": 0.5,
-        "n": 2,
-    }
-    assert (
-        protobuf_codec.encode("m", "", "", ["hi", b""], {}).raw_output_contents[0]
-        == b"\x02\0\0\0hi\0\0\0\0"
-    )
+    assert plain(made.parameters) == parameters
+    texts = RESPONSE.FromString(protobuf_codec.encode("m", "", "", ["hi", b""], {}))
+    assert texts.raw_output_contents[0] == b"\x02\0\0\0hi\0\0\0\0"
     with pytest.raises(BadOutput):
         protobuf_codec.encode("m", "", "", [{"a": 1}, 2], {})

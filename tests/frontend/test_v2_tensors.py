@@ -24,6 +24,7 @@ from google.protobuf.json_format import ParseDict  # noqa: E402
 from clipper.frontend.protocols import message  # noqa: E402
 
 Named = dict[str, Any]
+RESPONSE = message("inference.ModelInferResponse")
 ENCODER = Tensors.parse({"ids": "i64[*]", "mask": "i64[*]"})
 RECORD = Tensors.parse({"age": "f64", "city": "str"})
 
@@ -76,9 +77,9 @@ def as_protobuf(columns: Named, tensors: Tensors, raw: bool = True) -> codec.Inf
             request.raw_input_contents.append(binary_of(column))
             continue
         values = np.asarray(column).ravel().tolist()
-        field = getattr(one.contents, protobuf_codec._FIELDS[datatype])
+        field = getattr(one.contents, protobuf_codec.FIELDS[datatype])
         field.extend(v.encode() if isinstance(v, str) else v for v in values)
-    return protobuf_codec.decode(request)
+    return protobuf_codec.decode(protobuf_codec.read(request.SerializeToString()))
 
 
 @st.composite
@@ -138,7 +139,7 @@ def test_responses_are_the_outputs(drawn: tuple[Tensors, Named, int]) -> None:
                 wanted = [v if isinstance(v, bytes) else v.encode() for v in wanted.ravel()]
             np.testing.assert_array_equal(values, wanted)
             at = end
-        response = protobuf_codec.encode("m", "1", "", given_, {})
+        response = RESPONSE.FromString(protobuf_codec.encode("m", "1", "", given_, {}))
         assert [one.name for one in response.outputs] == [*outputs]
         assert body[size:] == b"".join(response.raw_output_contents)
 
@@ -219,7 +220,7 @@ def test_some_outputs_only() -> None:
     assert (first["name"], first["data"]) == ("b", ["x", "y"])
     assert (second["name"], second["parameters"]) == ("a", {"binary_data_size": 48})
     assert body[size:] == np.ones((2, 3)).tobytes()
-    response = protobuf_codec.encode("m", "", "", outputs, {}, wanted)
+    response = RESPONSE.FromString(protobuf_codec.encode("m", "", "", outputs, {}, wanted))
     assert [one.name for one in response.outputs] == ["b", "a"]
     with pytest.raises(InvalidInput, match="no output 'd': they are named 'a', 'b', 'c'"):
         codec.encode("m", "", "", outputs, False, {}, [codec.RequestedOutput("d")])
@@ -306,8 +307,9 @@ def test_rows_of_different_outputs_are_no_tensors() -> None:
 )
 def test_what_a_request_repeats_is_bounded(fields: Named, reason: str) -> None:
     """Millions of empty messages fit into one request, and each costs the loop microseconds."""
+    made = ParseDict(fields, message("inference.ModelInferRequest")())
     with pytest.raises(InvalidInput, match=reason):
-        protobuf_codec.decode(ParseDict(fields, message("inference.ModelInferRequest")()))
+        protobuf_codec.decode(protobuf_codec.read(made.SerializeToString()))
 
 
 def test_of_a_shape_no_more_is_read_than_is_possible() -> None:

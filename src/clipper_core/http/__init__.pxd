@@ -8,7 +8,8 @@
 # and the bodies of the Open Inference Protocol.
 # `http2_protocol` has the rules of HTTP/2, with `hpack`, `http2_head` and `http2_answer`; its
 # sockets are Python's (frontend/http/http2.py).
-# `json_value` reads and writes JSON without Python objects.
+# `json_value` reads and writes JSON without Python objects, `protobuf` the fields of messages of
+# protobuf, and `infer_message` those of ModelInfer.
 #
 # A request that is not plain (another route, TLS, a chunked body) is passed to Python with its
 # bytes.

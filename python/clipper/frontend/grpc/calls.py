@@ -55,6 +55,7 @@ _KINDS: Final = {
     (True, True): grpc.stream_stream_rpc_method_handler,
 }
 _T = TypeVar("_T")
+_R = TypeVar("_R")
 Read = Callable[..., object]  # (bytes, or a stream of them) -> message, or a stream of them
 Handle = Callable[..., Any]  # (what `Read` returns, call) -> reply, or a stream
 Requests = bytes | AsyncIterator[bytes]
@@ -201,12 +202,17 @@ class GrpcDispatcher:
         return min(left_us, given_us)
 
     def handlers(
-        self, service: str, each: Mapping[str, Handle], names: Iterable[str] = ()
+        self,
+        service: str,
+        each: Mapping[str, Handle],
+        names: Iterable[str] = (),
+        readers: "Mapping[str, Callable[[bytes], object]] | None" = None,
     ) -> list[grpc.GenericRpcHandler]:
         """Return the handlers of a service for grpcio.
 
         each: a coroutine (request, call) by method name, or an async generator for streams. names:
-        further names of the service.
+        further names of the service. readers: by method name, what reads its requests from bytes
+        without the package protobuf; such a method replies with bytes.
         """
         found = {}
         keys = None if service in OPEN_TO_ALL else self._keys
@@ -214,7 +220,11 @@ class GrpcDispatcher:
             make = _KINDS[method.client_streaming, method.server_streaming]
             counts = self._counts.method(service, method.name, method.server_streaming)
             admit = functools.partial(self._admit, keys)
-            read = decoder(message(method.input_type.full_name), method.client_streaming)
+            own = (readers or {}).get(method.name)
+            read = _of_each(
+                reader(message(method.input_type.full_name)) if own is None else own,
+                method.client_streaming,
+            )
             if self.before_reading is not None and not method.client_streaming:
                 read = _after(functools.partial(self.before_reading, service, method.name), read)
             # no deserializer: grpcio would report its errors as UNKNOWN
@@ -222,7 +232,9 @@ class GrpcDispatcher:
                 (self._streaming if method.server_streaming else self._calling)(
                     each[method.name], read, admit, counts
                 ),
-                response_serializer=message(method.output_type.full_name).SerializeToString,
+                response_serializer=(
+                    message(method.output_type.full_name).SerializeToString if own is None else None
+                ),
             )
         return [grpc.method_handlers_generic_handler(one, found) for one in (service, *names)]
 
@@ -316,15 +328,15 @@ class GrpcDispatcher:
 
     async def in_order(
         self,
-        requests: AsyncIterator[Message],
-        answer: Callable[[Message], Coroutine[None, None, Message]],
-    ) -> AsyncIterator[Message]:
+        requests: AsyncIterator[_T],
+        answer: Callable[[_T], Coroutine[None, None, _R]],
+    ) -> AsyncIterator[_R]:
         """Yield the answers to a stream's requests, in order; up to `grpc.pipeline_max` are in
         progress.
 
         `answer` returns errors as answers. Ends with ShuttingDown when the server closes.
         """
-        under_way: asyncio.Queue[asyncio.Task[Message] | None] = asyncio.Queue(
+        under_way: asyncio.Queue[asyncio.Task[_R] | None] = asyncio.Queue(
             self.node.config.grpc.pipeline_max
         )
 
@@ -374,6 +386,11 @@ def _after(
 
 def decoder(kind: type[Message], is_stream: bool) -> Read:
     """Return a function that decodes bytes, or a stream of them. It raises InvalidInput."""
+    return _of_each(reader(kind), is_stream)
+
+
+def reader(kind: type[Message]) -> Callable[[bytes], Message]:
+    """Return a function that decodes bytes. It raises InvalidInput."""
 
     def read(data: bytes) -> Message:
         try:
@@ -381,7 +398,11 @@ def decoder(kind: type[Message], is_stream: bool) -> Read:
         except DecodeError:
             raise InvalidInput(f"the bytes are no {kind.DESCRIPTOR.full_name}.") from None
 
-    async def read_all(stream: AsyncIterator[bytes]) -> AsyncIterator[Message]:
+    return read
+
+
+def _of_each(read: Callable[[bytes], object], is_stream: bool) -> Read:
+    async def read_all(stream: AsyncIterator[bytes]) -> AsyncIterator[object]:
         async for data in stream:
             yield read(data)
 

@@ -8,15 +8,21 @@ from typing import Final
 
 from google.protobuf.message import Message
 
-from clipper.frontend.grpc.calls import GrpcCall, GrpcDispatcher, known, text_of
+from clipper.frontend.grpc.calls import GrpcCall, GrpcDispatcher, Handle, known, text_of
 from clipper.frontend.http.repository import ModelContainers
 from clipper.frontend.inference import protobuf_codec
 from clipper.frontend.inference.multi_model import MultiModelRequest, ids_in
 from clipper.frontend.inference.operations import InferenceOperations, InferenceTarget, timeout_ms
 from clipper.frontend.protocols import message
+from clipper_core.http.infer_message import (
+    InferMessage,
+    infer_response,
+    stream_infer_response,
+)
 
 SERVICE: Final = "inference.GRPCInferenceService"
 _FINAL = "triton_final_response"
+_WANTS_FINAL = "triton_enable_empty_final_response"
 
 
 def _response(name: str) -> type[Message]:
@@ -32,7 +38,7 @@ class InferenceService:
             InferenceOperations(calls.node),
             ModelContainers(calls.node),
         )
-        each = {
+        each: dict[str, Handle] = {
             "ServerLive": self.live,
             "ServerReady": self.ready,
             "ServerMetadata": self.server,
@@ -46,7 +52,8 @@ class InferenceService:
             "RepositoryModelUnload": self.unload,
             "ModelStreamInfer": self.stream,
         }
-        self.handlers = calls.handlers(SERVICE, each)
+        readers = dict.fromkeys(("ModelInfer", "ModelStreamInfer"), protobuf_codec.read)
+        self.handlers = calls.handlers(SERVICE, each, readers=readers)
 
     async def live(self, request: object, call: GrpcCall) -> Message:
         """Return that the process is alive, unless a part that it cannot do without has failed."""
@@ -110,11 +117,11 @@ class InferenceService:
 
     # -- queries
 
-    async def infer(self, request: object, call: GrpcCall) -> Message:
+    async def infer(self, request: InferMessage, call: GrpcCall) -> bytes:
         """Answer an infer request."""
         return await self._infer(request, call, True)
 
-    async def _infer(self, request: Message, call: GrpcCall, until_deadline: bool) -> Message:
+    async def _infer(self, request: InferMessage, call: GrpcCall, until_deadline: bool) -> bytes:
         """Answer an infer request. until_deadline: the call's deadline is the query's SLO, not
         only a limit."""
         models = self._models
@@ -160,7 +167,7 @@ class InferenceService:
         several: MultiModelRequest,
         slo_us_of: Callable[[InferenceTarget, object], int],
         call: GrpcCall,
-    ) -> Message:
+    ) -> bytes:
         if several.is_array:
             await self._calls.work(lambda: several.submit(slo_us_of, call.request_id, call.trace))
         else:
@@ -169,21 +176,20 @@ class InferenceService:
         return several.response()
 
     async def stream(
-        self, requests: AsyncIterator[Message], call: GrpcCall
-    ) -> AsyncIterator[Message]:
+        self, requests: AsyncIterator[InferMessage], call: GrpcCall
+    ) -> AsyncIterator[bytes]:
         """Answer a stream of infer requests. An error is the reply to its request, and the
         stream goes on."""
 
-        async def answer(request: Message) -> Message:
+        async def answer(request: InferMessage) -> bytes:
             try:
                 found = await self._infer(request, call, False)
             except Exception as error:
-                return _response("ModelStreamInfer")(
-                    error_message=text_of(known(error)), infer_response={"id": request.id}
-                )
-            if request.parameters["triton_enable_empty_final_response"].bool_param:
-                found.parameters[_FINAL].bool_param = True
-            return _response("ModelStreamInfer")(infer_response=found)
+                about = infer_response("", "", request.id, (), {})
+                return stream_infer_response(text_of(known(error)), about)
+            if request.parameters.get(_WANTS_FINAL) is True:
+                found += infer_response("", "", "", (), {_FINAL: True})  # merged by the reader
+            return stream_infer_response("", found)
 
         async for reply in self._calls.in_order(requests, answer):
             yield reply

@@ -43,7 +43,7 @@ DATATYPES: Final[dict[str, str]] = {
 }
 _OF_DTYPE: Final = {np.dtype(code): name for name, code in DATATYPES.items()}
 _OF_OURS: Final = {"bool": "BOOL", "str": "BYTES", "bytes": "BYTES"}
-_RANK_MAX: Final = 8
+RANK_MAX: Final = 8
 _ELEMENTS_MAX: Final = 1 << 31
 EMPTY_ROWS_MAX: Final = 4096  # limit for the product of the other dimensions of an empty tensor
 INPUT, OUTPUT = "input", "output"
@@ -223,11 +223,11 @@ def checked_shape(
         raise InvalidInput(
             f"tensor {name[:64]!r} has datatype {datatype[:20]!r}.", hint=f"Known: {known}."
         )
-    shape = tuple(itertools.islice(dims, _RANK_MAX + 1))
+    shape = tuple(itertools.islice(dims, RANK_MAX + 1))
     # rows without elements cost the sender no bytes
     elements_max = _ELEMENTS_MAX if all(shape) else EMPTY_ROWS_MAX
     if (
-        len(shape) > _RANK_MAX
+        len(shape) > RANK_MAX
         or any(n < 0 for n in shape)
         or math.prod(n for n in shape if n) > elements_max
     ):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from clipper.errors import InvalidInput, UnknownModel
-from clipper.frontend.inference import codec
+from clipper.frontend.inference import codec, protobuf_codec
 from clipper.frontend.inference.operations import (
     InferenceOperations,
     InferenceResult,
@@ -171,30 +171,20 @@ class MultiModelRequest:
             lambda name: (by_name[name][0], by_name[name][1].inferred()),
         )
 
-    def response(self) -> object:
+    def response(self) -> bytes:
         """Return a ModelInferResponse: the merge of the models' own responses."""
-        # requires protobuf, which HTTP does not
-        from clipper.frontend.inference import (
-            protobuf_codec,
-        )
-
-        joined = None
-        for target, (outputs, parameters) in self._inferred():
-            one = protobuf_codec.encode(
+        return b"".join(
+            protobuf_codec.encode(
                 target.name,
                 target.answered_version,
                 self._request.id,
                 outputs,
                 parameters,
                 self._request.outputs,
+                {"model_name": target.name},
             )
-            for tensor in one.outputs:
-                tensor.parameters["model_name"].string_param = target.name
-            if joined is None:
-                joined = one
-            else:
-                joined.MergeFrom(one)
-        return joined
+            for target, (outputs, parameters) in self._inferred()
+        )
 
     def body(self) -> tuple[Iterator[bytes], int]:
         """Return the parts of the body and the length of its JSON, like `codec.encode`."""

@@ -1,5 +1,5 @@
 """The Open Inference Protocol in protobuf: ModelInferRequest to InferRequest, outputs to a
-response.
+response. The core reads and writes the bytes (clipper_core.http.infer_message).
 
 Tensors are in `raw_input_contents`, packed and little-endian, for all inputs or for none, or in the
 typed field of `contents` for their datatype. Outputs are returned raw. Source: the protocol's
@@ -8,19 +8,22 @@ typed field of `contents` for their datatype. Outputs are returned raw. Source: 
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
-from google.protobuf.message import Message
 
 from clipper.errors import InvalidInput
 from clipper.frontend.inference import codec
-from clipper.frontend.protocols import message
 from clipper.schema import TENSORS_MAX
+from clipper_core.http.infer_message import (
+    InferMessage,
+    InferTensor,
+    MalformedMessage,
+    infer_response,
+)
 
 PARAMETERS_MAX: Final = 1024  # of a request, and of a requested output
-_RESPONSE: Final = message("inference.ModelInferResponse")
-_FIELDS: Final = {
+FIELDS: Final = {
     "BOOL": "bool_contents",
     "INT8": "int_contents",
     "INT16": "int_contents",
@@ -36,74 +39,93 @@ _FIELDS: Final = {
 }
 
 
-def decode(request: Message) -> codec.InferRequest:
-    """Decode a ModelInferRequest. Raises InvalidInput."""
-    for what in ("inputs", "outputs"):
-        if (count := len(getattr(request, what))) > TENSORS_MAX:
+# how the core packs the numbers of these fields
+_PACKED: Final = {
+    "bool_contents": "?",
+    "int_contents": "i4",
+    "int64_contents": "i8",
+    "uint_contents": "u4",
+    "uint64_contents": "u8",
+    "fp32_contents": "f4",
+    "fp64_contents": "f8",
+}
+Plain = bool | int | float | str  # a parameter's value
+
+
+def read(data: bytes) -> InferMessage:
+    """Read the bytes of a ModelInferRequest. Raises InvalidInput if they are none."""
+    try:
+        return InferMessage(data, TENSORS_MAX, PARAMETERS_MAX, codec.RANK_MAX)
+    except MalformedMessage:
+        raise InvalidInput("the bytes are no inference.ModelInferRequest.") from None
+
+
+def decode(request: InferMessage) -> codec.InferRequest:
+    """Return what a ModelInferRequest asks for. Raises InvalidInput."""
+    for what, count in (("inputs", request.input_count), ("outputs", request.output_count)):
+        if count > TENSORS_MAX:
             raise InvalidInput(f"a request has up to {TENSORS_MAX} {what}: {count} are given.")
     raw = request.raw_input_contents
-    if raw and len(raw) != len(request.inputs):
+    if raw and request.raw_count != len(request.inputs):
         raise InvalidInput(
-            f"raw_input_contents has {len(raw)} tensors: there are {len(request.inputs)} inputs."
+            f"raw_input_contents has {request.raw_count} tensors: there are"
+            f" {len(request.inputs)} inputs."
         )
     inputs = []
     for i, tensor in enumerate(request.inputs):
         shape = codec.checked_shape(tensor.name, tensor.datatype, tensor.shape, tensor.parameters)
-        if raw and tensor.HasField("contents"):
+        if raw and tensor.contents is not None:
             raise InvalidInput(
                 f"tensor {tensor.name[:64]!r} has contents, and there are raw_input_contents: one"
                 " of them."
             )
         values = (
-            codec.from_binary(tensor.name, tensor.datatype, shape, memoryview(raw[i]))
+            codec.from_binary(tensor.name, tensor.datatype, shape, raw[i])
             if raw
             else _typed(tensor, shape)
         )
         inputs.append(codec.Tensor(tensor.name, tensor.datatype, shape, values))
     outputs = [
-        codec.RequestedOutput(wanted.name, parameters_of(wanted.parameters))
-        for wanted in request.outputs
+        codec.RequestedOutput(wanted.name, _given(wanted.parameters)) for wanted in request.outputs
     ]
     codec.check_requested(outputs)
-    return codec.InferRequest(request.id, parameters_of(request.parameters), inputs, True, outputs)
+    return codec.InferRequest(request.id, _given(request.parameters), inputs, True, outputs)
 
 
-def _typed(tensor: Message, shape: tuple[int, ...]) -> object:
+def _typed(tensor: InferTensor, shape: tuple[int, ...]) -> object:
     name = tensor.name[:64]
-    field = _FIELDS.get(tensor.datatype)
+    field = FIELDS.get(tensor.datatype)
     if field is None:
         raise InvalidInput(f"tensor {name!r} is {tensor.datatype}: it goes in raw_input_contents.")
-    filled = [descriptor.name for descriptor, _ in tensor.contents.ListFields()]
-    if filled not in ([field], []):
+    contents = tensor.contents or {}
+    if [*contents] not in ([field], []):
         raise InvalidInput(
-            f"tensor {name!r} is {tensor.datatype}, which stands in {field}; {', '.join(filled)} is"
-            " filled."
+            f"tensor {name!r} is {tensor.datatype}, which stands in {field};"
+            f" {', '.join(contents)} is filled."
         )
-    values = getattr(tensor.contents, field)
+    found = contents.get(field, [])
+    values = np.frombuffer(found, _PACKED[field]) if isinstance(found, bytes) else found
     if len(values) != math.prod(shape):
         raise InvalidInput(
             f"tensor {name!r} has {len(values)} elements: its shape {list(shape)} takes"
             f" {math.prod(shape)}."
         )
     if tensor.datatype == "BYTES":
-        return list(values)
-    try:
-        return np.array(list(values), codec.DATATYPES[tensor.datatype]).reshape(shape)
-    except OverflowError as error:
-        raise InvalidInput(f"tensor {name!r} is no {tensor.datatype}: {error}.") from None
+        return values
+    converted = np.asarray(values).astype(codec.DATATYPES[tensor.datatype])
+    if found and (converted != values).any() and converted.dtype.kind in "iu":
+        wrong = values[converted != values][0]
+        raise InvalidInput(
+            f"tensor {name!r} is no {tensor.datatype}: {wrong} is out of its bounds."
+        )
+    return converted.reshape(shape)
 
 
-def parameters_of(parameters: Mapping[str, Message]) -> dict[str, bool | int | float | str]:
-    """Return a map of InferParameter as plain values, without the empty ones. Raises
-    InvalidInput.
-    """
+def _given(parameters: Mapping[str, Plain | None]) -> dict[str, Plain]:
+    """Return parameters without the empty ones. Raises InvalidInput."""
     if len(parameters) > PARAMETERS_MAX:
         raise InvalidInput(f"{len(parameters)} parameters: up to {PARAMETERS_MAX} are taken.")
-    return {
-        key: getattr(value, choice)
-        for key, value in parameters.items()
-        if (choice := value.WhichOneof("parameter_choice"))
-    }
+    return {key: value for key, value in parameters.items() if value is not None}
 
 
 def encode(
@@ -111,28 +133,23 @@ def encode(
     version: str,
     id: str,
     outputs: object,
-    parameters: Mapping[str, object],
+    parameters: Mapping[str, Any],
     wanted: Sequence[codec.RequestedOutput] = (),
-) -> Message:
+    of_each: Mapping[str, Plain] | None = None,
+) -> bytes:
     """Return a ModelInferResponse.
 
-    outputs, wanted: as of codec.output_tensors. Raises BadOutput, InvalidInput.
+    outputs, wanted: as of codec.output_tensors. of_each: parameters of each output. Raises
+    BadOutput, InvalidInput.
     """
-    tensors = codec.output_tensors(outputs, True, wanted)
-    response = _RESPONSE(
-        model_name=model,
-        model_version=version,
-        id=id,
-        raw_output_contents=[codec.to_binary(tensor.values) for tensor in tensors],
-    )
-    for tensor in tensors:
-        response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-    for key, value in parameters.items():
-        setattr(response.parameters[key], _choice_of(value), value)
-    return response
-
-
-def _choice_of(value: object) -> str:
-    if isinstance(value, bool):
-        return "bool_param"
-    return {str: "string_param", int: "int64_param"}.get(type(value), "double_param")
+    tensors = [
+        (
+            tensor.name,
+            tensor.datatype,
+            tensor.shape,
+            codec.to_binary(tensor.values),
+            of_each or {},
+        )
+        for tensor in codec.output_tensors(outputs, True, wanted)
+    ]
+    return infer_response(model, version, id, tensors, parameters)
