@@ -120,6 +120,7 @@ _NAMED: dict[str, type[msgspec.Struct]] = {
 }
 _NOUNS = {"models": "model", "apps": "application"}
 _Path = tuple[str, ...]
+KEYWORD: Final = "keyword "  # of what a program or a command gives, before its name
 _MOVED: Final[dict[tuple[str, ...], str]] = {("server", "log_format"): "logging.format"}
 _Leaves = dict[_Path, tuple[object, str]]  # path -> value, where it came from
 
@@ -344,9 +345,9 @@ def _from_keywords(keywords: Mapping[str, object]) -> _Leaves:
             continue
         section = next((s for s, kind in _SECTIONS.items() if name in keys_of(kind)), None)
         if name in _NAMED or name in _SECTIONS:
-            leaves.update({at: (leaf, f"keyword {name}") for at, leaf in _flat(value, (name,))})
+            leaves.update({at: (leaf, f"{KEYWORD}{name}") for at, leaf in _flat(value, (name,))})
         elif section:
-            leaves[(section, name)] = (value, f"keyword {name}")
+            leaves[(section, name)] = (value, f"{KEYWORD}{name}")
         else:
             choices = [
                 *_SECTIONS,
@@ -354,7 +355,7 @@ def _from_keywords(keywords: Mapping[str, object]) -> _Leaves:
                 *(key for kind in _SECTIONS.values() for key in keys_of(kind)),
             ]
             raise ConfigError(
-                f"keyword {name}: unknown key {name!r}{did_you_mean(name, choices) or '.'}"
+                f"{KEYWORD}{name}: unknown key {name!r}{did_you_mean(name, choices) or '.'}"
             )
     return leaves
 

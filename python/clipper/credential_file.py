@@ -6,16 +6,18 @@ hash does not reveal it, and the time of a lookup by the hash reveals to an atta
 they sent.
 """
 
+import contextlib
 import hashlib
 import hmac
 import logging
 import os
 import secrets
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from clipper.errors import ConfigError
+from clipper.errors import ConfigError, InvalidInput, did_you_mean
 
 _log = logging.getLogger(__name__)
 _MARK = "sha256:"
@@ -106,10 +108,10 @@ class CredentialFile:
 def stamp_of(path: str | Path) -> tuple[int, ...]:
     """Return what changes when a file is written or replaced; nothing if there is no file."""
     try:
-        stat = os.stat(path)
+        found = os.stat(path)
     except OSError:
         return ()
-    return stat.st_mtime_ns, stat.st_size, stat.st_ino
+    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def new_key() -> str:
@@ -121,3 +123,65 @@ def line_of(name: str, key: str, role: str = "") -> str:
     """Return the line of the file that stands for a key."""
     hashed = hashlib.sha256(key.encode()).hexdigest()
     return " ".join(filter(None, (name, role, f"{_MARK}{hashed}")))
+
+
+def owners_in(path: Path) -> list[tuple[str, str]]:
+    """Return the name and the role of each line of a file; the role is empty where there is none.
+
+    Raises InvalidInput if it cannot be read.
+    """
+    each = [line.split() for line in _lines_of(path)]
+    return [
+        (words[0], words[1] if len(words) > 2 else "") for words in each if _is_credential(words)
+    ]
+
+
+def revoke_in(path: Path, name: str, *, dry: bool = False) -> int:
+    """Remove the lines of a name from a file, which is replaced as a whole, and return their
+    number. dry: change nothing.
+
+    Raises InvalidInput if it has none, or cannot be read or written.
+    """
+    lines = _lines_of(path)
+    kept = [line for line in lines if line.split()[:1] != [name]]
+    count = len(lines) - len(kept)
+    if not count:
+        known = sorted({owner for owner, _ in owners_in(path)})
+        raise InvalidInput(
+            f"{path} has no key of {name!r}{did_you_mean(name, known) or '.'}",
+            hint=f"clipper key list --file {path} lists the names.",
+        )
+    if not dry:
+        try:
+            _replace(path, "".join(f"{line}\n" for line in kept))
+        except OSError as error:
+            raise InvalidInput(f"cannot write {path}: {error.strerror or error}.") from None
+    return count
+
+
+def _replace(path: Path, text: str) -> None:
+    """Replace a file at once by another with the same owner and permissions, so that servers that
+    read it go on to do so. Raises OSError."""
+    was = path.stat()
+    fresh = path.with_name(f"{path.name}.new")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    with open(os.open(fresh, flags, 0o600), "w", encoding="utf-8") as file:
+        with contextlib.suppress(PermissionError):
+            os.fchown(file.fileno(), was.st_uid, was.st_gid)
+        os.fchmod(file.fileno(), stat.S_IMODE(was.st_mode))
+        file.write(text)
+    fresh.replace(path)
+
+
+def _lines_of(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", "") or "it is not UTF-8 text"
+        raise InvalidInput(
+            f"cannot read {path}: {why}.", hint="Name the file of the keys with --file FILE."
+        ) from None
+
+
+def _is_credential(words: Sequence[str]) -> bool:
+    return len(words) > 1 and not words[0].startswith("#")

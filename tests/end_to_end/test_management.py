@@ -195,7 +195,7 @@ def test_every_verb_by_hand(here: Path) -> None:
             run_json("rollout", "abort", "total")["message"]
             == "the rollout of sums:2 in total is aborted"
         )
-        assert "rollout/total (aborted: abort, by " in shell("history", "-n", "1")
+        assert "the rollout in total (aborted: abort, by " in shell("history", "-n", "1")
         assert run_json("rollout", "status")[0]["state"] == "aborted"
         assert "no running rollout" in run_json("rollout", "promote", "total", code=1)
         run_json("retire", "sums:2")

@@ -239,6 +239,7 @@ def test_down_ends_it_from_its_folder(here: Path) -> None:
     ("words", "said"),
     [
         (["modle.onnx"], "(there is model.onnx)"),
+        (["modle.onnx"], "error: model 'modle': "),
         (["mine.py"], "clipper serve mine:total"),
         (["mien:total"], "mine.py"),
         (["empty"], "no model is in the folder 'empty'"),

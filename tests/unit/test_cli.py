@@ -20,10 +20,14 @@ from click.testing import CliRunner, Result
 
 from clipper import __version__
 from clipper.cli import main
+from clipper.cli.amounts import Share, Size
+from clipper.cli.command_group import CommandGroup
 from clipper.cli.mesh.models import _ago, _clock
+from clipper.cli.output import table
 from clipper.cli.servers import doctor
 from clipper.clock import wall_time_us
 from clipper.config import describe
+from clipper.manage.change_words import lines_of, moment_of
 from tests.frontend.certificates import Authority
 from tests.processes import Program
 
@@ -88,10 +92,7 @@ def test_the_version() -> None:
         (("config", "chek"), "no command 'chek' - did you mean 'check'?"),
         (
             ("frobnicate",),
-            (
-                "no command 'frobnicate'. Commands: app, apps, bench, challenge, cluster,"
-                " completion, config,"
-            ),
+            "no command 'frobnicate'.",
         ),
     ],
 )
@@ -112,6 +113,157 @@ def test_the_shell_command_is_quick_to_help() -> None:
     )
     imported = set(done.stdout.splitlines()[-1].split())
     assert not imported & {"rich", "sklearn", "clipper.demo", "clipper.cli.servers.doctor"}
+
+
+# -- the grammar
+
+
+def test_a_verb_of_a_noun_is_the_command_that_its_short_form_is() -> None:
+    def at(*words: str) -> click.Command:
+        command: click.Command = main
+        for word in words:
+            assert isinstance(command, click.Group)
+            command = command.commands[word]
+        return command
+
+    for noun, short in (
+        (("model", "ls"), ("models",)),
+        (("model", "deploy"), ("deploy",)),
+        (("app", "ls"), ("apps",)),
+        (("app", "link"), ("link",)),
+        (("name", "set"), ("mesh", "vmodel", "set")),
+        (("table", "create"), ("params", "create")),
+        (("node", "ls"), ("mesh", "ps")),
+        (("store", "copy"), ("registry", "copy")),
+    ):
+        assert at(*noun).callback is at(*short).callback
+        assert at(*noun).params is at(*short).params
+    result = run("node", "--store", "memory", "--name", "a")
+    assert "the nodes of a mesh need a store" in result.output
+
+
+def test_help_has_each_command_under_one_title() -> None:
+    result = run("--help")
+    assert "Others:" not in result.output
+    for name in main.commands:
+        assert len(re.findall(rf"^  {name} ", result.output, re.M)) == 1
+    assert run("help", "model", "deploy").output == run("model", "deploy", "--help").output
+    assert run("-V").output == f"clipper {__version__}\n"
+    assert json.loads(run("version", "-o", "json").output)["clipper"] == __version__
+
+
+def test_the_formats_of_output(here: Path) -> None:
+    rows = json.loads(run("config", "show", "-o", "json").output)
+    assert json.loads(run("config", "show", "--json").output) == rows
+    assert run("version", "-o", "yaml").output.startswith(f'clipper: "{__version__}"\n')
+    assert run("config", "show", "-o", "text").output == run("config", "show").output
+    result = run("config", "show", "-o", "xml")
+    assert (result.exit_code, "'xml' is not one of" in result.output) == (2, True)
+
+
+def test_a_state_has_a_colour_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [("NAME", "STATE"), ("ready-made", "ready"), ("b", "failed")]
+    shown = table(rows, "")
+    assert shown == (
+        "NAME        STATE\nready-made  \x1b[32mready\x1b[0m\nb           \x1b[31mfailed\x1b[0m"
+    )
+    group = CommandGroup("group")
+    group.add_command(click.Command("show", callback=lambda: click.echo(shown)))
+    for colours, text in ((True, shown), (False, click.unstyle(shown))):
+        assert CliRunner().invoke(group, ["show"], color=colours).output == f"{text}\n"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert CliRunner().invoke(group, ["show"], color=True).output == f"{click.unstyle(shown)}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "mib"),
+    [("512", 512), ("512Mi", 512), ("2Gi", 2048), ("2gib", 2048), ("2G", 1907), ("0.5Gi", 512)],
+)
+def test_a_size(text: str, mib: int) -> None:
+    assert Size().convert(text, None, None) == mib
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "5Q", "1 2", "0", "9999999Ti", "1e3"])
+def test_no_size(text: str) -> None:
+    with pytest.raises(click.BadParameter):
+        Size().convert(text, None, None)
+
+
+@pytest.mark.parametrize(("text", "share"), [("5%", 0.05), ("0.05", 0.05), ("100%", 1.0), (1, 1.0)])
+def test_a_share(text: object, share: float) -> None:
+    assert Share(0, 1).convert(text, None, None) == share
+
+
+@pytest.mark.parametrize("text", ["", "x%", "101%", "-1%", "5%%", "2", "nan"])
+def test_no_share(text: str) -> None:
+    with pytest.raises(click.BadParameter):
+        Share(0, 1).convert(text, None, None)
+
+
+def test_keys_are_listed_and_revoked(here: Path) -> None:
+    made = run("key", "create", "ann").stdout.strip()
+    run("key", "bob", "--role", "read")
+    file = here / "api-keys"
+    os.chmod(file, 0o640)
+    file.write_text(f"# those who may\n{file.read_text()}")
+    assert json.loads(run("key", "list", "-o", "json").output) == [
+        {"name": "ann", "role": ""},
+        {"name": "bob", "role": "read"},
+    ]
+    assert run("key", "list", "-o", "yaml").output == (
+        '- name: ann\n  role: ""\n- name: bob\n  role: read\n'
+    )
+    assert made not in run("key", "list").output
+    assert "1 key of ann removed" in run("key", "revoke", "ann", "--dry-run").output
+    assert "ann" in file.read_text()
+    assert run("key", "revoke", "ann").output == "1 key of ann removed from api-keys\n"
+    assert file.read_text().startswith("# those who may\nbob read sha256:")
+    assert file.stat().st_mode & 0o777 == 0o640
+    for words, message in (
+        (("revoke", "bo"), "api-keys has no key of 'bo' - did you mean 'bob'?"),
+        (("list", "--file", "absent"), "cannot read absent: No such file or directory."),
+        (("create", "a", "--file", "no/where"), "cannot write no/where: No such file"),
+    ):
+        result = run("key", *words)
+        assert (result.exit_code, message in result.output) == (1, True), result.output
+
+
+def test_changes_in_words() -> None:
+    changed = [
+        {"key": "model/sums/2", "before": None, "after": {"schema": "x"}},
+        {"key": "scale/sums/2", "before": None, "after": {"replicas": 1}},
+        {"key": "promoted/sums", "before": None, "after": {"version": 1, "upto": 2}},
+        {
+            "key": "scale/sums/1",
+            "before": {"replicas": 1, "retired_us": 0},
+            "after": {"replicas": 0, "retired_us": 1_795_923_594_463_886},
+        },
+        {
+            "key": "promoted/sums",
+            "before": {"version": 1, "upto": 2},
+            "after": {"version": 2, "upto": 3},
+        },
+        {
+            "key": "application/total",
+            "before": {"models": [{"name": "a", "version": 1}], "roles": {}, "policy": ""},
+            "after": {"models": [{"name": "a", "version": None}], "roles": {"a": "shadow"}},
+        },
+        {"key": "rollout/total", "before": {"stage_us": 1}, "after": {"stage_us": 2}},
+        {"key": "mesh/x", "before": {}, "after": None},
+        {"key": "application/b", "before": {"default": "x" * 99}, "after": {"default": 0}},
+    ]
+    assert lines_of(changed) == [
+        "model sums:2 is new",
+        "the latest version of sums is 1",
+        "model sums:1: replicas 1 -> 0",
+        f"model sums:1 is retired since {moment_of(1_795_923_594_463_886)}",
+        "the latest version of sums is 2 instead of 1",
+        "application total: models a:1 -> a",
+        "application total: roles none -> a shadow",
+        "mesh/x is gone",
+        f"application b: default {'x' * 57}... -> 0",
+    ]
+    assert re.fullmatch(r"2026-11-\d\d \d\d:\d\d:\d\d", moment_of(1_795_923_594_463_886))
 
 
 # -- errors

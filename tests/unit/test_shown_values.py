@@ -8,13 +8,14 @@ import pytest
 
 from clipper.cli.mesh.models import _bytes, _fullness, _size
 from clipper.cli.monitoring.top_screen import _ms, _number, _span
-from clipper.cli.server_command import short, table
+from clipper.cli.output import table
+from clipper.cli.server_command import short
 from clipper.cli.servers import doctor
 from clipper.clock import age_of
 from clipper.config import _number as setting
 from clipper.config import _shown, _type_name
 from clipper.load.chart import short as tick
-from clipper.manage.dashboard.sources import _short as entry
+from clipper.manage.change_words import value_of as entry
 from clipper.manage.rollouts.decisions import _share, seconds_of
 from clipper.metrics.text import _number as sample
 from clipper.types import Batching, UserValue

@@ -1,6 +1,7 @@
 """The group class of all commands: suggestions for typing errors, and errors without traceback."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -8,6 +9,7 @@ import click
 from clipper.errors import ClipperError, did_you_mean
 from clipper.foreign_text import printable
 
+_HELP_CHARS_MAX = 100
 EXIT_FAILED = 1  # click exits with 2 for an invalid command line
 Verb = Callable[..., None]
 
@@ -16,12 +18,20 @@ class CommandGroup(click.Group):
     """A group that suggests the intended command after a typing error and prints a ClipperError as
     one line.
 
-    default: command that is assumed when the first argument names none.
+    default: command that is assumed when the first argument names none. sections: names of the
+    commands, by the titles under which its help has them; those of none have the title Others.
     """
 
-    def __init__(self, *args: Any, default: str | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        default: str | None = None,
+        sections: Mapping[str, Sequence[str]] | None = None,
+        **settings: Any,
+    ) -> None:
         super().__init__(*args, **settings)
         self._default = default
+        self._sections = sections or {}
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Insert the default command."""
@@ -36,13 +46,30 @@ class CommandGroup(click.Group):
         verb = args[0] if args else ""
         if verb and not verb.startswith("-") and self.get_command(ctx, verb) is None:
             guess = did_you_mean(verb, self.commands) or "."
-            raise click.UsageError(
-                f"no command {verb!r}{guess} Commands: {', '.join(sorted(self.commands))}.", ctx
-            )
+            names = ", ".join(sorted(self.commands))
+            more = "" if self._sections else f" Commands: {names}."
+            raise click.UsageError(f"no command {verb!r}{guess}{more}", ctx)
         return super().resolve_command(ctx, args)
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands, by section where there are any."""
+        if not self._sections:
+            super().format_commands(ctx, formatter)
+            return
+        said = {name for names in self._sections.values() for name in names}
+        others = [name for name in self.list_commands(ctx) if name not in said]
+        width = max(map(len, self.commands))
+        for title, names in {**self._sections, "Others": others}.items():
+            rows = [(f"{name:{width}}", _short_help(self.commands[name])) for name in names]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
     def invoke(self, ctx: click.Context) -> object:
-        """Run the command; print a ClipperError and its hint, and exit with EXIT_FAILED."""
+        """Run the command; print a ClipperError and its hint, and exit with EXIT_FAILED. Nothing is
+        coloured where NO_COLOR is set."""
+        if os.environ.get("NO_COLOR"):
+            ctx.color = False
         try:
             return super().invoke(ctx)
         except ClipperError as error:
@@ -50,6 +77,10 @@ class CommandGroup(click.Group):
             if error.hint:
                 click.echo(printable(error.hint), err=True)
             ctx.exit(EXIT_FAILED)
+
+
+def _short_help(command: click.Command) -> str:
+    return command.get_short_help_str(_HELP_CHARS_MAX)
 
 
 def with_options(*options: Callable[[Verb], Verb]) -> Callable[[Verb], Verb]:

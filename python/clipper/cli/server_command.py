@@ -4,13 +4,14 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
 from clipper.cli.command_group import with_options
+from clipper.cli.output import Output, with_output
 from clipper.cli.servers.up import file_or_default
 from clipper.errors import InvalidInput
 
@@ -50,10 +51,10 @@ def _connected(url: str | None, token: str | None, ca: str | None) -> "Client":
 
 
 class ServerCommand:
-    """The connection options of a command, and the format of its output."""
+    """The connection options of a command, and its output."""
 
-    def __init__(self, url: str | None, token: str | None, ca: str | None, output: str) -> None:
-        self.as_json = output == "json"
+    def __init__(self, url: str | None, token: str | None, ca: str | None, output: Output) -> None:
+        self.output = output
         self._url, self._token, self._ca = url, token, ca
 
     @property
@@ -66,33 +67,22 @@ class ServerCommand:
         """Return a client of the server. Raises: NoServer."""
         return _connected(self._url, self._token, self._ca)
 
-    def show(self, value: object, text: Callable[[], str]) -> None:
-        """Print a value as JSON, or as the given text."""
-        click.echo(json.dumps(value, indent=2) if self.as_json else text())
-
     def show_change(self, change: "ChangeResult") -> None:
         """Print what a command changed, or would change."""
-        self.show(change, lambda: "\n".join(_change_lines(change)))
+        self.output.show(change, lambda: _change_text(change))
 
 
 def with_server(verb: Callable[..., None]) -> Callable[..., None]:
     """Add --url, --token, --ca and -o to a command, which receives a ServerCommand."""
 
     def with_connection(
-        url: str | None, token: str | None, ca: str | None, output: str, **words: object
+        url: str | None, token: str | None, ca: str | None, output: Output, **words: object
     ) -> None:
         verb(ServerCommand(url, token, ca, output), **words)
 
     with_connection.__doc__, with_connection.__name__ = verb.__doc__, verb.__name__
     with_connection.__click_params__ = getattr(verb, "__click_params__", [])  # type: ignore[attr-defined]
-    return with_options(
-        click.option(
-            "-o",
-            "--output",
-            type=click.Choice(["text", "json"]),
-            default="text",
-            help="Output format.",
-        ),
+    connected = with_options(
         click.option(
             "--ca",
             metavar="FILE",
@@ -113,7 +103,8 @@ def with_server(verb: Callable[..., None]) -> Callable[..., None]:
                 "folder, else the only one of this user]"
             ),
         ),
-    )(with_connection)
+    )
+    return connected(with_output(with_connection))
 
 
 dry = click.option(
@@ -126,23 +117,15 @@ dry = click.option(
 # -- printing and reading
 
 
-def _change_lines(change: "ChangeResult") -> Iterable[str]:
-    yield f"{'dry run: ' if change['dry_run'] else ''}{change['message']}"
+def _change_text(change: "ChangeResult") -> str:
+    """Return what changed, or would, in words."""
+    from clipper.manage.change_words import lines_of
+
+    lines = [f"{'dry run: ' if change['dry_run'] else ''}{change['message']}"]
     if change.get("warning"):
-        yield f"warning: {change['warning']}"
-    for one in change["changed"]:
-        before, after = one["before"], one["after"]
-        if isinstance(before, dict) and isinstance(after, dict):
-            keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
-            yield from (
-                f"  {one['key']}: {key} {short(before.get(key))} -> {short(after.get(key))}"
-                for key in keys
-            )
-        else:
-            yield (
-                f"  {one['key']}:"
-                f" {'new' if before is None else 'removed' if after is None else 'changed'}"
-            )
+        lines.append(f"warning: {change['warning']}")
+    lines += [f"  {line}" for line in lines_of(change["changed"])]
+    return "\n".join(lines)
 
 
 def short(value: object) -> str:
@@ -158,18 +141,6 @@ def short(value: object) -> str:
         ]
     text = json.dumps(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def table(rows: Sequence[Sequence[object]], empty: str) -> str:
-    """Format rows as aligned columns."""
-    if len(rows) < 2:
-        return empty
-    cells = [[str(cell) for cell in row] for row in rows]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in cells
-    )
 
 
 @contextlib.contextmanager

@@ -1,16 +1,16 @@
 """The `clipper` command. Subcommands import what they need when they run."""
 
-import json
+import platform
 import sys
+from typing import Final
 
 import click
 
-from clipper.cli.catalog.applications import app, apps, challenge, link, shadow, unlink
+from clipper.cli.catalog.applications import apps, challenge, link, shadow, unlink
 from clipper.cli.catalog.models import deploy, promote, retire, rollback, scale
 from clipper.cli.catalog.queries import feedback, predict
 from clipper.cli.catalog.registry import registry
 from clipper.cli.catalog.rollouts import rollout
-from clipper.cli.catalog.store import store
 from clipper.cli.command_group import CommandGroup
 from clipper.cli.export.files import export, import_
 from clipper.cli.export.manifests import chart, compose, dockerfile, kubernetes, ray
@@ -19,10 +19,11 @@ from clipper.cli.measurement.evaluating import evaluate
 from clipper.cli.measurement.profiling import profile
 from clipper.cli.mesh.cluster import cluster
 from clipper.cli.mesh.models import mesh
-from clipper.cli.mesh.node import node
 from clipper.cli.monitoring.inspection import history, models, stats
 from clipper.cli.monitoring.status import logs, ps
 from clipper.cli.monitoring.top import top
+from clipper.cli.nouns import NOUNS
+from clipper.cli.output import Output, with_output
 from clipper.cli.params.shards import params
 from clipper.cli.servers.config import config
 from clipper.cli.servers.dashboard import dashboard
@@ -33,31 +34,65 @@ from clipper.cli.servers.up import up
 from clipper.errors import ClipperError
 from clipper.version import VERSION
 
+_SECTIONS: Final = {
+    "Start": ("serve", "init", "up", "down", "dashboard", "demo", "doctor", "config", "cluster"),
+    "Things": (
+        *("model", "app", "name", "table", "node", "store", "key"),
+        *("mesh", "params", "rollout"),
+    ),
+    "Queries": ("predict", "feedback"),
+    "Status": ("ps", "top", "logs", "stats", "history"),
+    "Measuring": ("bench", "profile", "evaluate"),
+    "Files": ("export", "import"),
+    "Short forms": (
+        *("models", "deploy", "promote", "rollback", "scale", "retire"),
+        *("apps", "link", "unlink", "challenge", "shadow", "registry"),
+    ),
+    "Help": ("help", "version", "completion"),
+}
+
 
 @click.group(
     cls=CommandGroup,
+    sections=_SECTIONS,
     context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 100},
 )
-@click.version_option(VERSION, message=f"clipper {VERSION}", help="Show the version.")
+@click.version_option(VERSION, "--version", "-V", message=f"clipper {VERSION}")
 def main() -> None:
     """Serve predictions from models in any framework, each by its own deadline.
 
     \b
-    clipper serve svm.onnx          serve a model at once
-    clipper demo                    serve five models with a live table
-    clipper init                    write a first clipper.toml and a working model
-    clipper doctor                  check what a server needs on this machine
-    clipper up clipper.toml         serve the models and applications of a file
-    clipper deploy NAME TARGET      deploy a model on the running server
-    clipper ps, clipper top         show the state of each model, once or every second
-    clipper logs MODEL              print the output of a model's containers
-    clipper bench APP --rate 500    measure latency and goodput
-    clipper profile MODEL           measure a model, and recommend a batch size for an SLO
-    clipper node --store URL        run a node of a mesh of many models
-    clipper mesh ps                 show the nodes of a mesh
-    clipper config show             print every setting with its unit and origin
-    clipper VERB --help             explain a command, with an example
+    clipper serve svm.onnx                   serve a model at once
+    clipper init, then clipper up            serve what a file declares
+    clipper model deploy svm svm.onnx        clipper NOUN VERB changes a running server
+    clipper help model deploy                explain a command, with an example
     """
+
+
+@main.command("help", short_help="Explain a command.")
+@click.argument("words", nargs=-1, metavar="[COMMAND]...")
+@click.pass_context
+def help_(ctx: click.Context, words: tuple[str, ...]) -> None:
+    """Explain a command with an example, as its --help does.
+
+    \b
+    clipper help model deploy
+    """
+    root = ctx.find_root()
+    main.main([*words, "--help"], prog_name=root.info_name, standalone_mode=False)
+
+
+@main.command(short_help="Print the version.")
+@with_output
+def version(output: Output) -> None:
+    """Print the version, with that of Python and the platform.
+
+    \b
+    clipper version
+    """
+    python = platform.python_version()
+    found = {"clipper": VERSION, "python": python, "platform": platform.platform()}
+    output.say(found, f"clipper {VERSION}, Python {python}, {platform.platform()}")
 
 
 @main.command(short_help="Serve five scikit-learn models, with a live table.")
@@ -80,18 +115,13 @@ def main() -> None:
     help="Keep the models in DIR for the next demo.",
 )
 @click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    help="Print only the summary, as JSON.",
-)
-@click.option(
     "--plot",
     metavar="FILE.png",
     default="",
     help="Draw the learned shares and the events over time, as a PNG.",
 )
-def demo(seconds: float | None, rate: float, state: str, as_json: bool, plot: str) -> None:
+@with_output
+def demo(seconds: float | None, rate: float, state: str, output: Output, plot: str) -> None:
     """Serve five scikit-learn models of handwritten digits, with a live table.
 
     Trains them on scikit-learn's digits, starts each in its own processes, and sends queries. Shows
@@ -103,7 +133,7 @@ def demo(seconds: float | None, rate: float, state: str, as_json: bool, plot: st
     \b
     clipper demo
     clipper demo --seconds 10 --rate 500
-    clipper demo --seconds 5 --json | python -m json.tool
+    clipper demo --seconds 5 -o json | python -m json.tool
     clipper demo --seconds 30 --plot shares.png
 
     Exit code 1 when nothing was answered, or nonsense. It needs scikit-learn: pip install
@@ -111,12 +141,12 @@ def demo(seconds: float | None, rate: float, state: str, as_json: bool, plot: st
     """
     from clipper.demo import DemoOptions, run
 
-    sys.exit(run(DemoOptions(seconds, rate, state, as_json, VERSION, plot)))
+    sys.exit(run(DemoOptions(seconds, rate, state, output.is_data, VERSION, plot)))
 
 
 @main.command(short_help="Check what a server needs on this machine.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def doctor(as_json: bool) -> None:
+@with_output
+def doctor(output: Output) -> None:
     """Check what a server needs on this machine: the compiled core, a container that answers, a
     disk that syncs.
 
@@ -128,8 +158,8 @@ def doctor(as_json: bool) -> None:
     from clipper.cli.servers.doctor import examine
 
     findings = examine()
-    if as_json:
-        click.echo(json.dumps([finding._asdict() for finding in findings], indent=2))
+    if output.is_data:
+        output.emit([finding._asdict() for finding in findings])
     else:
         colours = {"ok": "green", "warn": "yellow", "fail": "red", "skip": None}
         for finding in findings:
@@ -159,6 +189,7 @@ def completion(ctx: click.Context, shell: str) -> None:
 
 
 for _verb in (
+    *NOUNS,
     init,
     serve,
     up,
@@ -169,7 +200,6 @@ for _verb in (
     import_,
     models,
     apps,
-    app,
     deploy,
     promote,
     rollback,
@@ -193,8 +223,6 @@ for _verb in (
     rollout,
     mesh,
     registry,
-    store,
-    node,
     cluster,
     params,
 ):

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import msgspec
 
-from clipper.config import Config, roles_in, tables
+from clipper.config import KEYWORD, Config, roles_in, tables
 from clipper.deploy.processes.command import command_of
 from clipper.errors import ClipperError, StillLinked, UnknownModel, UnknownVersion
 from clipper.manage.operations import Server
@@ -37,7 +37,8 @@ def declared(config: Config, section: str, name: str) -> Iterator[None]:
         places = [
             origin for key, origin in config.origins.items() if key.startswith(f"{section}.{name}.")
         ]
-        where = f"{places[0]}: " if places else ""
+        # a command's arguments need no place
+        where = f"{places[0]}: " if places and not places[0].startswith(KEYWORD) else ""
         message = (
             f"{where}{'model' if section == 'models' else 'application'} {name!r}: {error.message}"
         )

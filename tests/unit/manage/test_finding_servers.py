@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from clipper import errors
+from clipper.cli.server_command import Sought
+from clipper.cli.servers.project import _of_this_folder
 from clipper.manage import running as module
 from clipper.manage.running import Running, running_at, the_one
 from clipper.settings.ports import nearby, reachable
@@ -138,3 +140,20 @@ def test_a_listener_on_all_addresses_is_queried_at_this_host() -> None:
     assert reachable("0.0.0.0:80") == "127.0.0.1:80"
     assert reachable("[::]:80") == "[::1]:80"
     assert reachable("10.0.0.7:80") == "10.0.0.7:80"
+
+
+def test_down_ends_no_server_of_another_folder_but_names_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = str(folder / HERE)
+    for one in servers(folder):
+        monkeypatch.setattr(module, "running", functools.partial(list, [one]))
+        if one.is_of(here):
+            assert _of_this_folder(Sought("", "", here)) == one
+            continue
+        with pytest.raises(errors.NoServer) as caught:
+            _of_this_folder(Sought("", "", here))
+        assert "no server was started in this folder" in caught.value.message
+        assert str(one) in caught.value.message
+        assert f"clipper down --url {one.url}" in caught.value.hint
+        assert _of_this_folder(Sought("", one.url.removeprefix("http://"), here)) == one

@@ -2,8 +2,9 @@
 
 import click
 
-from clipper.cli.command_group import CommandGroup
-from clipper.cli.server_command import ServerCommand, dry, read_json, short, table, with_server
+from clipper.cli.amounts import Share
+from clipper.cli.output import table
+from clipper.cli.server_command import ServerCommand, dry, read_json, short, with_server
 from clipper.manage.rows import ApplicationRow
 
 _SETTINGS = (
@@ -39,7 +40,7 @@ def apps(command: ServerCommand) -> None:
         )
         for row in rows
     ]
-    command.show(
+    command.output.show(
         rows,
         lambda: table(
             [head, *lines], "no applications. To create one: clipper app set NAME --model MODEL"
@@ -92,9 +93,10 @@ def unlink(command: ServerCommand, application: str, model: str, dry_run: bool) 
 @click.argument("model")
 @click.option(
     "--share",
-    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    type=Share(0, 1, min_open=True, max_open=True),
     default=0.1,
-    show_default=True,
+    metavar="SHARE",
+    help="Share of the queries, as 5% or 0.05.  [10%]",
 )
 @dry
 @with_server
@@ -105,7 +107,7 @@ def challenge(
 
     \b
     clipper deploy svm svm.onnx --behind
-    clipper challenge digits svm:2 --share 0.05
+    clipper challenge digits svm:2 --share 5%
     """
     command.show_change(command.server.challenge(application, model, share, dry_run=dry_run))
 
@@ -115,10 +117,10 @@ def challenge(
 @click.argument("model")
 @click.option(
     "--share",
-    type=click.FloatRange(0, 1, min_open=True),
+    type=Share(0, 1, min_open=True),
     default=1.0,
-    show_default=True,
-    help="Share of the queries.",
+    metavar="SHARE",
+    help="Share of the queries, as 5% or 0.05.  [100%]",
 )
 @dry
 @with_server
@@ -205,7 +207,9 @@ def app_show(command: ServerCommand, name: str) -> None:
     clipper app show digits
     """
     row = command.server.application(name)
-    command.show(row, lambda: "\n".join(f"{key:16}{short(value)}" for key, value in row.items()))
+    command.output.show(
+        row, lambda: "\n".join(f"{key:16}{short(value)}" for key, value in row.items())
+    )
 
 
 @click.command("remove")
@@ -219,16 +223,3 @@ def app_remove(command: ServerCommand, name: str, dry_run: bool) -> None:
     clipper app remove digits
     """
     command.show_change(command.server.remove_application(name, dry_run=dry_run))
-
-
-@click.group(cls=CommandGroup, short_help="Create, change, show or remove an application.")
-def app() -> None:
-    """Create, change, show or remove an application.
-
-    \b
-    clipper app set digits --model svm --slo-ms 20 --default -1
-    """
-
-
-for _verb in (app_set, app_show, app_remove):
-    app.add_command(_verb)

@@ -26,7 +26,7 @@ def predict(
     given = {key: value for key, value in (("user", user), ("slo_ms", slo_ms)) if value is not None}
     reply = command.server.predict_plainly(application, read_json(text, "the input"), **given)
     why = f"default: {reply['reason']}" if reply["default"] else f"by {','.join(reply['models'])}"
-    command.show(
+    command.output.show(
         reply,
         lambda: (
             f"{json.dumps(reply['output'])}\t{why} in {reply['latency_us'] / 1000:.2f} ms, id"
@@ -63,7 +63,7 @@ def feedback(
     counted = command.server.feedback(
         application, id, **{key: value for key, value in truth.items() if value is not None}
     )
-    command.show(
+    command.output.show(
         {"counted": counted},
         lambda: "counted" if counted else "not counted: this answer already has feedback",
     )

@@ -1,12 +1,12 @@
 """`clipper registry`: copy the catalog from one store to another."""
 
-import json
 import sys
 from pathlib import Path
 
 import click
 
 from clipper.cli.command_group import CommandGroup
+from clipper.cli.output import Output, with_output
 from clipper.errors import ConfigError
 from clipper.store import STATE_FILE, Store, copying, open_store
 
@@ -37,11 +37,9 @@ def registry() -> None:
     "--replace", is_flag=True, help="Make DST equal to SRC: overwrite and delete what differs."
 )
 @click.option("--follow", is_flag=True, help="Then keep copying changes of SRC, until Ctrl-C.")
-@click.option(
-    "-o", "--output", type=click.Choice(["text", "json"]), default="text", help="Output format."
-)
+@with_output
 def copy(
-    source: str, target: str, verify: bool, prefix: str, replace: bool, follow: bool, output: str
+    source: str, target: str, verify: bool, prefix: str, replace: bool, follow: bool, output: Output
 ) -> None:
     """Copy all records of SRC into DST, which must be empty.
 
@@ -56,7 +54,7 @@ def copy(
     """
     with _existing(source) as ours, open_store(target) as theirs:
         copied = copying.copy(ours, theirs, prefix, replace=replace)
-        if output == "text":
+        if not output.is_data:
             click.echo(
                 f"copied {copied.records} records at revision {copied.revision} from {ours.name} to"
                 f" {theirs.name}"
@@ -69,13 +67,10 @@ def copy(
         if follow:
             _follow(ours, theirs, copied.revision, prefix)
         different = copying.different(ours, theirs, prefix) if verify else []
-        if output == "json":
+        if output.is_data:
             fields = ("records", "leased", "written", "deleted", "revision")
-            click.echo(
-                json.dumps(
-                    {**{name: getattr(copied, name) for name in fields}, "different": different}
-                )
-            )
+            counts = {name: getattr(copied, name) for name in fields}
+            output.emit({**counts, "different": different})
         elif verify:
             click.echo(
                 f"{len(different)} records differ: {', '.join(different[:_SHOWN])}"

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 import click
 
 from clipper.cli.command_group import CommandGroup
-from clipper.cli.server_command import ServerCommand, dry, table, with_server
+from clipper.cli.output import table
+from clipper.cli.server_command import ServerCommand, dry, with_server
 from clipper.manage.rollouts.decisions import ERROR_RATE, GUARD
 from clipper.manage.rows import ChangeResult, RolloutRow, SideRow
 
@@ -99,7 +100,7 @@ def status(command: ServerCommand, application: str) -> None:
     """
     rows = command.server.rollouts(application)
     none = "no rollouts. To start one: clipper rollout NAME:VERSION --app APP"
-    command.show(rows, lambda: "\n\n".join("\n".join(_lines(row)) for row in rows) or none)
+    command.output.show(rows, lambda: "\n\n".join("\n".join(_lines(row)) for row in rows) or none)
 
 
 def _lines(row: RolloutRow) -> Iterator[str]:

@@ -7,6 +7,7 @@ from typing import Final, Literal, NamedTuple, get_args, get_origin
 import click
 import msgspec
 
+from clipper.cli.amounts import Size
 from clipper.cli.command_group import Verb
 from clipper.cli.server_command import bounds
 from clipper.schema import InvalidTensor, Schema
@@ -184,7 +185,16 @@ def _keys(option: str, text: str, example: str) -> dict[str, object]:
     return found
 
 
+def _size(option: str, text: str) -> UserValue:
+    """Parse `512Mi`; a number alone is MiB."""
+    try:
+        return Size(0).convert(text, None, None)
+    except click.BadParameter as error:
+        raise _refused(option, error.message) from None
+
+
 FORMS: Final[Mapping[str, Form]] = {
+    "memory_mib": Form("SIZE", _size),
     "replicas": Form("N|MIN-MAX", _replicas),
     "schema": Form("'IN -> OUT'", _schema),
     "batching": Form("MODE|KEY=VALUE,..", _batching),

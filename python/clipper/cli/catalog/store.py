@@ -2,31 +2,21 @@
 
 import click
 
-from clipper.cli.command_group import CommandGroup
 from clipper.cli.server_command import ServerCommand, dry, with_server
 from clipper.errors import InvalidInput
 
 
-@click.group(cls=CommandGroup, short_help="Decide about a store that came back empty or older.")
-def store() -> None:
-    """Decide about a store (Redis, etcd, SQLite) whose content does not continue what the server
-    knows: it is empty, older, or another one.
-
-    Until then the server serves what it knows, and refuses changes. `clipper ps` and
-    /v2/health/ready say so.
-
-    \b
-    clipper store accept --restore
-    """
-
-
-@store.command(short_help="Accept the store as it is, or with what is known.")
+@click.command(short_help="Accept the store as it is, or with what is known.")
 @click.option("--restore", is_flag=True, help="Write back what the server knows and it lacks.")
 @click.option("--as-is", is_flag=True, help="Drop what the server knows and the store lacks.")
 @dry
 @with_server
 def accept(command: ServerCommand, restore: bool, as_is: bool, dry_run: bool) -> None:
-    """Take the store for the one that the server knows; every server of the store follows.
+    """Take a store (Redis, etcd, SQLite) whose content does not continue what the server knows for
+    the one that it knows: it is empty, older, or another one. Every server of the store follows.
+
+    Until then the server serves what it knows, and refuses changes. `clipper ps` and
+    /v2/health/ready say so.
 
     With --restore, models and applications that the server knows are written back. What is only in
     the store stays, unless the store is an older state of the same. With --as-is, what the store

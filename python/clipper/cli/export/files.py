@@ -88,7 +88,7 @@ def export_state(command: ServerCommand, file: Path) -> None:
         os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb"
     ) as out:
         out.write(state)
-    command.show(
+    command.output.show(
         {"file": str(file), "bytes": len(state)}, lambda: f"wrote {len(state)} bytes to {file}"
     )
 

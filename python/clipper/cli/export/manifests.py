@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from clipper.cli.amounts import Size
 from clipper.cli.command_group import with_options
 from clipper.cli.server_command import ServerCommand, with_server
 from clipper.errors import UnknownModel, UnknownVersion
@@ -72,7 +73,7 @@ def dockerfile(
         return
     image.write(folder)
     summary = {"folder": str(folder), "image": image.name, "files": sorted(image.files)}
-    command.show(
+    command.output.show(
         summary,
         lambda: (
             f"wrote {len(image.files)} files to {folder}\nbuild it: docker build -t {image.name}"
@@ -166,11 +167,13 @@ def compose(
     help="With --mesh: maximum number of nodes, for autoscaling.",
 )
 @click.option(
+    "--capacity",
     "--capacity-mib",
-    type=click.IntRange(64),
+    "capacity_mib",
+    type=Size(64),
     default=2048,
-    show_default=True,
-    help="With --mesh: for models.",
+    metavar="SIZE",
+    help="With --mesh: memory for models, as 8Gi.  [2Gi]",
 )
 @click.option(
     "--lru-age",
@@ -198,11 +201,13 @@ def compose(
     help="With --shards: replicas of each shard.  [params.replicas]",
 )
 @click.option(
+    "--memory",
     "--memory-mib",
-    type=click.IntRange(128),
+    "memory_mib",
+    type=Size(128),
     default=4096,
-    show_default=True,
-    help="With --shards: memory of each shard.",
+    metavar="SIZE",
+    help="With --shards: memory of each shard, as 8Gi.  [4Gi]",
 )
 @click.option(
     "--storage-gib",
@@ -431,7 +436,7 @@ def _shards(
 
 
 def _print_next_steps(command: ServerCommand, folder: Path, files: list[str], then: str) -> None:
-    command.show(
+    command.output.show(
         {"folder": str(folder), "files": files},
         lambda: f"wrote {len(files)} files to {folder}\n{then}",
     )

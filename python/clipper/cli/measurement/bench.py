@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from clipper.cli.output import table
 from clipper.cli.server_command import (
     EXIT_INTERRUPTED,
     ServerCommand,
-    table,
     with_server,
     write_text,
 )
@@ -169,7 +169,7 @@ def bench(
     plan = RunPlan(seconds, slo_ms or record["slo_ms"], steady, seed=seed)
     target, where = _target(command, record, text, cached, connections, grpc, address, key, seed)
     verdict = ""
-    with _progress(plan, quiet=command.as_json) as on_progress:
+    with _progress(plan, quiet=command.output.is_data) as on_progress:
         if search:
             found = search_rate(target, plan, rate, _RATE_MAX, on_progress)
             steps = sorted(found.steps, key=lambda step: step.rate)
@@ -189,7 +189,7 @@ def bench(
         "machine": machine(),
         **({"highest_rate": found.rate, "why": found.why} if search else {}),
     }
-    command.show(summary, lambda: _report(steps, plan, where, verdict))
+    command.output.show(summary, lambda: _report(steps, plan, where, verdict))
     if html_:
         _write(
             html_,

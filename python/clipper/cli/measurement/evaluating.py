@@ -1,14 +1,14 @@
 """`clipper evaluate`: what other policies would have achieved on the logged feedback."""
 
 import datetime
-import json
 import urllib.parse
 from pathlib import Path
 
 import click
 import msgspec
 
-from clipper.cli.server_command import ServerCommand, table, with_server
+from clipper.cli.output import table
+from clipper.cli.server_command import ServerCommand, with_server
 from clipper.cli.servers.up import file_or_default
 from clipper.clock import wall_time_us
 from clipper.config import load
@@ -44,7 +44,6 @@ HEAD = ("POLICY", "ACCURACY (DR)", "SNIPS", "IPS", "QUERIES", "EFFECTIVE", "NOTE
     default="",
     help=("Use only newer feedback: 90m, 12h, 7d, or a date and time such as 2026-01-31T08:00."),
 )
-@click.option("--json", "as_json", is_flag=True, hidden=True, help="The same as -o json.")
 @with_server
 def evaluate(
     command: ServerCommand,
@@ -53,7 +52,6 @@ def evaluate(
     folder: str,
     last: int,
     since: str,
-    as_json: bool,
 ) -> None:
     """Estimate the accuracy that other policies would have had for APPLICATION.
 
@@ -79,10 +77,10 @@ def evaluate(
         )
     else:
         found = [_asked(command, application, policy, last) for policy in policies]
-    if as_json or command.as_json:
+    if command.output.is_data:
         named = zip(policies, found, strict=True)
         rows = [{**msgspec.to_builtins(each), "policy": policy} for policy, each in named]
-        click.echo(json.dumps(rows))
+        command.output.emit(rows)
         return
     lines = [_line(policy, each) for policy, each in zip(policies, found, strict=True)]
     if (logged := found[0].logged) is not None:

@@ -13,7 +13,8 @@ import click
 
 from clipper.cli.catalog.models import home_of
 from clipper.cli.measurement.bench import command_line, seconds_of
-from clipper.cli.server_command import ServerCommand, table, with_server, write_text
+from clipper.cli.output import table
+from clipper.cli.server_command import ServerCommand, with_server, write_text
 from clipper.errors import ClipperError, InvalidInput
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ def profile(
         "line": dataclasses.asdict(line),
         "advice": dataclasses.asdict(found) if found else None,
     }
-    command.show(result, lambda: _report(points, line, how, found.message if found else ""))
+    command.output.show(result, lambda: _report(points, line, how, found.message if found else ""))
     sentences = [how, f"p50 = {line}", *([found.message] if found else [])]
     if html_:
         write_text(html_, _page(model, points, line, slo_ms, sentences))

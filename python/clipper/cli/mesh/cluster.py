@@ -1,6 +1,5 @@
 """`clipper cluster`: nodes of a mesh on many machines, placed and restarted by Ray."""
 
-import json
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from clipper.cli.amounts import Size
 from clipper.cli.command_group import CommandGroup, with_options
+from clipper.cli.output import Output, with_output
 from clipper.cli.servers.up import on_first_signal
 from clipper.cli.servers.up_on_ray import print_nodes, runtime_env_option
 from clipper_container.model import UserValue
@@ -92,7 +93,12 @@ _shared = with_options(
     "--label", "labels", multiple=True, metavar="WORD", help="Label of the nodes; may be repeated."
 )
 @click.option(
-    "--capacity-mib", type=click.IntRange(min=1), metavar="N", help="Memory for models, of each."
+    "--capacity",
+    "--capacity-mib",
+    "capacity_mib",
+    type=Size(),
+    metavar="SIZE",
+    help="Memory for models of each, as 8Gi; a number alone is MiB.",
 )
 @click.option(
     "--http-port",
@@ -174,11 +180,10 @@ def up(
 
 @cluster.command(short_help="Show the nodes and their state.")
 @_shared
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print JSON, with the last lines of each node."
-)
-def ps(engine: str, mesh: str, address: str, as_json: bool) -> None:
+@with_output
+def ps(engine: str, mesh: str, address: str, output: Output) -> None:
     """The nodes of a mesh: where they run, whether they are ready, how often they were started.
+    With -o json, the last lines of each node, too.
 
     \b
     clipper cluster ps --on ray
@@ -187,8 +192,8 @@ def ps(engine: str, mesh: str, address: str, as_json: bool) -> None:
 
     ray = join_ray(address)
     found = statuses(ray, actors_of(ray, mesh))
-    if as_json:
-        click.echo(json.dumps(list(found.values()), indent=2))
+    if output.is_data:
+        output.emit(list(found.values()))
     else:
         print_nodes(found)
         if not found:

@@ -2,7 +2,6 @@
 `clipper.connect().mesh`.
 """
 
-import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -11,7 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from clipper.cli.amounts import Share
 from clipper.cli.command_group import CommandGroup
+from clipper.cli.output import STATE_COLOURS, styled
 from clipper.cli.server_command import (
     ServerCommand,
     dry,
@@ -26,15 +27,6 @@ if TYPE_CHECKING:
     from clipper.mesh.reports import MeshEvent, ModelStatus, VModelStatus
 
 _EXIT_FAILED = 1
-_COLOURS = {
-    "LOADED": "green",
-    "DEFINED": "green",
-    "LOADING": "yellow",
-    "TRANSITIONING": "yellow",
-    "LOADING_FAILED": "red",
-    "TRANSITION_FAILED": "red",
-    "NOT_FOUND": "red",
-}
 _BAR = 20  # characters of a full bar
 
 _sync = click.option(
@@ -179,7 +171,7 @@ def unregister(command: ServerCommand, ids: tuple[str, ...], dry_run: bool) -> N
     for id in ids:
         mesh_client.unregister(id, dry_run=dry_run)
     text = f"{_would(dry_run)}{{}} is unregistered"
-    command.show(
+    command.output.show(
         {"unregistered": list(ids), "dry_run": dry_run}, lambda: "\n".join(map(text.format, ids))
     )
 
@@ -310,10 +302,10 @@ def explain(command: ServerCommand, id: str) -> None:
     clipper mesh explain m1
     """
     found = command.server.mesh.explain(id)
-    if command.as_json:
-        _print_json(found)
+    if command.output.is_data:
+        command.output.emit(found)
         return
-    click.echo(f"{id}: {_styled(found.status)}")
+    click.echo(f"{id}: {styled(found.status)}")
     if found.next:
         click.echo(f"next: {found.next}")
     best_first = sorted(found.verdicts, key=lambda verdict: (not verdict.ok, verdict.rank))
@@ -340,7 +332,10 @@ def watch(command: ServerCommand, prefix: str) -> None:
     """
     with until_interrupted():
         for event in command.server.mesh.watch(prefix):
-            click.echo(_json(event) if command.as_json else _change_text(event))
+            if command.output.is_data:
+                command.output.emit(event, one_of_many=True)
+            else:
+                click.echo(_change_text(event))
             sys.stdout.flush()
 
 
@@ -376,9 +371,10 @@ def vmodel() -> None:
 @click.option("--force", is_flag=True, help="Switch at once, even if TARGET is not loaded.")
 @click.option(
     "--share",
-    type=click.FloatRange(0, 1),
+    type=Share(0, 1),
     default=0.0,
-    help="Send only this share of the queries to TARGET.",
+    metavar="SHARE",
+    help="Send only this share of the queries to TARGET, as 5% or 0.05.",
 )
 @_owner
 @_sync
@@ -441,7 +437,7 @@ def vmodel_delete(command: ServerCommand, id: str, owner: str, dry_run: bool) ->
     clipper mesh vmodel delete best
     """
     command.server.mesh.delete_vmodel(id, owner, dry_run=dry_run)
-    command.show(
+    command.output.show(
         {"deleted": id, "dry_run": dry_run},
         lambda: f"{_would(dry_run)}v-model {id} is deleted",
     )
@@ -514,8 +510,8 @@ def _show_model(
         raise UnknownModel(
             f"the mesh has no model {found.id!r}.", hint="clipper mesh ls lists them."
         )
-    if command.as_json:
-        _print_json(found)
+    if command.output.is_data:
+        command.output.emit(found)
     else:
         click.echo(_would(dry_run) + "\n".join(_model_lines(found)))
     if must and found.status != "LOADED":
@@ -523,7 +519,7 @@ def _show_model(
 
 
 def _model_lines(found: "ModelStatus") -> Iterator[str]:
-    yield f"{found.id}: {_styled(found.status)}"
+    yield f"{found.id}: {styled(found.status)}"
     if found.info is not None:
         info = found.info
         yield (
@@ -535,7 +531,7 @@ def _model_lines(found: "ModelStatus") -> Iterator[str]:
     for copy in found.copies:
         size = f", {_bytes(copy.size_bytes)}" if copy.size_bytes else ""
         yield (
-            f"  {copy.instance}: {_styled(copy.state)}"
+            f"  {copy.instance}: {styled(copy.state)}"
             f" {_ago(copy.since_ms)}{size}{f': {copy.why}' if copy.why else ''}"
         )
     for error in found.errors:
@@ -551,11 +547,11 @@ def _show_vmodel(
         raise UnknownVModel(
             f"the mesh has no v-model {found.id!r}.", hint="clipper mesh vmodel ls lists them."
         )
-    if command.as_json:
-        _print_json(found)
+    if command.output.is_data:
+        command.output.emit(found)
     else:
         click.echo(
-            f"{_would(dry_run)}{found.id}: {_styled(found.status)}, refers to {found.active}"
+            f"{_would(dry_run)}{found.id}: {styled(found.status)}, refers to {found.active}"
             f" ({found.active_status})"
         )
         if _target(found) != "-":
@@ -599,13 +595,13 @@ def _change_text(event: "MeshEvent") -> str:
         loaded = ", ".join(record.loaded)
         return (
             f"{event.revision}  model {event.id}"
-            f" {_styled(record.status())}{f' in {loaded}' if loaded else ''}"
+            f" {styled(record.status())}{f' in {loaded}' if loaded else ''}"
         )
     if isinstance(record, Instance):
         full = f"{_bytes(record.used_bytes)} of {_bytes(record.capacity_bytes)}"
         return f"{event.revision}  node {event.id} {full}, {record.models} models"
     return (
-        f"{event.revision}  v-model {event.id} {_styled(record.status())} {record.active} ->"
+        f"{event.revision}  v-model {event.id} {styled(record.status())} {record.active} ->"
         f" {record.target}"
     )
 
@@ -619,8 +615,8 @@ def _show_table(
     after: str = "",
 ) -> None:
     """Print a table. head: titles; a leading > marks a column of numbers."""
-    if command.as_json:
-        _print_json(list(found))
+    if command.output.is_data:
+        command.output.emit(list(found))
         return
     _print_table(head, rows, empty)
     if after:
@@ -642,28 +638,12 @@ def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]], empty: str)
             title.removeprefix(">"), justify="right" if title[0] == ">" else "left", overflow="fold"
         )
     for row in rows:
-        table.add_row(*(Text(cell, style=_COLOURS.get(cell, "")) for cell in row))
+        table.add_row(*(Text(cell, style=STATE_COLOURS.get(cell, "")) for cell in row))
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         # one line per row, for grep and cut
         console.width = 240
     console.print(table)
-
-
-def _print_json(found: object) -> None:
-    import msgspec
-
-    click.echo(json.dumps(msgspec.to_builtins(found), indent=2))
-
-
-def _json(found: object) -> str:
-    import msgspec
-
-    return msgspec.json.encode(found).decode()
-
-
-def _styled(state: str) -> str:
-    return click.style(state, fg=_COLOURS.get(state))
 
 
 def _size(one: "ModelStatus") -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from clipper.cli.amounts import Size
 from clipper.cli.servers.addresses import with_addresses
 from clipper.cli.servers.reloading import FollowedFile
 from clipper.cli.servers.up import (
@@ -74,10 +75,12 @@ _EXIT_GIVEN_UP: Final = 1
     help="Zone of this node; copies are spread over zones. Replaces mesh.zone.",
 )
 @click.option(
+    "--capacity",
     "--capacity-mib",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Memory for models.  [half of what it may use]",
+    "capacity_mib",
+    type=Size(),
+    metavar="SIZE",
+    help="Memory for models, as 8Gi; a number alone is MiB.  [half of what it may use]",
 )
 @click.option(
     "--http", metavar="HOST:PORT", help="Address for queries over HTTP; replaces http.address."

@@ -1,11 +1,12 @@
 """Commands that inspect a running server: models, counters, history."""
 
-import time
 from pathlib import Path
 
 import click
 
-from clipper.cli.server_command import ServerCommand, table, with_server
+from clipper.cli.output import table
+from clipper.cli.server_command import ServerCommand, with_server
+from clipper.manage.change_words import moment_of, subject_of
 from clipper.manage.rows import ChangedRecord
 
 
@@ -33,7 +34,7 @@ def models(command: ServerCommand, name: str) -> None:
         )
         for row in rows
     ]
-    command.show(
+    command.output.show(
         rows,
         lambda: table([head, *lines], "no models. To add one: clipper deploy NAME module:function"),
     )
@@ -66,7 +67,7 @@ def stats(command: ServerCommand) -> None:
         )
         for name, row in stats_now["applications"].items()
     ]
-    command.show(
+    command.output.show(
         stats_now, lambda: f"{table(models_, 'no models')}\n\n{table(apps_, 'no applications')}"
     )
 
@@ -82,13 +83,11 @@ def _total(counts: dict[str, int] | int) -> int:
 
 
 def _what(one: ChangedRecord) -> str:
-    """Return the text of a record that changed; of a rollout, why."""
-    after = one["after"] if one["key"].startswith("rollout/") else None
-    return (
-        f"{one['key']} ({after['state']}: {after['reason']})"
-        if isinstance(after, dict)
-        else str(one["key"])
-    )
+    """Return what a record that changed is about; of a rollout, also why."""
+    subject, after = subject_of(one["key"]), one["after"]
+    if one["key"].startswith("rollout/") and isinstance(after, dict):
+        return f"{subject} ({after['state']}: {after['reason']})"
+    return subject
 
 
 @click.command(short_help="List who changed what, and when.")
@@ -114,11 +113,11 @@ def history(command: ServerCommand, count: int) -> None:
     lines = [
         (
             row["number"],
-            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["time_us"] / 1e6)),
+            moment_of(row["time_us"]),
             row["actor"],
             row["verb"],
-            ", ".join(map(_what, row["changed"])),
+            ", ".join(dict.fromkeys(map(_what, row["changed"]))),
         )
         for row in rows
     ]
-    command.show(rows, lambda: table([head, *lines], "nothing has changed yet"))
+    command.output.show(rows, lambda: table([head, *lines], "nothing has changed yet"))

@@ -1,19 +1,18 @@
 """`clipper ps` and `clipper logs`."""
 
-import json
 import sys
 import time
 
 import click
 
-from clipper.cli.server_command import ServerCommand, table, until_interrupted, with_server
+from clipper.cli.output import table
+from clipper.cli.server_command import ServerCommand, until_interrupted, with_server
 from clipper.errors import ClipperError, NoServer, UnknownModel
 from clipper.foreign_text import printable
 from clipper.manage.rows import ProcessRow, ReplicaLines
 
 _CHECK_S = 0.3
 _COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "bright_red")
-_STATE_COLOURS = {"ready": "green", "failed": "red", "held": "red", "failing": "red"}
 
 
 @click.command(short_help="Show what runs: state, replicas, memory, queue, batch, last error.")
@@ -33,7 +32,7 @@ def ps(command: ServerCommand) -> None:
     rows = command.server.ps()
     if warning := command.server.about()["store"]:
         click.secho(f"warning: {warning}", fg="yellow", err=True)
-    command.show(
+    command.output.show(
         rows,
         lambda: table(
             [PS_HEAD, *map(ps_line, rows)],
@@ -109,7 +108,7 @@ def logs(command: ServerCommand, model: str, replica: int | None, follow: bool) 
             _follow(command, model, replica)
         return
     lines = command.server.logs(model, replica or 0)
-    command.show(
+    command.output.show(
         lines,
         lambda: (
             "\n".join(map(_for_terminal, lines)) or f"{model}/{replica or 0} has written nothing"
@@ -159,13 +158,8 @@ def _print(command: ServerCommand, container: str, one: ReplicaLines) -> None:
         )
     colour = _COLOURS[one["replica"] % len(_COLOURS)]
     for line in one["lines"]:
-        if command.as_json:
-            click.echo(json.dumps({"container": container, "line": line}))
+        if command.output.is_data:
+            command.output.emit({"container": container, "line": line}, one_of_many=True)
         else:
             click.echo(f"{click.style(container, fg=colour)} | {_for_terminal(line)}")
     sys.stdout.flush()
-
-
-def state_colour(state: str) -> str:
-    """Return the colour of a state."""
-    return _STATE_COLOURS.get(state, "yellow")

@@ -1,7 +1,6 @@
 """`clipper top`: a live display of a server."""
 
 import contextlib
-import json
 import re
 import sys
 import threading
@@ -52,7 +51,7 @@ def top(command: ServerCommand, once: bool, svg: str | None) -> None:
     reader.start()
     try:
         reader.wait_for_first(_FIRST_S)
-        if once or command.as_json or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        if once or command.output.is_data or not (sys.stdin.isatty() and sys.stdout.isatty()):
             _print_frame(command, watched, where)
         else:
             _live(watched, where)
@@ -119,14 +118,14 @@ def _print_frame(command: ServerCommand, watched: "ServerReadings", where: str) 
 
     from clipper.cli.monitoring.top_screen import screen
 
-    if command.as_json:
+    if command.output.is_data:
         frame = {
             "url": where,
             "server": _plain(watched),
             "applications": watched.applications(),
             "models": watched.model_rows(),
         }
-        click.echo(json.dumps(frame, indent=2))
+        command.output.emit(frame)
         return
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _SVG_WIDTH)
     console.print(screen(watched, where, console.width, keys=False))

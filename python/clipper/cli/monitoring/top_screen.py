@@ -8,8 +8,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from clipper.cli.monitoring.status import state_colour
 from clipper.cli.monitoring.top_state import ServerReadings
+from clipper.cli.output import state_colour
 from clipper.metrics.samples import Stats
 
 BLOCKS = "▁▂▃▄▅▆▇█"

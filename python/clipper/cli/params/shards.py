@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from clipper.cli.command_group import CommandGroup, with_options
+from clipper.cli.output import Output
 from clipper.cli.params.tables import (
     FILE,
     FOLDER,
@@ -21,7 +22,6 @@ from clipper.cli.params.tables import (
     client_of,
     in_folder,
     of_set,
-    show,
 )
 from clipper.cli.servers.end_process import end_process
 from clipper.cli.servers.up import file_or_default
@@ -213,7 +213,7 @@ def _metrics(address: str, reader: "Callable[[], StatsReader]") -> Iterator[str]
 
 @params.command(short_help="Show the shards: rows, pushes, replicas.")
 @of_set
-def ps(folder: Path, as_json: bool) -> None:
+def ps(folder: Path, output: Output) -> None:
     """Show each shard: its rows, pushes, replicas, and the snapshots of the set.
 
     \b
@@ -242,7 +242,7 @@ def ps(folder: Path, as_json: bool) -> None:
     state = state_in(folder) if request_in(folder) else None
     text = held(found, sets) + (f"\n{progress(state)}" if state is not None else "")
     resharding = msgspec.to_builtins(state)
-    show({"shards": found, "snapshots": sets, "resharding": resharding}, as_json, text)
+    output.say({"shards": found, "snapshots": sets, "resharding": resharding}, text)
 
 
 @params.command(short_help="Print or serve the metrics of the shards.")
@@ -281,7 +281,7 @@ def metrics(folder: Path, listen: str | None) -> None:
     "--whole", is_flag=True, help="Write everything, not only the changes since the last snapshot."
 )
 @of_set
-def snapshot(folder: Path, as_json: bool, whole: bool) -> None:
+def snapshot(folder: Path, output: Output, whole: bool) -> None:
     """Take a snapshot of every shard, under one number.
 
     \b
@@ -292,9 +292,8 @@ def snapshot(folder: Path, as_json: bool, whole: bool) -> None:
 
     addresses, token = addresses_in(folder)
     result = snapshot_all(addresses, token, folder, whole=whole)
-    show(
+    output.say(
         result,
-        as_json,
         f"snapshot {result['number']}: {result['rows']} rows, {result['nbytes']} bytes",
     )
 
@@ -312,7 +311,7 @@ def snapshot(folder: Path, as_json: bool, whole: bool) -> None:
     help="Number of the snapshot.  [the newest complete one]",
 )
 @of_set
-def restore(folder: Path, as_json: bool, source: Path | None, number: int | None) -> None:
+def restore(folder: Path, output: Output, source: Path | None, number: int | None) -> None:
     """Select the snapshot that the shards of a stopped set read at their next start. Newer
     snapshots are set aside.
 
@@ -323,16 +322,15 @@ def restore(folder: Path, as_json: bool, source: Path | None, number: int | None
     from clipper.params.local.local_set import restore as restored
 
     result = restored(folder, source or folder, number or 0)
-    show(
+    output.say(
         {"number": result},
-        as_json,
         f"snapshot {result} is what is read at the next start: clipper params up --folder {folder}",
     )
 
 
 @params.command("begin-anew", short_help="Let shards that lost all their data start empty.")
 @of_set
-def begin_anew(folder: Path, as_json: bool) -> None:
+def begin_anew(folder: Path, output: Output) -> None:
     """Let shards that restarted without a replica and a snapshot continue without data.
 
     Other shards are not affected. Workers push their variables again; rows start untrained.
@@ -342,9 +340,8 @@ def begin_anew(folder: Path, as_json: bool) -> None:
     """
     with client_of(folder) as client:
         result = client.begin_anew()
-    show(
+    output.say(
         {"begun": result},
-        as_json,
         f"shards that start empty: {', '.join(map(str, result)) or 'none'}",
     )
 
@@ -363,7 +360,7 @@ def begin_anew(folder: Path, as_json: bool) -> None:
 @of_set
 def reshard(
     folder: Path,
-    as_json: bool,
+    output: Output,
     shards: int,
     no_wait: bool,
     engine: str | None,
@@ -397,7 +394,7 @@ def reshard(
             cpus=cpus,
             resource=resource,
         ):
-            _show_reshard(folder, shards, as_json, wait=True)
+            _show_reshard(folder, shards, output, wait=True)
         return
     from clipper.params.local.live_reshard import request
     from clipper.params.local.local_set import reshard as resharded
@@ -405,17 +402,17 @@ def reshard(
 
     if supervisor_of(folder):
         request(folder, shards)
-        _show_reshard(folder, shards, as_json, wait=not no_wait)
+        _show_reshard(folder, shards, output, wait=not no_wait)
         return
     result = resharded(folder, shards)
     text = (
         f"{shards} shards will read snapshot {result}: clipper params up --folder {folder} --shards"
         f" {shards}"
     )
-    show({"shards": shards, "number": result}, as_json, text)
+    output.say({"shards": shards, "number": result}, text)
 
 
-def _show_reshard(folder: Path, shards: int, as_json: bool, *, wait: bool) -> None:
+def _show_reshard(folder: Path, shards: int, output: Output, *, wait: bool) -> None:
     import msgspec
 
     from clipper.errors import DoesNotFit
@@ -426,7 +423,7 @@ def _show_reshard(folder: Path, shards: int, as_json: bool, *, wait: bool) -> No
         time.sleep(0.1)
         state = state_in(folder)
         text = progress(state) if state is not None else ""
-        if text != shown and not as_json:
+        if text != shown and not output.is_data:
             shown = text
             click.echo(text)
     state = state_in(folder)
@@ -437,7 +434,7 @@ def _show_reshard(folder: Path, shards: int, as_json: bool, *, wait: bool) -> No
         if wait and state is not None
         else f"requested: clipper params reshard --shards {shards} --folder {folder} shows it"
     )
-    show(msgspec.to_builtins(state) if state is not None else {"shards": shards}, as_json, text)
+    output.say(msgspec.to_builtins(state) if state is not None else {"shards": shards}, text)
 
 
 @params.command(short_help="Stop the shards that `clipper params up` started.")
@@ -453,7 +450,7 @@ def _show_reshard(folder: Path, shards: int, as_json: bool, *, wait: bool) -> No
 @of_set
 def down(
     folder: Path,
-    as_json: bool,
+    output: Output,
     wait_s: float,
     engine: str | None,
     name: str,
@@ -470,7 +467,7 @@ def down(
         from clipper.cli.params.on_ray import down_on_ray
 
         result = down_on_ray(folder.absolute(), name, ray_address)
-        show(list(result.values()), as_json, f"ended {len(result)} shards on Ray")
+        output.say(list(result.values()), f"ended {len(result)} shards on Ray")
         return
     from clipper.params.local.local_set import supervisor_of
 
@@ -481,7 +478,7 @@ def down(
             hint="To start one: clipper params up --folder ...",
         )
     end_process(pid, wait_s, f"process {pid} still runs after {wait_s:g} s")
-    show({"pid": pid}, as_json, f"ended the shards of {folder} (process {pid})")
+    output.say({"pid": pid}, f"ended the shards of {folder} (process {pid})")
 
 
 @params.command(short_help="Run one shard of a set.")

@@ -1,7 +1,6 @@
 """`clipper params create`, `alter`, `drop`, `erase`, `export` and others: commands on the tables of
 a set, and what the commands of a set share."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from clipper.cli.output import Output, with_output
 from clipper.cli.servers.up import file_or_default
 from clipper_container.model import UserValue
 
@@ -35,8 +35,8 @@ in_folder = click.option(
 
 
 def of_set(verb: Callable[..., None]) -> Callable[..., None]:
-    """Add the options --folder and --json to a command."""
-    return in_folder(click.option("--json", "as_json", is_flag=True, help="Print JSON.")(verb))
+    """Add the options --folder and -o to a command, which receives an Output."""
+    return in_folder(with_output(verb))
 
 
 def client_of(folder: Path) -> "Client":
@@ -46,16 +46,11 @@ def client_of(folder: Path) -> "Client":
     return Client(folder)
 
 
-def show(result: object, as_json: bool, text: str) -> None:
-    """Print the result of a command, as JSON or as text."""
-    click.echo(json.dumps(result, indent=2) if as_json else text)
-
-
 @click.command(short_help="Print rows of a table by id.")
 @click.argument("table")
 @click.argument("ids", nargs=-1, required=True, type=int)
 @of_set
-def pull(table: str, ids: tuple[int, ...], folder: Path, as_json: bool) -> None:
+def pull(table: str, ids: tuple[int, ...], folder: Path, output: Output) -> None:
     """Print rows of TABLE.
 
     \b
@@ -67,7 +62,7 @@ def pull(table: str, ids: tuple[int, ...], folder: Path, as_json: bool) -> None:
         f"{one}: {' '.join(f'{value:.6g}' for value in row)}"
         for one, row in zip(ids, rows, strict=True)
     )
-    show({str(one): row for one, row in zip(ids, rows, strict=True)}, as_json, text)
+    output.say({str(one): row for one, row in zip(ids, rows, strict=True)}, text)
 
 
 @click.command(short_help="Create a table.")
@@ -97,7 +92,7 @@ def create(
     dim: int,
     settings: tuple[str, ...],
     folder: Path,
-    as_json: bool,
+    output: Output,
     **given: UserValue,
 ) -> None:
     """Create TABLE with rows of DIM floats on all shards. If it exists with the same settings,
@@ -112,7 +107,7 @@ def create(
     spec = msgspec.convert(fields, TableSpec)
     with client_of(folder) as client:
         client.create(spec)
-    _show_spec(spec, as_json)
+    _show_spec(spec, output)
 
 
 def _numbers(settings: tuple[str, ...]) -> dict[str, float]:
@@ -128,10 +123,10 @@ def _numbers(settings: tuple[str, ...]) -> dict[str, float]:
     return found
 
 
-def _show_spec(spec: "TableSpec", as_json: bool) -> None:
+def _show_spec(spec: "TableSpec", output: Output) -> None:
     found = msgspec.to_builtins(spec)
     text = ", ".join(f"{key} {value}" for key, value in found.items() if key != "name")
-    show(found, as_json, f"{spec.name}: {text}")
+    output.say(found, f"{spec.name}: {text}")
 
 
 @click.command(short_help="Change settings of a table while it is trained.")
@@ -157,7 +152,7 @@ def alter(
     table: str,
     settings: tuple[str, ...],
     folder: Path,
-    as_json: bool,
+    output: Output,
     **given: UserValue,
 ) -> None:
     """Change settings of TABLE on all shards. Workers continue.
@@ -173,13 +168,13 @@ def alter(
             "nothing to change: give --set, --rows-max, --quota-rows or another option."
         )
     with client_of(folder) as client:
-        _show_spec(client.alter(table, **changes), as_json)
+        _show_spec(client.alter(table, **changes), output)
 
 
 @click.command(short_help="Remove a table.")
 @click.argument("table")
 @of_set
-def drop(table: str, folder: Path, as_json: bool) -> None:
+def drop(table: str, folder: Path, output: Output) -> None:
     """Remove TABLE and its rows from shards and replicas. Its name can be used again at once.
     Earlier snapshots contain it until they are deleted.
 
@@ -188,7 +183,7 @@ def drop(table: str, folder: Path, as_json: bool) -> None:
     """
     with client_of(folder) as client:
         count = client.drop(table)
-    show({"rows": count}, as_json, f"table {table} is dropped, with {count} rows")
+    output.say({"rows": count}, f"table {table} is dropped, with {count} rows")
 
 
 @click.command(short_help="Remove rows of a table.")
@@ -196,7 +191,9 @@ def drop(table: str, folder: Path, as_json: bool) -> None:
 @click.argument("ids", nargs=-1, type=int)
 @click.option("--file", type=FILE, help="File with one id per line.")
 @of_set
-def erase(table: str, ids: tuple[int, ...], file: Path | None, folder: Path, as_json: bool) -> None:
+def erase(
+    table: str, ids: tuple[int, ...], file: Path | None, folder: Path, output: Output
+) -> None:
     """Remove rows of TABLE from shards and replicas. Later whole snapshots do not contain them;
     earlier snapshots do, until they are deleted.
 
@@ -214,14 +211,14 @@ def erase(table: str, ids: tuple[int, ...], file: Path | None, folder: Path, as_
         raise click.UsageError("no ids: give IDS, or --file with one id per line.")
     with client_of(folder) as client:
         count = client.erase(table, each)
-    show({"erased": count}, as_json, f"{count} rows are erased")
+    output.say({"erased": count}, f"{count} rows are erased")
 
 
 @click.command(short_help="Write a table to a file.")
 @click.argument("table")
 @click.argument("path", type=click.Path(dir_okay=False, path_type=Path))
 @of_set
-def export(table: str, path: Path, folder: Path, as_json: bool) -> None:
+def export(table: str, path: Path, folder: Path, output: Output) -> None:
     """Write the ids and rows of TABLE to PATH: .npz, .safetensors or .parquet.
 
     \b
@@ -231,7 +228,7 @@ def export(table: str, path: Path, folder: Path, as_json: bool) -> None:
 
     with client_of(folder) as client:
         count = export_table(client, table, path)
-    show({"rows": count}, as_json, f"{count} rows in {path}")
+    output.say({"rows": count}, f"{count} rows in {path}")
 
 
 @click.command("import", short_help="Read rows of a table from a file.")
@@ -239,7 +236,7 @@ def export(table: str, path: Path, folder: Path, as_json: bool) -> None:
 @click.argument("path", type=FILE)
 @click.option("--create", is_flag=True, help="Create the table, with the width of the rows.")
 @of_set
-def import_(table: str, path: Path, create: bool, folder: Path, as_json: bool) -> None:
+def import_(table: str, path: Path, create: bool, folder: Path, output: Output) -> None:
     """Write the rows of PATH into TABLE, over those with the same ids. An .npy file has only rows,
     with the ids 0, 1, 2 and so on.
 
@@ -252,14 +249,14 @@ def import_(table: str, path: Path, create: bool, folder: Path, as_json: bool) -
         if create:
             create_for(client, table, path)
         count = import_table(client, table, path)
-    show({"rows": count}, as_json, f"{count} rows of {path} are in {table}")
+    output.say({"rows": count}, f"{count} rows of {path} are in {table}")
 
 
 @click.command(short_help="Copy a table.")
 @click.argument("table")
 @click.argument("name")
 @of_set
-def copy(table: str, name: str, folder: Path, as_json: bool) -> None:
+def copy(table: str, name: str, folder: Path, output: Output) -> None:
     """Create table NAME as a copy of TABLE: settings, rows, and their optimizer state.
 
     \b
@@ -269,7 +266,7 @@ def copy(table: str, name: str, folder: Path, as_json: bool) -> None:
 
     with client_of(folder) as client:
         count = copy_table(client, table, name)
-    show({"rows": count}, as_json, f"{count} rows of {table} are in {name}")
+    output.say({"rows": count}, f"{count} rows of {table} are in {name}")
 
 
 TABLE_COMMANDS = (pull, create, alter, drop, erase, export, import_, copy)

@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from clipper.cli.command_group import CommandGroup
+from clipper.cli.output import Output, with_output
 from clipper.cli.servers.up import file_or_default, refuse_open
 
 
@@ -24,8 +25,8 @@ def config() -> None:
 @config.command(short_help="Print every setting, its value and its origin.")
 @click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--changed", is_flag=True, help="Only settings that differ from the default.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def show(file: Path | None, changed: bool, as_json: bool) -> None:
+@with_output
+def show(file: Path | None, changed: bool, output: Output) -> None:
     """Print every setting with its value, unit, default and origin: FILE (or ./clipper.toml), the
     environment, or default.
 
@@ -40,8 +41,8 @@ def show(file: Path | None, changed: bool, as_json: bool) -> None:
         for row in settings_of(load(file_or_default(file)))
         if not changed or row["origin"] != "default"
     ]
-    if as_json:
-        click.echo(json.dumps(rows, indent=2))
+    if output.is_data:
+        output.emit(rows)
     else:
         _print_settings(rows)
 

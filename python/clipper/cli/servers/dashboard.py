@@ -18,4 +18,4 @@ def dashboard(command: ServerCommand) -> None:
     server = command.server
     found = server.request("POST", "/admin/dashboard/link")
     url = f"{server.url}{found['path']}"
-    command.show({"url": url}, lambda: url)
+    command.output.show({"url": url}, lambda: url)

@@ -1,40 +1,57 @@
-"""`clipper key`: API keys."""
+"""`clipper key`: API keys and tokens, in files that servers read."""
 
 import os
 from pathlib import Path
 
 import click
 
+from clipper.cli.command_group import CommandGroup
+from clipper.cli.output import Output, table, with_output
+from clipper.cli.server_command import dry
 
-@click.command(short_help="Create an API key.")
-@click.argument("name")
-@click.option(
+_file = click.option(
     "--file",
     "path",
     type=click.Path(dir_okay=False, path_type=Path),
     default="api-keys",
     show_default=True,
-    help="File to add the hash to.",
+    help="File with the hashes of the keys.",
 )
+
+
+@click.group(cls=CommandGroup, default="create", short_help="Create, list and revoke API keys.")
+def key() -> None:
+    """Create, list and revoke the keys of a file, of which it has the hashes only. A running server
+    reads the file again within seconds.
+
+    \b
+    clipper key create ann --file api-keys
+    clipper key list --file api-keys
+    clipper key revoke ann --file api-keys
+    """
+
+
+@key.command(short_help="Create a key; the word `create` is optional.")
+@click.argument("name")
+@_file
 @click.option(
     "--role",
     type=click.Choice(["read", "train", "manage"]),
     help="Role of a token of params.tokens_file or params.grpc_keys_file.",
 )
-def key(name: str, path: Path, role: str | None) -> None:
+def create(name: str, path: Path, role: str | None) -> None:
     """Create a key for NAME, print it, and add its hash to a file.
 
     With the file as the server's http.api_keys_file, queries over HTTP and gRPC need
     `Authorization: Bearer KEY`. As http.tokens_file it contains management tokens, and the history
-    shows their names. A running server reads the file again within seconds; delete a line to revoke
-    its key. The key is printed only once.
+    shows their names. The key is printed only once.
 
     With --role the file is params.tokens_file or params.grpc_keys_file: `read` may pull rows,
     `train` may also push and create tables, `manage` may do everything.
 
     \b
-    clipper key ann --file api-keys
-    clipper key trainers --role train --file params-tokens
+    clipper key create ann --file api-keys
+    clipper key create trainers --role train --file params-tokens
     curl -H "Authorization: Bearer $KEY" http://HOST:8000/api
     """
     from clipper.credential_file import line_of, new_key
@@ -43,17 +60,58 @@ def key(name: str, path: Path, role: str | None) -> None:
     if not name.isprintable() or len(name.split()) != 1 or name.startswith("#"):
         raise InvalidInput(
             f"the key name {name[:60]!r} is not one word of printable characters.",
-            hint="Example: clipper key ann --file api-keys",
+            hint="Example: clipper key create ann --file api-keys",
         )
     made = new_key()
-    with open(
-        os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600),
-        "a",
-        encoding="utf-8",
-    ) as file:
-        file.write(f"{line_of(name, made, role or '')}\n")
+    try:
+        with open(
+            os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600),
+            "a",
+            encoding="utf-8",
+        ) as file:
+            file.write(f"{line_of(name, made, role or '')}\n")
+    except OSError as error:
+        raise InvalidInput(
+            f"cannot write {path}: {error.strerror or error}.", hint="Name another with --file."
+        ) from None
     click.echo(made)
     click.echo(
         f"the hash of this key is in {path}, under {name!r}; the key itself is not stored",
         err=True,
     )
+
+
+@key.command("list", short_help="List the owners of keys.")
+@_file
+@with_output
+def list_keys(path: Path, output: Output) -> None:
+    """List the names in a file of keys, with their roles.
+
+    \b
+    clipper key list --file api-keys
+    """
+    from clipper.credential_file import owners_in
+
+    owners = owners_in(path)
+    rows = [{"name": name, "role": role} for name, role in owners]
+    lines = [(name, role or "-") for name, role in owners]
+    output.say(rows, table([("NAME", "ROLE"), *lines], f"{path} has no keys"))
+
+
+@key.command(short_help="Revoke the keys of a name.")
+@click.argument("name")
+@_file
+@dry
+@with_output
+def revoke(name: str, path: Path, dry_run: bool, output: Output) -> None:
+    """Remove the keys of NAME from a file. Running servers refuse them within seconds.
+
+    \b
+    clipper key revoke ann --file api-keys
+    """
+    from clipper.credential_file import revoke_in
+
+    count = revoke_in(path, name, dry=dry_run)
+    keys = "1 key" if count == 1 else f"{count} keys"
+    text = f"{'dry run: ' if dry_run else ''}{keys} of {name} removed from {path}"
+    output.say({"name": name, "revoked": count, "dry_run": dry_run}, text)

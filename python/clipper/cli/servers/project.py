@@ -3,11 +3,16 @@ started.
 """
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from clipper.cli.servers.end_process import end_process
 from clipper.errors import ClipperError, InvalidInput, NoServer
+
+if TYPE_CHECKING:
+    from clipper.cli.server_command import Sought
+    from clipper.manage.running import Running
 
 _MODEL = '''"""A first model. `clipper up` serves what clipper.toml names."""
 
@@ -90,12 +95,10 @@ def init(folder: Path) -> None:
     "--url",
     metavar="URL",
     envvar="CLIPPER_URL",
-    help="Management URL of the server.  [CLIPPER_URL; else the server of this folder, else the"
-    " only one of this user]",
+    help="Management URL of the server.  [CLIPPER_URL; else the server of this folder]",
 )
 def down(now: bool, wait_s: float, url: str | None) -> None:
-    """Stop the server of this folder, or the only one of this user on this host, and wait for its
-    end.
+    """Stop the server of this folder, or of --url, and wait for its end.
 
     Queries in flight have server.drain_s seconds. Only servers that `clipper up`, `serve` or `node`
     started are stopped; a server inside your own program ends with it. Exit code 1 if it still runs
@@ -107,9 +110,9 @@ def down(now: bool, wait_s: float, url: str | None) -> None:
     clipper down --url http://127.0.0.1:8012
     """
     from clipper.cli.server_command import sought
-    from clipper.manage.running import running_at, the_one
+    from clipper.manage.running import running_at
 
-    found = running_at(url) if url else the_one(*sought())
+    found = running_at(url) if url else _of_this_folder(sought())
     if found is None:
         raise NoServer(
             f"no server of this user on this host is managed at {url}.",
@@ -128,3 +131,17 @@ def down(now: bool, wait_s: float, url: str | None) -> None:
             f"the server at {found.url} (process {found.pid}) has already ended."
         ) from None
     click.echo(f"ended the server at {found.url} (process {found.pid})")
+
+
+def _of_this_folder(wanted: "Sought") -> "Running":
+    """Return the server that ./clipper.toml names, or that was started in this folder. Raises
+    NoServer, which names the only other one: that is not ended by mistake."""
+    from clipper.manage.running import the_one
+
+    found = the_one(*wanted)
+    if wanted.state or wanted.admin or found.is_of(wanted.folder):
+        return found
+    raise NoServer(
+        f"no server was started in this folder. Another one runs:\n  {found}",
+        hint=f"To end that one: clipper down --url {found.url}",
+    )

@@ -12,6 +12,7 @@ import msgspec
 from clipper.clock import wall_time_us
 from clipper.errors import ClipperError, without_secrets
 from clipper.frontend.server_interface import ServerInterface
+from clipper.manage.change_words import lines_of
 from clipper.manage.deployment import Incident
 from clipper.manage.operations import Operations, application_row, record_of
 from clipper.manage.overview import InspectedServer, troubles
@@ -20,7 +21,7 @@ from clipper.serving.query.application import shares_of
 from clipper.types import Model
 
 EVENTS_MAX: Final = 100
-_VALUE_CHARS_MAX: Final = 80
+_LINES_MAX: Final = 8  # of one change
 _READ_EACH_S: Final = 10.0
 
 
@@ -119,38 +120,7 @@ class ServerSources:
 
 def entry_row(entry: Mapping[str, Any]) -> dict[str, object]:
     """Return an entry of the history, in lines for a person."""
-    lines = [line for one in entry["changed"] for line in _changes(one)]
     return {
         **{key: entry[key] for key in ("time_us", "actor", "verb", "number")},
-        "lines": lines[:8],
+        "lines": lines_of(entry["changed"])[:_LINES_MAX],
     }
-
-
-def _changes(one: Mapping[str, object]) -> list[str]:
-    key, before, after = one["key"], one["before"], one["after"]
-    if isinstance(before, dict) and isinstance(after, dict):
-        differ = [
-            name
-            for name in {**before, **after}
-            if before.get(name) != after.get(name) and not name.endswith("_us")
-        ]
-        return [
-            f"{key}: {name} {_short(before.get(name))} → {_short(after.get(name))}"
-            for name in differ
-        ]
-    return [f"{key}: {'new' if before is None else 'gone' if after is None else 'changed'}"]
-
-
-def _short(value: object) -> str:
-    if (
-        isinstance(value, list)
-        and value
-        and all(isinstance(one, dict) and set(one) == {"name", "version"} for one in value)
-    ):
-        # links
-        value = [
-            one["name"] if one["version"] is None else f"{one['name']}:{one['version']}"
-            for one in value
-        ]
-    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-    return text if len(text) <= _VALUE_CHARS_MAX else text[:_VALUE_CHARS_MAX] + "…"
