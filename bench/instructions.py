@@ -18,14 +18,17 @@ as well. Elsewhere the figures are printed, and nothing fails.
 
 import argparse
 import gc
+import hashlib
 import json
 import os
 import platform
 import shutil
+import socket
 import struct
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -171,6 +174,61 @@ def application(policy: str, models: int, user: str = "") -> Callable[[int], Non
     return repeat(lambda: handle.predict(x).result())
 
 
+KEY = b"a-key-as-long-as-those-that-clipper-key-makes"
+
+
+def http(head: str = "", members: str = "", keyed: bool = False) -> Callable[[int], None]:
+    """Return requests to a thread of the HTTP server, one after another, that the cache answers.
+
+    head: further lines of headers. members: of the body, beside the input. keyed: the server needs
+    a key, and each request has one.
+    """
+    from clipper_core.http.http_route import HotRoute, HotTable
+    from clipper_core.http.http_server import HttpServer
+    from clipper_core.http.key_table import KeyTable
+    from clipper_core.runtime.histogram import Counter, LatencyHistogram
+
+    model = model_of("f64", 1)
+    model.put(np.ones(1), 1.0)
+    counts = [Counter() for _ in range(5)]
+    took, requests = LatencyHistogram(), LatencyHistogram()
+    route = HotRoute(
+        model, "predict", "node", b'["m:1"]', 20_000, 0.0, counts, took, Counter(), requests, None
+    )
+    server = HttpServer(
+        [model.engine],
+        1,
+        b"made",
+        header_s=60.0,
+        idle_s=600.0,
+        connections_max=10,
+        header_bytes_max=4096,
+        body_bytes_max=4096,
+        pipeline_max=8,
+        unsent_bytes_max=4096,
+        finish=lambda future: future,
+        encode=lambda value: b"",
+    )
+    keys = KeyTable([hashlib.sha256(KEY).digest()]) if keyed else None
+    server.set_table(HotTable({b"/api/a/predict": route}, keys))
+    threading.Thread(target=server.run, args=(0,), daemon=True).start()
+    client, there = socket.socketpair()
+    there.setblocking(False)
+    server.adopt(there.detach())
+    body = f'{{"input": [1.0]{members}}}'
+    lines = f"Host: a\r\n{head}Content-Length: {len(body)}"
+    if keyed:
+        lines += f"\r\nAuthorization: Bearer {KEY.decode()}"
+    request = f"POST /api/a/predict HTTP/1.1\r\n{lines}\r\n\r\n{body}".encode()
+
+    def turn() -> None:
+        client.sendall(request)
+        if not client.recv(4096).startswith(b"HTTP/1.1 200"):
+            raise AssertionError("the core does not answer the request")
+
+    return repeat(turn)
+
+
 def encode(version: int, search: int) -> Callable[[int], None]:
     from clipper_core.wire.codec import Kind, encode_rows, encode_v1
 
@@ -194,6 +252,8 @@ CALLS: dict[str, tuple[int, Callable[[], Callable[[int], None]]]] = {  # name ->
     "hit, stacking of three for a user": (1000, lambda: application("stacking", 3, "ann")),
     "hit, exp3 of three": (1000, lambda: application("exp3", 3)),
     "hit, ridge of three floats": (1000, lambda: application("ridge floats", 3)),
+    "HTTP, a query that the cache answers": (1000, http),
+    "HTTP, the same with a key": (1000, lambda: http(keyed=True)),
     "ring, a row published and consumed": (8192, ring),
     "timer, inserted and expired": (50_000, timer),
     "cache lookup below the Python door": (4096, lookup),

@@ -45,9 +45,10 @@ class CredentialFile:
         self._seen = stamp_of(path)
         self._credentials = self._read()
 
-    def find(self, key: bytes) -> Credential | None:
-        """Return the credential of a key; None if the file does not have it."""
-        return self.find_digest(hashlib.sha256(key).digest())
+    @property
+    def credentials(self) -> list[Credential]:
+        """The credentials of the file as it was last read."""
+        return list(self._credentials.values())
 
     def find_digest(self, digest: bytes) -> Credential | None:
         """Return the credential of a key by its hash; None if the file does not have it."""

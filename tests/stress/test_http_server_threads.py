@@ -1,8 +1,9 @@
 """The core's HTTP server under many threads: clients that pipeline, cut their requests and
-disconnect; tables that change; connections that are passed to Python and back. Every request has
-its own answer, in order, and nothing is left open."""
+disconnect; tables and keys that change; connections that are passed to Python and back. Every
+request has its own answer, in order, none without a valid key, and nothing is left open."""
 
 import contextlib
+import hashlib
 import json
 import os
 import random
@@ -19,6 +20,7 @@ from clipper.selection import Plan, Prediction
 from clipper.types import Answer, VersionedModel
 from clipper_core.http.http_route import HotRoute, HotTable
 from clipper_core.http.http_server import Gone, Handed, HttpServer, Read
+from clipper_core.http.key_table import KeyTable
 from clipper_core.learning.answer_window import AnswerWindow
 from clipper_core.runtime.histogram import Counter, LatencyHistogram
 from tests.stress.node import Node, together
@@ -38,6 +40,7 @@ LIMITS: Any = {
 }
 ENDED = b"HTTP/1.1 504 Gateway Timeout\r\ncontent-length: 0\r\n\r\n"
 REPLY = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s"
+KEY, WRONG = b"the-key", b"another-key"
 AWAY = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
 
 
@@ -95,7 +98,12 @@ class Place:
                     self.owner,
                     read_only=path == b"/read",
                 )
-        self.core_server.set_table(HotTable(routes))
+        self.core_server.set_table(HotTable(routes, self.keys()))
+
+    def keys(self) -> KeyTable:
+        """Return a new table, of the key and of some others that nobody has."""
+        others = [os.urandom(32) for _ in range(ord(os.urandom(1)))]
+        return KeyTable([*others, hashlib.sha256(KEY).digest()])
 
     def take(self) -> None:
         """Answer each connection once, and give it back or close it.
@@ -155,7 +163,8 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
 
 def request_bytes(path: str, row: list[float]) -> bytes:
     body = json.dumps({"input": row})
-    return f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+    lines = f"Host: a\r\nAuthorization: Bearer {KEY.decode()}\r\nContent-Length: {len(body)}"
+    return f"POST {path} HTTP/1.1\r\n{lines}\r\n\r\n{body}".encode()
 
 
 def read(line: socket.socket, count: int) -> list[bytes]:
@@ -172,6 +181,15 @@ def read(line: socket.socket, count: int) -> list[bytes]:
         rest += piece
     assert not rest
     return found
+
+
+OTHERS = [  # requests that are Python's
+    b"GET /elsewhere HTTP/1.1\r\nHost: a\r\n\r\n",
+    *(
+        b"POST /cached HTTP/1.1\r\nHost: a\r\n%sContent-Length: 0\r\n\r\n" % line
+        for line in (b"", b"Authorization: Bearer " + WRONG + b"\r\n")
+    ),
+]
 
 
 class Client:
@@ -207,7 +225,7 @@ class Client:
                 )
                 self.answered += 1
             if self.rng.random() < 0.1:
-                line.sendall(b"GET /elsewhere HTTP/1.1\r\nHost: a\r\n\r\n")
+                line.sendall(self.rng.choice(OTHERS))
                 assert read(line, 1) == [AWAY]
         line.close()
 

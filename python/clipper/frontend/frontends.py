@@ -153,16 +153,16 @@ class Frontends:
         self._listeners.start()
 
     def _hot(self) -> FastPath | None:
-        """Return the fast path, for queries without TLS, API keys, exported traces and an access
-        log; else None."""
+        """Return the fast path, for queries without TLS, exported traces and an access log; else
+        None."""
         http, access = self._node.config.http, self._access
         if not (http.address and http.workers and self._engines) or self._exporter is not None:
             return None
-        if self._access_log.logs_all:
+        if self._access_log.logs_all or "address" in access.certificates:
             return None
-        if access.keys is not None or "address" in access.certificates:
-            return None
-        return FastPath(self._node, self.routes, self._counts["address"], self._engines)
+        return FastPath(
+            self._node, self.routes, self._counts["address"], self._engines, access.keys
+        )
 
     def _start_grpc(self) -> None:
         try:

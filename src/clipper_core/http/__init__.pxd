@@ -5,13 +5,13 @@
 #
 # `http_server` has the worker threads and their epoll loops, `http_connection` one connection,
 # `http_head` the parser of request heads, `http_route` the table of routes, the state of a query,
-# and the bodies of the Open Inference Protocol.
+# and the bodies of the Open Inference Protocol. `key_table` has the keys that queries need.
 # `http2_protocol` has the rules of HTTP/2, with `hpack`, `http2_head` and `http2_answer`; its
 # sockets are Python's (frontend/http/http2.py).
 # `json_value` reads and writes JSON without Python objects, `protobuf` the fields of messages of
 # protobuf, and `infer_message` those of ModelInfer.
 #
-# A request that is not plain (another route, TLS, a chunked body) is passed to Python with its
-# bytes.
+# A request that is not plain (another route, TLS, a chunked body), or has no valid key, is passed
+# to Python with its bytes.
 #
 # Threads: the workers of `http_server`, without the GIL. Tables of routes are replaced as a whole.

@@ -50,6 +50,8 @@ cdef cppclass HttpConnection:
     bint ended                  # its client sends no more: closed once all requests are answered
     bint probed                 # it was sent a response that is skipped since then
     bint partial                # a request is partly there
+    bint accepted               # the head of the request that `input` begins with is whole, and it
+                                # may be made: the bytes of `input` count as kept
     bint full                   # there may be whole requests left, beyond pipeline_max or
                                 # unsent_bytes_max
     bint small                  # its last answer was, as far as it was made at once

@@ -22,8 +22,8 @@ from posix.unistd cimport close as close_fd
 
 from clipper_core.http.http_head cimport HEAD_PLAIN, HEAD_UNFINISHED, Head, head_read
 from clipper_core.http.http_route cimport (
-    OPEN, OTHER, READ, VALUE, QueryOutcome, RouteState, query_answer, query_drop, query_home,
-    query_submit, route_at,
+    OPEN, OTHER, READ, VALUE, QueryOutcome, RouteState, is_admitted, query_answer, query_drop,
+    query_home, query_submit, route_at,
 )
 from clipper_core.http.json_value cimport large_body_drop, large_body_go_on
 from clipper_core.results.completion cimport (
@@ -471,12 +471,14 @@ cdef u64 _parse(Worker* w, HttpConnection* connection, const u8* at, u64 n) noex
     cdef u64 used = 0, whole, before
     cdef int found
     connection.full = False
+    connection.accepted = True
     while used < n and not connection.last and not connection.starved:
         if not _has_room(w, connection) or _must_wait(w, connection, used != 0):
             connection.full = True
             break
         found = head_read(at + used, n - used, &head)
         if found == HEAD_UNFINISHED and n - used <= w.shared.settings.header_bytes_max:
+            connection.accepted = False
             break
         if found != HEAD_PLAIN or head.bytes > w.shared.settings.header_bytes_max:
             connection.leaving = True
@@ -485,6 +487,10 @@ cdef u64 _parse(Worker* w, HttpConnection* connection, const u8* at, u64 n) noex
         if (route == NULL or head.body_bytes >= WORKER_FROM
             or head.body_bytes > w.shared.settings.body_bytes_max):
             connection.leaving = True
+            break
+        if not is_admitted(w.table, &head):
+            connection.leaving = True
+            connection.accepted = connection.open != 0      # otherwise it goes to Python at once
             break
         whole = head.bytes + head.body_bytes
         if whole > n - used:
@@ -499,10 +505,10 @@ cdef u64 _parse(Worker* w, HttpConnection* connection, const u8* at, u64 n) noex
 
 
 cdef void _count_kept(Worker* w, HttpConnection* connection) noexcept nogil:
-    """Count the bytes that wait for the rest of their request. If all connections together keep too
-    many, this one goes to Python, which refuses it."""
+    """Count the bytes that wait for the rest of their request, after its head. If all connections
+    together keep too many, this one goes to Python, which refuses it."""
     cdef Shared* s = w.shared
-    cdef u64 kept = connection.input.size()
+    cdef u64 kept = connection.input.size() if connection.accepted else 0
     if kept == connection.kept:
         return
     s.kept.fetch_add(kept - connection.kept, relaxed)      # modulo 2^64: it may be less than before

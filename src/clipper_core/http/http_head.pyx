@@ -34,7 +34,8 @@ cdef enum Meaning:
     CONNECTION = 4
     ACCEPT = 5
     JSON_LENGTH = 6
-    FOREIGN = 7                 # a header that requests something that is not supported here
+    AUTHORIZATION = 7
+    FOREIGN = 8                 # a header that requests something that is not supported here
 
 cdef struct Known:
     u32 n
@@ -57,7 +58,7 @@ cdef Known[KNOWN_COUNT] _known = [
     Known(13, "if-none-match", FOREIGN), Known(6, "origin", FOREIGN), Known(11, "mm-model-id",
                                                                             FOREIGN),
     Known(12, "mm-vmodel-id", FOREIGN), Known(12, "content-type", NOTHING),
-    Known(13, "authorization", NOTHING), Known(11, "mm-required", NOTHING),
+    Known(13, "authorization", AUTHORIZATION), Known(11, "mm-required", NOTHING),
     Known(13, "clipper-actor", NOTHING)]
 
 cdef struct HeaderLine:
@@ -145,6 +146,10 @@ cdef bint _is_plain(Meaning meaning, const u8* at, const u8* end, Head* head) no
         return _is_word(at, end, "keep-alive", 10)
     if meaning == ACCEPT:
         return _accepts_json(at, end)
+    if meaning == AUTHORIZATION:
+        head.authorization = at
+        head.authorization_bytes = <u32> (end - at)
+        return True
     if meaning != REQUEST_ID or at == end or end - at > ID_MAX:
         return False
     while p < end:

@@ -14,6 +14,7 @@ from clipper_core.engine.engine cimport Engine
 from clipper_core.engine.model cimport Model
 from clipper_core.http.http_head cimport Head
 from clipper_core.http.json_value cimport LargeBody, Wanted
+from clipper_core.http.key_table cimport KeyState, KeyTable
 from clipper_core.learning.answer_window cimport Ring
 from clipper_core.results.answer cimport Answer
 from clipper_core.results.completion cimport Block, CompletionState
@@ -102,9 +103,12 @@ cdef cppclass TableState:
     atomic[u32] users           # workers that read it
     u64 mask
     Place* places
+    const KeyState* keys        # of which every request needs one; NULL: none does
 
 # Return the route of a path; NULL if there is none.
 cdef RouteState* route_at(const TableState* table, const u8* path, u64 n) noexcept nogil
+# Return whether a request may be made, by its key.
+cdef bint is_admitted(const TableState* table, const Head* head) noexcept nogil
 # Submit a query whose route and began_us are set.
 cdef QueryOutcome query_submit(Query* q, const Head* head, const u8* body,
                                Bytes* row) noexcept nogil
@@ -139,3 +143,4 @@ cdef class HotRoute:
 cdef class HotTable:
     cdef TableState* state
     cdef dict routes                       # by path
+    cdef readonly KeyTable keys            # None: none is needed

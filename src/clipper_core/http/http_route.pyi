@@ -3,6 +3,7 @@ from typing import Any
 
 from clipper_core.application.application import Application
 from clipper_core.engine.model import Model
+from clipper_core.http.key_table import KeyTable
 from clipper_core.learning.answer_window import AnswerOwner, AnswerWindow
 from clipper_core.runtime.histogram import Counter, LatencyHistogram
 
@@ -30,7 +31,8 @@ class HotRoute:
     def users(self) -> int: ...
 
 class HotTable:
-    def __init__(self, routes: dict[bytes, HotRoute]) -> None: ...
+    keys: KeyTable | None
+    def __init__(self, routes: dict[bytes, HotRoute], keys: KeyTable | None = None) -> None: ...
     def __len__(self) -> int: ...
     def __contains__(self, path: bytes, /) -> bool: ...
     @property

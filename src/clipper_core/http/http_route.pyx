@@ -18,6 +18,7 @@ from clipper_core.http.json_value cimport (
     Text, json_begin_bytes, json_count, json_f64, json_is_plain, json_put, json_read_i64,
     json_read_row, large_body, large_body_chunk, large_body_drop, value_belief,
 )
+from clipper_core.http.key_table cimport NO_KEY, KeyTable, key_find
 from clipper_core.learning.answer_window cimport AnswerOwner, AnswerWindow, ring_add
 from clipper_core.results.completion cimport block_drop, slot_fill, slots_claim
 from clipper_core.runtime.dtype cimport (
@@ -481,6 +482,7 @@ cdef enum:
     ROW_BYTES_MAX = 16777216    # longer rows are Python's
     USER_BYTES_MAX = 512        # longer names are Python's
     NAMES_MAX = 1024            # sets of models of which the JSON is kept
+    AUTHORIZATION_MAX = 1024    # bytes; Python hashes longer ones
 
 
 # -- reading
@@ -819,6 +821,13 @@ cdef RouteState* route_at(const TableState* table, const u8* path, u64 n) noexce
     return NULL
 
 
+cdef bint is_admitted(const TableState* table, const Head* head) noexcept nogil:
+    if table.keys == NULL:
+        return True
+    return (head.authorization != NULL and head.authorization_bytes <= AUTHORIZATION_MAX
+            and key_find(table.keys, head.authorization, head.authorization_bytes) != NO_KEY)
+
+
 cdef int _put(Bytes* to, bytes text) except -1:
     to.put(<const char*> text, len(text))
     return 0
@@ -952,13 +961,18 @@ cdef class HotRoute:
 
 
 cdef class HotTable:
-    """Routes by their exact path. Threads: any; it is immutable."""
+    """Routes by their exact path, and the keys that their requests need. Threads: any; it is
+    immutable.
 
-    def __init__(self, dict routes):
+    keys: None: no key is needed. Python has the requests without a key; it refuses them.
+    """
+
+    def __init__(self, dict routes, KeyTable keys=None):
         cdef u64 size = 4, i
         cdef bytes path
         cdef HotRoute route
         self.routes = dict(routes)
+        self.keys = keys
         while size < 2 * <u64> len(routes) + 2:
             size *= 2
         self.state = <TableState*> aligned_new(sizeof(TableState))
@@ -967,6 +981,8 @@ cdef class HotTable:
         if self.state == NULL or self.state.places == NULL:
             raise_for(NO_MEMORY, f"no memory for {len(routes)} routes")
         self.state.mask = size - 1
+        if keys is not None:
+            self.state.keys = keys.state
         for path, route in self.routes.items():
             i = _hash(<const u8*> (<const char*> path), len(path))
             self._place(i, path, route)

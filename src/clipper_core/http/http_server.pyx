@@ -505,17 +505,27 @@ cdef class HttpServer:
     # -- what is answered here
 
     def set_table(self, HotTable table):
-        """Set the table. Requests that arrive after this call returns are answered by it."""
+        """Set the table. Requests that arrive after this call returns are answered by it.
+
+        Raises MemoryError; then some of the workers may have the table before.
+        """
         cdef WorkerCommand* command
+        cdef Worker* w
         cdef u32 i
         with self.guard:
             self.retired.append(self.table)
             self.table = table
             for i in range(<u32> self.shared.workers.size()):
+                w = <Worker*> self.shared.workers[i]
                 command = _checked(_command_new(SET_TABLE))
                 command.table = table.state
                 table.state.users.fetch_add(1, relaxed)
-                self._command(i, command)
+                if w.post.put(command):
+                    continue
+                del command
+                table.state.users.fetch_sub(1, relaxed)
+                if not w.post.closed:
+                    raise_for(NO_MEMORY, "no memory for a command to the HTTP server")
             self.shared.version.fetch_add(1, release)
 
     def sweep(self):

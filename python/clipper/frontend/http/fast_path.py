@@ -4,9 +4,10 @@ These requests are answered there: `POST /api/APP/predict` (and the original's `
 /APP/predict`) with the body `{"input": [...]}`, and infer requests of one row, as JSON or binary.
 The application must have one model that does not learn online, a policy without learning, no
 decider, no roles, numeric input, and predictions that read no parameter tables. Answers given here
-wait for feedback in a table of the core. The table of routes is rebuilt at each change of the
-catalog, before the caller of the change returns. The responses are equal byte by byte to those of
-the Python path, and the fast path adds to the same counters (serving/tally, metrics).
+wait for feedback in a table of the core. Where queries need keys, the request has a valid one. The
+table of routes is rebuilt at each change of the catalog, before the caller of the change returns,
+and replaced at each change of the keys. The responses are equal byte by byte to those of the Python
+path, and the fast path adds to the same counters (serving/tally, metrics).
 
 Queries to other applications whose models take the same rows of numbers, `{"input": [...]}` or
 `{"input": [...], "user": "ann"}`, are read there as well. The event loop's thread schedules them,
@@ -30,6 +31,7 @@ from typing import cast
 
 from clipper.catalog.catalog import View
 from clipper.component import Health, Stop, Tasks, Worker
+from clipper.frontend.auth.api_keys import ApiKeys
 from clipper.frontend.http.applications import old_one, one_predicted
 from clipper.frontend.http.connection import HttpConnection, HttpService
 from clipper.frontend.http.exchange import Exchange
@@ -187,7 +189,8 @@ class _FastPathConnection:
 class FastPath:
     """The fast path of one listener, and its threads.
 
-    Threads: rebuild from any; open, look and drain on the event loop; stop from one.
+    keys: of which every query needs one; None: none is needed. Threads: rebuild and take_keys from
+    any; open, look and drain on the event loop; stop from one.
     """
 
     def __init__(
@@ -196,8 +199,10 @@ class FastPath:
         routes: HttpRouter,
         counts: HttpCounts,
         engines: Sequence[Engine],
+        keys: ApiKeys | None = None,
     ) -> None:
         http = node.config.http
+        self._keys = keys
         self._node, self._routes, self.counts = node, routes, counts
         self.core_server = HttpServer(
             engines,
@@ -215,6 +220,7 @@ class FastPath:
             bodies_bytes_max=bodies_bytes(http),
         )
         self._workers = [self._worker(i) for i in range(http.workers)]
+        self._routes_by_path: dict[bytes, HotRoute] = {}
         self._table = HotTable({})
         self._untyped: list[ResolvedApplication] = []
         self._hot: list[ResolvedApplication] = []
@@ -224,7 +230,7 @@ class FastPath:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._service: HttpService
         self._listener: socket.socket
-        self._end_following: Callable[[], None] = lambda: None
+        self._following = contextlib.ExitStack()
 
     def open(
         self, loop: asyncio.AbstractEventLoop, service: HttpService, listener: socket.socket
@@ -234,7 +240,9 @@ class FastPath:
         service.core_server, service.is_plain = self.core_server, self._is_plain
         service.bodies.core_server = self.core_server
         self.counts.held = lambda: self.core_server.connections
-        self._end_following = self._node.catalog.on_change(self.rebuild)
+        self._following.callback(self._node.catalog.on_change(self.rebuild))
+        if self._keys is not None:
+            self._following.callback(self._keys.on_change(self.take_keys))
         self.rebuild(self._node.catalog.view)
         loop.add_reader(self.core_server.fd, self._take)
         self.core_server.listen(os.dup(listener.fileno()))
@@ -270,8 +278,20 @@ class FastPath:
                 self._add(routes, resolved, "infer", _INFER_VERSION, model.name, str(model.version))
                 if model.name not in view.applications and view.model(model.name).id == model.id:
                     self._add(routes, resolved, "infer", _INFER, model.name)
-            self._table = HotTable(routes)
-            self.core_server.set_table(self._table)
+            self._routes_by_path = routes
+            self._set_table()
+
+    def take_keys(self) -> None:
+        """Use the keys that are valid now: requests that arrive after this returns need one of
+        them. Raises MemoryError."""
+        with self._guard:
+            self._set_table()
+
+    def _set_table(self) -> None:
+        """Have the core use the routes and the keys that are valid now."""
+        keys = None if self._keys is None else self._keys.table
+        self._table = HotTable(self._routes_by_path, keys)
+        self.core_server.set_table(self._table)
 
     def _add(
         self,
@@ -464,7 +484,7 @@ class FastPath:
 
     def close(self) -> None:
         """Stop receiving events of the core. Called on the event loop when it ends."""
-        self._end_following()
+        self._following.close()
         if self._loop is not None:
             self._loop.remove_reader(self.core_server.fd)
 
