@@ -461,6 +461,16 @@ class ClipperServer:
         """Return the threads, event loops and pools of this server with their states."""
         return self._parts.health()
 
+    def unready(self) -> list[str]:
+        """Return the reasons why queries cannot all be answered yet, as `/v2/health/ready` does; an
+        empty list if this server is ready. Threads: any."""
+        return self._endpoints.unready()
+
+    def dead(self) -> list[str]:
+        """Return the parts without which this server cannot go on and that have failed, as
+        `/v2/health/live` does; an empty list if it lives. Threads: any."""
+        return self._endpoints.dead()
+
     def __enter__(self) -> Self:
         return self
 

@@ -1,5 +1,6 @@
 """`clipper node`: run one node of a mesh until a signal; its models are moved elsewhere first."""
 
+import contextlib
 import functools
 import secrets
 import signal
@@ -14,6 +15,7 @@ import click
 from clipper.cli.amounts import Size
 from clipper.cli.servers.addresses import with_addresses
 from clipper.cli.servers.reloading import FollowedFile
+from clipper.cli.servers.systemd import NotifySocket, SystemdService
 from clipper.cli.servers.up import (
     keep_pauses_short,
     on_first_signal,
@@ -134,19 +136,20 @@ def node(
     if server is None:
         click.echo("closed")
         return
-    try:
+    service = SystemdService(server, NotifySocket())
+    with contextlib.closing(server), service:
         click.echo(_greeting(server))
         mesh = server.mesh
         is_ready = _ready(mesh, stopping)
         keep_pauses_short()
         if is_ready:
             click.echo("ready")
-            file_now = FollowedFile(server, file, seen, loaded, read)
+            file_now = FollowedFile(server, file, seen, loaded, read, service)
             file_now.follow(stopping, asked, watching=False)
+        service.stopping(config.mesh.drain_s + config.server.drain_s)
         if not mesh.awaits:
             _drain(mesh, config.mesh.drain_s)
         say(f"closing: queries in flight have {config.server.drain_s:g} s (Ctrl-C again: at once)")
-    finally:
         server.close()
     say("closed")
     if mesh.given_up:

@@ -13,6 +13,7 @@ from clipper.credential_file import stamp_of
 from clipper.errors import ClipperError
 
 if TYPE_CHECKING:
+    from clipper.cli.servers.systemd import SystemdService
     from clipper.config import Config
     from clipper.server import ClipperServer
     from clipper.spec.model import ModelSpec
@@ -99,7 +100,8 @@ class FollowedFile:
     """The configuration file of a running server. Threads: one.
 
     path: None for none. seen: its stamp before it was read. config: of the start, before its
-    addresses were completed. read: reads it again, as at the start.
+    addresses were completed. read: reads it again, as at the start. service: is told when SIGHUP
+    has been obeyed.
     """
 
     def __init__(
@@ -109,8 +111,10 @@ class FollowedFile:
         seen: tuple[int, ...],
         config: "Config",
         read: "Callable[[], Config]",
+        service: "SystemdService",
     ) -> None:
         self._server, self._path, self._read = server, path, read
+        self._service = service
         self._config = self._known = config
         self._seen = self._last = seen
         self._sources = SourceWatch(config.models)
@@ -121,7 +125,8 @@ class FollowedFile:
         while not stopping.wait(_CHECK_S):
             if asked.is_set():
                 asked.clear()
-                self.apply()
+                with self._service.reloading():
+                    self.apply()
             elif watching:
                 self._look()
 

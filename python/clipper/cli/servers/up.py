@@ -16,6 +16,7 @@ import click
 
 from clipper.cli.servers.addresses import with_addresses
 from clipper.cli.servers.reloading import FollowedFile
+from clipper.cli.servers.systemd import NotifySocket, SystemdService
 from clipper.cli.servers.up_on_ray import on_ray, serve_on_ray
 from clipper.credential_file import stamp_of
 from clipper.log_output import log_to_terminal
@@ -156,7 +157,7 @@ def up(
         rereads=True,
     )
     with start.running() as server:
-        file_now = FollowedFile(server, path, seen, loaded, read)
+        file_now = FollowedFile(server, path, seen, loaded, read, start.service)
         file_now.follow(start.stopping, start.asked, watching=follow)
 
 
@@ -192,6 +193,13 @@ class Start:
         # set by SIGHUP
         self.asked = threading.Event()
         self._rereads = rereads
+        self._service: SystemdService | None = None
+
+    @property
+    def service(self) -> SystemdService:
+        """What tells systemd the state of the running server."""
+        assert self._service is not None, "the server is not running"
+        return self._service
 
     @contextlib.contextmanager
     def running(self) -> Iterator["ClipperServer"]:
@@ -203,8 +211,9 @@ class Start:
         from clipper.server import ClipperServer
 
         server = ClipperServer(self._config, ends_by_signal=True)
-        server.start()
-        try:
+        self._service = SystemdService(server, NotifySocket())
+        with contextlib.closing(server), self._service:
+            server.start()
             on_first_signal(self.stopping)
             on_hangup(self.stopping, self.asked if self._rereads else None)
             if self._with_parent:
@@ -217,8 +226,8 @@ class Start:
                 )
             yield server
             drain_s = self._config.server.drain_s
+            self._service.stopping(drain_s)
             say(f"closing: queries in flight have {drain_s:g} s (Ctrl-C again: at once)")
-        finally:
             server.close()
         say("closed")
 

@@ -69,6 +69,7 @@ class Endpoints:
         self._resolver, self._dispatch, self._deployment = resolver, dispatch, deployment
         self._parameters, self._mesh, self._run_folder = parameters, mesh, run_folder
         self._closed, self._ends_by_signal = closed, ends_by_signal
+        self._node: ServerInterface | None = None
         self.frontends: Frontends | None = None
         self.dashboard: Feed | None = None
         self._page: Page | None = None
@@ -76,12 +77,14 @@ class Endpoints:
     def start(self) -> None:
         """Listen, and publish where this server is managed. Raises ConfigError, OSError."""
         config = self._config
+        node = self._make_node()
         if config.http.address or config.http.admin or config.grpc.address or config.influx.url:
-            self.frontends = self._make_frontends()
+            self.frontends = self._make_frontends(node)
             self.frontends.start()
             self._announce()
             if self.dashboard is not None:
                 self.dashboard.start()
+        self._node = node
 
     def drain(self) -> None:
         """Stop the dashboard and accept no further connections."""
@@ -91,6 +94,14 @@ class Endpoints:
         finally:
             if self.frontends is not None:
                 self.frontends.drain()
+
+    def unready(self) -> list[str]:
+        """Return the reasons why the server is not ready, as `/v2/health/ready` does."""
+        return ["the start of the server"] if self._node is None else self._node.unready()
+
+    def dead(self) -> list[str]:
+        """Return why the server should be started anew, as `/v2/health/live` does."""
+        return [] if self._node is None else self._node.dead()
 
     def health(self) -> list[Health]:
         """Return the state of the threads of the frontends and of the dashboard."""
@@ -132,31 +143,32 @@ class Endpoints:
         scheme = scheme_of(admin_tls(self._config.http))
         return f"{scheme}://{reachable(self.admin_address)}{self._page.link()}"
 
-    def _make_frontends(self) -> "Frontends":
+    def _make_node(self) -> ServerInterface:
+        server = self._server
+        return ServerInterface(
+            VERSION,
+            self._config,
+            server.catalog,
+            self._resolver.application,
+            self._resolver.request,
+            server.stats,
+            self._closed,
+            server.scale,
+            self._mesh.node,
+            self._parameters.served,
+            server.health,
+        )
+
+    def _make_frontends(self, node: ServerInterface) -> "Frontends":
         # imported here: the frontends are a tenth of what `import clipper` would take
         from clipper.frontend.frontends import Frontends
-        from clipper.frontend.server_interface import ServerInterface
         from clipper.manage.http.described import of_management
         from clipper.manage.http.rest import Management
         from clipper.manage.mesh.rest import MeshManagement
 
-        server, resolver, engines = self._server, self._resolver, self._dispatch.engines
-        mesh = self._mesh.node
-        node = ServerInterface(
-            VERSION,
-            self._config,
-            server.catalog,
-            resolver.application,
-            resolver.request,
-            server.stats,
-            self._closed,
-            server.scale,
-            mesh,
-            self._parameters.served,
-            server.health,
-        )
+        engines, mesh = self._dispatch.engines, self._mesh.node
         frontends = Frontends(node, lambda loop: FutureWatcher(loop, engines), engines)
-        Management(node, server.manage).add_to(frontends.admin_routes)
+        Management(node, self._server.manage).add_to(frontends.admin_routes)
         if mesh is not None:
             MeshManagement(mesh).add_to(frontends.admin_routes)
         if self._config.http.admin and self._config.http.dashboard:
