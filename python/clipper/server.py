@@ -85,6 +85,7 @@ from clipper.types import (
     VersionedModel,
 )
 from clipper_container.machine import raise_files_max
+from clipper_core.application.application import RequestScheduler
 from clipper_core.engine.model import Model as CoreModel
 from clipper_core.results.future import Future
 
@@ -101,7 +102,7 @@ _DEFAULT_POLICY = Policy()
 
 
 @refusing_unknown_keywords
-class ClipperServer:
+class ClipperServer(RequestScheduler):
     """One serving node: predictions from models in processes of their own, each by its deadline.
 
     Build one with `clipper.start()`; use it in a `with` block, or call close(). The work is done by
@@ -210,6 +211,7 @@ class ClipperServer:
         )
         slo_ms_max = config.limits.slo_ms_max
         self._prediction = Prediction(self._resolver, slo_ms_max)
+        super().__init__(self._resolver.table, self._prediction)
         self._applications = Applications(
             self.catalog, self._resolver, self._parameters, slo_ms_max
         )
@@ -677,13 +679,6 @@ class ClipperServer:
         return self.schedule_prediction(
             PredictionRequest(x, candidate_models=(name,), slo_ms=slo_ms, salt=salt)
         )
-
-    def schedule_prediction(self, request: PredictionRequest) -> "Future[Answer]":
-        """Schedule one query and return its future at once: see PredictionRequest.
-
-        Raises UnknownApplication, UnknownModel, InvalidInput.
-        """
-        return self._prediction.schedule(request)
 
     def schedule_predictions(
         self,

@@ -88,6 +88,7 @@ def test_it_is_a_dictionary_that_forgets_the_oldest(seed: int) -> None:
     twin: OrderedDict[int, tuple[Any, float, list[bool]]] = OrderedDict()
     numbers = [draw.randrange(1, 2**64) for _ in range(1500)]
     numbers += [engine << 56 | n for n in range(1, 800) for engine in (1, 7)]
+    numbers += [step << 40 | n * step for n in range(300) for step in (3, 4, 16, 64, 4096)]
     for number in numbers:
         clock.now += draw.random() * draw.choice([0.2, 0.2, 5.0])
         given = drawn(draw, learners)

@@ -77,6 +77,7 @@ cdef class Application:
     cdef Future look_up(self, object x, const void* given, u64 nbytes, u64 slo_us, u64 salt,
                         const Asked* asked, str user, str id, object state,
                         const StateView* view)
+    cdef void find(self, Rows* rows, Outputs* outputs, u32 first, u64 salt) noexcept
     cdef u32 first_place(self, u32 chosen) noexcept
     cdef ApplicationQuery query_of(self, const Asked* asked, str user, str id, object state)
     cdef Future submit(self, Rows* rows, object row, list more, Outputs* outputs, u64 slo_us,
@@ -93,6 +94,13 @@ cdef class ApplicationTable:
     cdef dict by_name
 
     cdef Application application(self, object name)
+    # Return the future of a request; None if Python has to schedule it.
+    cdef Future scheduled(self, object request)
+
+# -- The part of a server that schedules requests.
+cdef class RequestScheduler:
+    cdef ApplicationTable requests
+    cdef object other_requests  # schedules requests in Python
 
 # -- The part of an application's handle that schedules queries.
 cdef class QueryHandle:
@@ -100,5 +108,7 @@ cdef class QueryHandle:
     cdef ApplicationTable table
     cdef double slo_ms_max
     cdef object others          # schedules queries in Python
+    cdef dict seen              # the applications at the last query
+    cdef Application found      # its own among them; None: there is none
 
     cdef u64 _slo_us(self, object slo_ms) except? 0

@@ -10,6 +10,7 @@ from clipper_core.application.output_means cimport OutputMean
 from clipper_core.application.selection cimport (
     NO_WINNER, TASKS_MAX, Combination, outputs_read,
 )
+from clipper_core.cache.clock_cache cimport row_hashed
 from clipper_core.engine.model cimport Model, is_elsewhere, mix
 from clipper_core.learning.answer_window cimport window_keep
 from clipper_core.learning.policy_states cimport Held
@@ -18,7 +19,7 @@ from clipper_core.results.completion cimport (
 )
 from clipper_core.results.future cimport future_answered, future_new
 from clipper_core.runtime.dtype cimport ANY
-from clipper_core.runtime.histogram cimport count
+from clipper_core.runtime.histogram cimport count_held
 from clipper_core.runtime.object_member cimport ObjectMember, read_member
 from clipper_core.runtime.status cimport BAD_INPUT, NO_MEMORY, OK, raise_for
 from clipper_core.wire.comparison cimport (
@@ -203,7 +204,7 @@ cdef class Application:
             asked.chosen = self.selection.choose(&view, self.uniform(), &asked.probability)
         future = self.look_up(x, given, nbytes, slo_us, salt, &asked, user, id, state, &view)
         if future is not None:
-            count(&self.queries.n, 1)
+            count_held(self.queries, 1)
         return future
 
     cdef bint view_of(self, object state, StateView* view) except -1:
@@ -277,12 +278,7 @@ cdef class Application:
             row = model._row(x, &rows.data[i], &rows.sizes[i])
             model._check_bytes(rows.sizes[i])
         outputs.n = n
-        rows.hits = 0
-        for i in range(n):
-            model = <Model> self.cores[first + i]
-            if model._look_up(rows.data[i], rows.sizes[i], salt, 0, &rows.keys[i],
-                              &outputs.value[i]):
-                rows.hits |= <u32> 1 << i
+        self.find(&rows, &outputs, first, salt)
         if rows.hits != (<u32> 1 << n) - 1:
             query = self.query_of(asked, user, id, state)
             return self.submit(&rows, row, more, &outputs, slo_us, salt, query)
@@ -298,6 +294,26 @@ cdef class Application:
         future = future_answered(model.engine.completion, n, number, answer, query)
         self.look_at_slowest(future, query.models, 0)
         return future
+
+    cdef void find(self, Rows* rows, Outputs* outputs, u32 first, u64 salt) noexcept:
+        """Look the rows up in the cache."""
+        cdef Model model = <Model> self.cores[first]
+        cdef bint is_one_row = outputs.n > 1 and self.shares_rows and not self.mixed
+        cdef bint found
+        cdef Key hashed
+        cdef u32 i
+        rows.hits = 0
+        if is_one_row:
+            hashed = row_hashed(model.engine.state.cache, rows.data[0], rows.sizes[0])
+        for i in range(outputs.n):
+            model = <Model> self.cores[first + i]
+            if is_one_row:
+                found = model._look_up_hashed(hashed, rows.sizes[0], salt, &rows.keys[i],
+                                              &outputs.value[i])
+            else:
+                found = model._look_up(rows.data[i], rows.sizes[i], salt, 0, &rows.keys[i],
+                                       &outputs.value[i])
+            rows.hits |= <u32> found << i
 
     cdef u32 first_place(self, u32 chosen) noexcept:
         """Return the place of the first model that a query calls."""
@@ -402,6 +418,7 @@ cdef class Application:
         cdef Combination found
         cdef Answer answer
         cdef ValueKey right
+        cdef double now_s
         if not outputs_read(outputs):
             return None
         if not self.selection.combine(state, outputs, asked.chosen, &found):
@@ -429,14 +446,15 @@ cdef class Application:
         answer.request_id = id
         if self.means is not None:
             self._add_to_means(outputs, answer.output)
-        window_keep(self.window, number, <AnswerOwner> self.owners[asked.chosen], user, outputs.n,
+        now_s = self.window.now_s()
+        window_keep(self.window, now_s, number, <AnswerOwner> self.owners[asked.chosen], user, outputs.n,
                     outputs.value, outputs.key, outputs.confidence, outputs.is_sure, found.winner,
                     found.mean, asked.probability)
         if self.kept is not None:
             self.kept(number)
-        self.counts.add_whole(took_us, outputs.n, self.places + self.first_place(asked.chosen),
-                              outputs.key, &right)
-        count(&self.decided.n, 1)
+        self.counts.add_whole(now_s, took_us, outputs.n,
+                              self.places + self.first_place(asked.chosen), outputs.key, &right)
+        count_held(self.decided, 1)
         return answer
 
     cdef int _add_to_means(self, Outputs* outputs, object output) except -1:
@@ -479,12 +497,9 @@ cdef bint _is_current(Held held) except -1:
 
 cdef bint _same_rows(Model one, Model other) except -1:
     """Return whether two models read the same row from an input."""
-    if one is other:
-        return one.on_untyped is None
-    if one.on_untyped is not None or other.on_untyped is not None or one.guessed or other.guessed:
+    if one.guessed or other.guessed or one.tensors is not None or other.tensors is not None:
         return False
-    if one.tensors is not None or other.tensors is not None:
-        return False
+    # the type of one that has none is found with its first row
     if one.state.spec.dtype == ANY or one.state.spec.dtype != other.state.spec.dtype:
         return False
     return one.shape == other.shape and one.state.finite == other.state.finite
@@ -505,9 +520,11 @@ cdef class ApplicationTable:
         cdef PyObject* found = PyDict_GetItemWithError(self.by_name, name)
         return None if found == NULL else <Application> <object> found
 
-    @cython.binding(False)
     def schedule(self, request):
         """Schedule a request to an application and return its future; None if Python has to."""
+        return self.scheduled(request)
+
+    cdef Future scheduled(self, object request):
         cdef Application application
         cdef object user = read_member(&USER, request), slo_ms = read_member(&SLO_MS, request)
         cdef object name = read_member(&APPLICATION, request)
@@ -522,6 +539,27 @@ cdef class ApplicationTable:
             return None
         return application.schedule(read_member(&INPUT, request), "" if user is None else user,
                                     application.slo_us, read_member(&SALT, request), "")
+
+
+cdef class RequestScheduler:
+    """The part of a server that schedules requests. Threads: any.
+
+    table: of all applications.  others: its `schedule` schedules the requests that the core does
+    not take.
+    """
+
+    def __init__(self, ApplicationTable table not None, others):
+        self.requests = table
+        self.other_requests = others
+
+    @cython.binding(False)
+    def schedule_prediction(self, request):
+        """Schedule one query and return its future at once: see PredictionRequest.
+
+        Raises UnknownApplication, UnknownModel, InvalidInput.
+        """
+        cdef Future future = self.requests.scheduled(request)
+        return self.other_requests.schedule(request) if future is None else future
 
 
 cdef inline bint _is_plain_name(object user) noexcept:
@@ -543,6 +581,7 @@ cdef class QueryHandle:
     def __init__(self, str name not None, ApplicationTable table not None, double slo_ms_max,
                  others):
         self.others = others
+        self.seen = None
         self.name = name
         self.table = table
         self.slo_ms_max = slo_ms_max
@@ -561,9 +600,13 @@ cdef class QueryHandle:
         only these. Raises InvalidInput (type, shape, SLO, context, id), UnknownApplication, and
         UnknownModel when no model is linked; the future never raises for a model's failure.
         """
-        cdef Application application = self.table.application(self.name)
+        cdef Application application
         cdef Future future
         cdef u64 slo_us
+        if self.table.by_name is not self.seen:
+            self.seen = self.table.by_name
+            self.found = self.table.application(self.name)
+        application = self.found
         if (application is None or context is not None or id is not NO_ID
                 or outputs is not NOTHING or not _is_plain_name(user)):
             return self.others.predict(x, user, slo_ms, salt, context, id, outputs)

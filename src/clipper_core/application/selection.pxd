@@ -32,6 +32,7 @@ cdef struct StateView:          # a learned state
     u32 count                   # of rows
     u32 columns
     u32 bins
+    double[TASKS_MAX] weights   # of the models' votes, for policies whose votes have learned ones
     RowShape shape              # of a mixture
     u64 labels
     double seen

@@ -99,8 +99,15 @@ cdef class Selection:
             if found.count != self.k + 1:
                 return False
             found.shape = mixture_shape(rows)
+            if not mixture_is_untouched(found.rows, found.shape, self.k):
+                mixture_weights(found.rows, found.shape, self.k, found.weights)
             return True
-        return found.count == self.k and found.columns == self.rule.state.columns
+        if found.count != self.k or found.columns != self.rule.state.columns:
+            return False
+        if self.how == LEARNED_VOTES:
+            rule_weights(&self.rule.state, found.rows, self.k,
+                         feedback_update_classes(found.labels), found.weights)
+        return True
 
     cdef u32 choose(self, const StateView* state, double uniform,
                     double* probability) noexcept nogil:
@@ -164,8 +171,8 @@ cdef class Selection:
             for i in range(self.k):
                 weights[i] = self.weights[i]
         elif self.how == LEARNED_VOTES and self.rule.state.kind != MIXTURE:
-            rule_weights(&self.rule.state, state.rows, self.k,
-                         feedback_update_classes(state.labels), weights)
+            for i in range(self.k):
+                weights[i] = state.weights[i]
         for i in range(self.k):
             total += weights[i]
         if total > 0.0:
@@ -241,7 +248,7 @@ cdef class Selection:
         found.winner = winner
         found.confidence = found.agreement = raw
         if not mixed or not mixture_is_untouched(learner.rows, learner.shape, self.k):
-            found.agreement = _agreement(&learner, values, winner)
+            found.agreement = _agreement(state.weights, self.k, values, winner)
             found.confidence = _calibrated(&learner, raw)
         return True
 
@@ -397,17 +404,12 @@ cdef bint _mean(const Outputs* outputs, const double* weights, double selected,
     return True
 
 
-cdef double _agreement(const Learner* learner, const i64* values, u32 winner) noexcept nogil:
+cdef double _agreement(const double* weights, u32 k, const i64* values,
+                       u32 winner) noexcept nogil:
     """Return the weight of the models that agree with the winner, as a share of all weight."""
-    cdef double[MODELS_MAX] weights
     cdef double total = 0.0, behind = 0.0
     cdef u32 i
-    if learner.rule.kind == MIXTURE:
-        mixture_weights(learner.rows, learner.shape, learner.k, weights)
-    else:
-        rule_weights(learner.rule, learner.rows, learner.k,
-                     feedback_update_classes(learner.labels), weights)
-    for i in range(learner.k):
+    for i in range(k):
         total += weights[i]
         if values[i] == values[winner]:
             behind += weights[i]

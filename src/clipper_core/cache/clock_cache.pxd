@@ -24,6 +24,10 @@ cdef Policy policy_of(str name) except *    # "clock" or "sieve"; ValueError for
 # fall into one bucket.
 cdef Key key_of(const CacheState* cache, u64 model, u64 salt, const void* row,
                 u64 nbytes) noexcept nogil
+# The two steps of key_of, for a row that several models have.
+cdef Key row_hashed(const CacheState* cache, const void* row, u64 nbytes) noexcept nogil
+cdef Key key_of_hashed(const CacheState* cache, u64 model, u64 salt, Key hashed,
+                       u64 nbytes) noexcept nogil
 # Return a key that differs for every mark, in the same bucket; for mark 0 the same key.
 cdef Key key_marked(Key key, u64 mark) noexcept nogil
 

@@ -48,7 +48,7 @@ from clipper_core.runtime.machine cimport (
     acq_rel, aligned_new, atomic, i32, i64, relaxed, u32, u64, u8,
 )
 from clipper_core.runtime.row_hash cimport (
-    AVX2, AVX512, PLAIN, HashSecret, Variant, hash_row, hash_secret, variant_best,
+    AVX2, AVX512, PLAIN, HashSecret, Variant, hash_bytes, hash_hashed, hash_secret, variant_best,
 )
 from clipper_core.runtime.status cimport BAD_INPUT, NO_MEMORY, OK, raise_for
 from clipper_core.wire.prediction cimport (
@@ -117,7 +117,16 @@ cdef struct CacheState:
 
 cdef Key key_of(const CacheState* cache, u64 model, u64 salt, const void* row,
                 u64 nbytes) noexcept nogil:
-    cdef Key key = hash_row(cache.secret, model, salt, row, nbytes)
+    return key_of_hashed(cache, model, salt, row_hashed(cache, row, nbytes), nbytes)
+
+
+cdef Key row_hashed(const CacheState* cache, const void* row, u64 nbytes) noexcept nogil:
+    return hash_bytes(cache.secret, <const u8*> row, nbytes)
+
+
+cdef Key key_of_hashed(const CacheState* cache, u64 model, u64 salt, Key hashed,
+                       u64 nbytes) noexcept nogil:
+    cdef Key key = hash_hashed(cache.secret, model, salt, hashed, nbytes)
     key.lo += key.lo == 0                   # an empty way has lo 0
     key.hi &= KEY_HI
     return key

@@ -84,6 +84,10 @@ cdef class Model:
     cdef object _marks(self, cnp.ndarray rows, u64 salt)
     cdef bint _look_up(self, const void* row, u64 nbytes, u64 salt, u64 mark, Key* key,
                        Value* value) noexcept nogil
+    # The same for a row of which the hash is known, of a model without marks and near rows.
+    cdef bint _look_up_hashed(self, Key hashed, u64 nbytes, u64 salt, Key* key,
+                              Value* value) noexcept nogil
+    cdef bint _found(self, const Key* key, Value* value) noexcept nogil
     cdef u64 _now_us(self) noexcept nogil
     cdef Status _queue(self, const void* row, u64 nbytes, const Key* key, u64 salt, u64 slo_us,
                        u64 now, Block* block,

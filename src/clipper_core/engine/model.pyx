@@ -10,7 +10,8 @@ from threading import current_thread, main_thread
 import numpy as np
 
 from clipper_core.cache.clock_cache cimport (
-    CacheState, cache_fill, cache_forget, cache_lookup, key_marked, key_of, projection_cells,
+    CacheState, cache_fill, cache_forget, cache_lookup, key_marked, key_of, key_of_hashed,
+    projection_cells,
 )
 from clipper_core.results.completion cimport (
     CompletionState, block_drop, completion_wake_loop_thread, home_of, slot_fill, slots_claim,
@@ -550,14 +551,25 @@ cdef class Model:
                        Value* value) noexcept nogil:
         """Look up a row in the cache. Return True if it is there. key: set in any case, as a miss
         needs it too."""
-        cdef CacheState* cache
         value.word = 0
         value.tag = TAG_NONE
         if not self.state.cached:
             return False
-        cache = self.engine.state.cache
         key[0] = self._key(row, nbytes, salt, mark)
-        if not cache_lookup(cache, key, value):
+        return self._found(key, value)
+
+    cdef bint _look_up_hashed(self, Key hashed, u64 nbytes, u64 salt, Key* key,
+                              Value* value) noexcept nogil:
+        value.word = 0
+        value.tag = TAG_NONE
+        if not self.state.cached:
+            return False
+        key[0] = key_of_hashed(self.engine.state.cache, self.state.spec.uid, salt, hashed, nbytes)
+        return self._found(key, value)
+
+    cdef bint _found(self, const Key* key, Value* value) noexcept nogil:
+        """Look up a key in the cache. Return whether it is there, and count that."""
+        if not cache_lookup(self.engine.state.cache, key, value):
             return False
         count(&self.state.tally.hits, 1)
         return True

@@ -9,7 +9,7 @@ from time import monotonic
 from numpy import ndarray
 
 from clipper_core.learning.label_feedback cimport Mean
-from clipper_core.runtime.histogram cimport count, histogram_record
+from clipper_core.runtime.histogram cimport count_held, histogram_record
 from clipper_core.runtime.object_member cimport ObjectMember, read_member
 from clipper_core.wire.comparison cimport key_closeness, key_of_output
 
@@ -94,15 +94,15 @@ cdef class AnswerCounts:
         cdef tuple picked = used if type(used) is tuple else tuple(used)
         histogram_record(self.duration.h, took_us)
         if not is_default:
-            count(&self.answered.n, 1)
+            count_held(self.answered, 1)
         for one in picked:
-            count(&(<Counter> self.used[self.place(one)]).n, 1)
+            count_held(<Counter> self.used[self.place(one)], 1)
         if len(picked) == 1 and not is_default:
-            count(&(<Counter> self.wins[self.place(picked[0])]).n, 1)
+            count_held(<Counter> self.wins[self.place(picked[0])], 1)
         if n > len(picked):
             while PyDict_Next(arrived, &at, &model, &prediction):
                 if <object> model not in picked:
-                    count(&(<Counter> self.unused[self.place(<object> model)]).n, 1)
+                    count_held(<Counter> self.unused[self.place(<object> model)], 1)
         if n < 2 or not self.comparing.take_tokens(
                 self.now_s(), (ARRAY_PRICE if isinstance(answer, ndarray) else 1.0)
                 * n * (n + 1) / 2):
@@ -152,16 +152,18 @@ cdef class AnswerCounts:
                 (<Mean> self.pairs[places[i] * k + places[j]]).add_one(
                     key_closeness(&keys[i], &keys[j]), 1.0)
 
-    cdef int add_whole(self, u64 took_us, u32 n, const u32* places, const ValueKey* keys,
+    cdef int add_whole(self, double now_s, u64 took_us, u32 n, const u32* places, const ValueKey* keys,
                        const ValueKey* right) except -1:
         cdef u32 i
         histogram_record(self.duration.h, took_us)
-        count(&self.answered.n, 1)
+        count_held(self.answered, 1)
         for i in range(n):
-            count(&(<Counter> self.used[places[i]]).n, 1)
+            count_held(<Counter> self.used[places[i]], 1)
         if n == 1:
-            count(&(<Counter> self.wins[places[0]]).n, 1)
+            count_held(<Counter> self.wins[places[0]], 1)
             return 0
-        if self.comparing.take_tokens(self.now_s(), <double> (n * (n + 1)) / 2.0):
+        if self.clock is not None:
+            now_s = self.now_s()
+        if self.comparing.take_tokens(now_s, <double> (n * (n + 1)) / 2.0):
             self.compare_keys(n, places, keys, right)
         return 0

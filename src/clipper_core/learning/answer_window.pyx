@@ -33,6 +33,7 @@ cdef extern from "Python.h":
     const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
     long long PyLong_AsLongLongAndOverflow(object number, int* overflow) except? -1
     bint PyUnicode_IS_COMPACT_ASCII(object text)
+    Py_ssize_t PyUnicode_GET_LENGTH(object text)
 
 cdef ObjectMember OUTPUT, CONFIDENCE, QUALIFIERS            # of a prediction
 OUTPUT.name = b"output"
@@ -54,7 +55,9 @@ cdef enum:
     FLAGS_SHIFT = 48            # of the second word, above the microseconds
     HEAD_WORDS = 4
     OBJECTS_MAX = OUTPUTS_MAX + 3
-    FIRST_PLACES = 64
+    GROUP_BITS = 4              # numbers in a row that share a group of places
+    GROUP = 1 << GROUP_BITS
+    FIRST_PLACES = 4 * GROUP
     OBJECT_BYTES = 1024         # of an answer kept as an object, besides its outputs
     QUALIFIER_BYTES = 200       # of a qualifier with its name, about
     RECENT_OWNERS = 8
@@ -62,6 +65,7 @@ cdef enum:
 
 cdef u64 SPREAD = 0x9E3779B97F4A7C15
 cdef u64 ADDRESS = (<u64> 1 << 48) - 1
+cdef u64 NO_PLACE = ~<u64> 0
 
 
 cdef struct Shape:              # where the parts of an entry lie, in words
@@ -119,60 +123,93 @@ cdef u64 _blob_bytes(const u64* entry, const Shape* s) noexcept nogil:
     return total
 
 
-# -- the index
+# -- the index: groups of places. Numbers that differ in their last bits only have the same group, so
+#    that queries in a row use the same lines of memory. In a group, a number has one place; where
+#    that is taken, the same place of the next groups.
 
-cdef inline u64 _hash(u64 number) noexcept nogil:
-    return number * SPREAD
+cdef inline u64 _tag(u64 number) noexcept nogil:
+    """Return the part of a number that its place in the index has, above the address."""
+    return number << 48
 
 
 cdef inline u64* _entry(u64 place) noexcept nogil:
     return <u64*> (place & ADDRESS)
 
 
-cdef u64 _place_of(const Ring* r, u64 number) noexcept nogil:
-    """Return the place of an entry in the index, or the free one where it would be."""
-    cdef u64 hash = _hash(number)
-    cdef u64 i = hash >> r.shift
-    while r.index[i]:
-        if r.index[i] >> 48 == hash & 0xFFFF and _entry(r.index[i])[0] == number:
+cdef inline u64 _home(u64 number, u32 shift) noexcept nogil:
+    """Return the first place at which an entry is looked for."""
+    cdef u64 hash = (number >> GROUP_BITS) * SPREAD
+    return hash >> shift << GROUP_BITS | ((number ^ hash >> 32) & (GROUP - 1))
+
+
+cdef u64 _place_of(const u64* index, u64 mask, u32 shift, u64 number) noexcept nogil:
+    """Return the place of an entry in an index, or the free one where it would be; NO_PLACE: there
+    is none."""
+    cdef u64 home = _home(number, shift), i = home
+    while index[i]:
+        if (index[i] & ~ADDRESS) == _tag(number) and _entry(index[i])[0] == number:
             return i
-        i = (i + 1) & r.mask
+        i = (i + GROUP) & mask
+        if i == home:
+            return NO_PLACE
     return i
 
 
-cdef bint _grow(Ring* r) noexcept nogil:
-    """Make room in the index for one more. False: there is no memory."""
-    cdef u64 places = FIRST_PLACES if r.index == NULL else (r.mask + 1) * 2
-    cdef u64* before = r.index
-    cdef u64* index
-    cdef u64 i, at, old = 0 if r.index == NULL else r.mask + 1
-    if before != NULL and (r.count + 1) * 3 <= (r.mask + 1) * 2:
-        return True
-    index = <u64*> calloc(places, sizeof(u64))
-    if index == NULL:
-        return before != NULL and r.count < r.mask
-    r.shift = 64
-    while places >> (64 - r.shift) > 1:
-        r.shift -= 1
-    r.index, r.mask = index, places - 1
+cdef bint _move(const u64* before, u64 old, u64* index, u64 mask, u32 shift) noexcept nogil:
+    """Copy the places of an index to a larger one. False: one has no place there."""
+    cdef u64 i, at
     for i in range(old):
         if before[i]:
-            at = _hash(_entry(before[i])[0]) >> r.shift
-            while index[at]:
-                at = (at + 1) & r.mask
+            at = _place_of(index, mask, shift, _entry(before[i])[0])
+            if at == NO_PLACE:
+                return False
             index[at] = before[i]
-    free(before)
     return True
+
+
+cdef bint _grow(Ring* r) noexcept nogil:
+    """Replace the index by one of at least twice the size. False: there is no memory."""
+    cdef u64 places = FIRST_PLACES // 2 if r.index == NULL else r.mask + 1
+    cdef u64 old = 0 if r.index == NULL else r.mask + 1
+    cdef u64* index
+    cdef u32 shift
+    while True:
+        places *= 2
+        index = <u64*> calloc(places, sizeof(u64))
+        if index == NULL:
+            return False
+        shift = 64
+        while places >> GROUP_BITS >> (64 - shift) > 1:
+            shift -= 1
+        if _move(r.index, old, index, places - 1, shift):
+            break
+        free(index)
+    free(r.index)
+    r.index, r.mask, r.shift = index, places - 1, shift
+    return True
+
+
+cdef u64 _place_for(Ring* r, u64 number) noexcept nogil:
+    """Return the place of an entry, or a free one for it; NO_PLACE: there is no memory."""
+    cdef u64 at
+    if r.index == NULL or (r.count + 1) * 3 > (r.mask + 1) * 2:
+        # without memory the index is filled further
+        if not _grow(r) and r.index == NULL:
+            return NO_PLACE
+    while True:
+        at = _place_of(r.index, r.mask, r.shift, number)
+        if at != NO_PLACE or not _grow(r):
+            return at
 
 
 cdef void _forget_place(Ring* r, u64 at) noexcept nogil:
     """Free a place; those behind it that would be looked for there move up."""
-    cdef u64 next = at, home
+    cdef u64 next = at, begin = at, home
     while True:
-        next = (next + 1) & r.mask
-        if r.index[next] == 0:
+        next = (next + GROUP) & r.mask
+        if r.index[next] == 0 or next == begin:
             break
-        home = _hash(_entry(r.index[next])[0]) >> r.shift
+        home = _home(_entry(r.index[next])[0], r.shift)
         if (next - home) & r.mask >= (next - at) & r.mask:
             r.index[at] = r.index[next]
             at = next
@@ -199,10 +236,9 @@ cdef u64* _room(Ring* r, u32 words) noexcept nogil:
     return chunk.words + chunk.used
 
 
-cdef void _keep(Ring* r, u64* entry, u32 words, u64 nbytes) noexcept nogil:
-    """Have the entry that was written to the room count."""
-    cdef u64 hash = _hash(entry[0])
-    r.index[_place_of(r, entry[0])] = <u64> entry | hash << 48
+cdef void _keep(Ring* r, u64 place, u64* entry, u32 words, u64 nbytes) noexcept nogil:
+    """Have the entry that was written to the room count. place: of it in the index."""
+    r.index[place] = <u64> entry | _tag(entry[0])
     r.last.used += words
     r.count += 1
     r.bytes += nbytes
@@ -245,7 +281,7 @@ cdef u32 _forget_oldest(Ring* r, void** objects) noexcept nogil:
     _shape(entry, &s)
     r.bytes -= s.words * sizeof(u64) + _blob_bytes(entry, &s)
     r.count -= 1
-    _forget_place(r, _place_of(r, entry[0]))
+    _forget_place(r, _place_of(r.index, r.mask, r.shift, entry[0]))
     if entry_flags(entry) & (IS_OBJECT | IS_OWNED):
         objects[n] = <void*> entry[2]
         n += 1
@@ -266,6 +302,7 @@ cdef u32 _forget_oldest(Ring* r, void** objects) noexcept nogil:
 
 cdef bint ring_add(Ring* r, u64 number, void* owner, const Value* value, u64 now_us) noexcept nogil:
     cdef u64* entry
+    cdef u64 place
     cdef Value kept = value[0]
     cdef void* objects[OBJECTS_MAX]
     cdef u64 nbytes = (HEAD_WORDS + 2) * sizeof(u64)
@@ -274,8 +311,9 @@ cdef bint ring_add(Ring* r, u64 number, void* owner, const Value* value, u64 now
     if nbytes > r.bytes_max or number == 0:
         return False
     spin_lock(r.lock)
-    entry = _room(r, HEAD_WORDS + 2) if _grow(r) else NULL
-    if entry == NULL or r.index[_place_of(r, number)]:
+    place = _place_for(r, number)
+    entry = _room(r, HEAD_WORDS + 2) if place != NO_PLACE and r.index[place] == 0 else NULL
+    if entry == NULL:
         spin_unlock(r.lock)
         return False
     entry[0] = number
@@ -284,7 +322,7 @@ cdef bint ring_add(Ring* r, u64 number, void* owner, const Value* value, u64 now
     entry[3] = _numbers(1, 0, 1, 0)
     entry[4], entry[5] = value.word, value.tag
     value_hold(&kept)
-    _keep(r, entry, HEAD_WORDS + 2, nbytes)
+    _keep(r, place, entry, HEAD_WORDS + 2, nbytes)
     while _is_over(r, now_us):
         _forget_oldest(r, objects)
     spin_unlock(r.lock)
@@ -293,9 +331,13 @@ cdef bint ring_add(Ring* r, u64 number, void* owner, const Value* value, u64 now
 
 cdef u64* _lookup(Ring* r, u64 number) noexcept nogil:
     """Return the entry of that number; NULL: it is not there."""
+    cdef u64 place
     if r.index == NULL:
         return NULL
-    return _entry(r.index[_place_of(r, number)])
+    place = _place_of(r.index, r.mask, r.shift, number)
+    if place == NO_PLACE:
+        return NULL
+    return _entry(r.index[place])
 
 
 # -- the objects that Python sees
@@ -438,6 +480,8 @@ cdef i64 _object_bytes(object value) noexcept:
         return (<Joined> value).nbytes
     if type(value) is AnswerOwner:
         return 0
+    if type(value) is str:
+        return 64 + PyUnicode_GET_LENGTH(value)
     try:
         return 64 + _bytes_of(value)
     except Exception:
@@ -856,14 +900,15 @@ cdef bint _read_answer(u64 word, u8 tag, ValueKey* key) except -1:
 
 cdef int _insert(Ring* r, const u64* entry, const Shape* s, u64 extra) except -1:
     """Copy an entry of Python's to its ring, unless its number is known."""
-    cdef u64* room
-    cdef bint known
+    cdef u64* room = NULL
+    cdef u64 place
     spin_lock(r.lock)
-    room = _room(r, s.words) if _grow(r) else NULL
-    known = room != NULL and r.index[_place_of(r, entry[0])] != 0
-    if room != NULL and not known:
+    place = _place_for(r, entry[0])
+    if place != NO_PLACE:
+        room = _room(r, s.words)
+    if room != NULL and r.index[place] == 0:
         memcpy(room, entry, s.words * sizeof(u64))
-        _keep(r, room, s.words, s.words * sizeof(u64) + extra)
+        _keep(r, place, room, s.words, s.words * sizeof(u64) + extra)
         _hold_values(room, s)
     spin_unlock(r.lock)
     if room == NULL:
@@ -1158,13 +1203,12 @@ cdef object _taken(Joined joined, u64 word, u8 tag):
 
 # -- answers of the core, with the GIL
 
-cdef int window_keep(AnswerWindow window, u64 number, AnswerOwner owner, str user, u32 n,
-                     const Value* values, const ValueKey* keys, const double* confidences,
+cdef int window_keep(AnswerWindow window, double now_s, u64 number, AnswerOwner owner, str user,
+                     u32 n, const Value* values, const ValueKey* keys, const double* confidences,
                      const u8* is_sure, u32 winner, double mean, double probability) except -1:
     cdef u64[ENTRY_WORDS_MAX] entry
     cdef u8[OUTPUTS_MAX + 8] tags
-    cdef double now = window.now_s()
-    cdef u64 now_us = <u64> max(0.0, now * 1e6)
+    cdef u64 now_us = <u64> max(0.0, now_s * 1e6)
     cdef u64 extra = 0
     cdef u32 i, words = HEAD_WORDS, sure = 0
     cdef u32 said = winner if winner < n else <u32> APART

@@ -36,7 +36,12 @@ cdef class LatencyHistogram:
     cdef Histogram* h
 
 cdef class Counter:
-    cdef atomic[u64] n
+    cdef atomic[u64] n          # of threads without the GIL
+    cdef u64 held               # of those with it
+
+# Count for a thread that has the GIL, which keeps the others out: a fifth of the cost.
+cdef inline void count_held(Counter counter, u64 by) noexcept:
+    counter.held += by
 
 cdef class Gauge:               # a number that Python sets and the core reads, with the GIL
     cdef public i64 value

@@ -211,15 +211,16 @@ cdef class Counter:
 
     def __cinit__(self):
         self.n.store(0, relaxed)
+        self.held = 0
 
     def add(self, u64 by=1):
         """Count `by` more."""
-        count(&self.n, by)
+        count_held(self, by)
 
     @property
     def value(self):
         """The count."""
-        return self.n.load(relaxed)
+        return <u64> (self.n.load(relaxed) + self.held)
 
 
 def snapshot_of(buckets, u64 total):

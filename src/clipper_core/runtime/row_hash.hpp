@@ -211,10 +211,9 @@ inline Key hash_bytes(const HashSecret& secret, const uint8_t* p, uint64_t n) {
     return hash_long(secret, p, n);
 }
 
-inline Key hash_row(const HashSecret& secret, uint64_t model, uint64_t salt, const void* row,
-                    uint64_t n) {
+// The hash of a row, the bytes of which hash_bytes() has hashed.
+inline Key hash_hashed(const HashSecret& secret, uint64_t model, uint64_t salt, Key d, uint64_t n) {
     const HashHalf &x = secret.half[0], &y = secret.half[1];
-    Key d = hash_bytes(secret, static_cast<const uint8_t*>(row), n);
     uint64_t mx = fold(model ^ x.model, salt ^ x.salt), my = fold(model ^ y.model, salt ^ y.salt);
     return {fold(mx ^ n, d.lo ^ x.end), fold(my ^ n, d.hi ^ y.end)};
 }

@@ -3,7 +3,7 @@
 #
 # Threads: any. The secret is made once per process from a random seed, so that a client cannot
 # choose rows that fall into one bucket.
-from clipper_core.runtime.machine cimport u64
+from clipper_core.runtime.machine cimport u64, u8
 
 cdef extern from "runtime/row_hash.hpp" namespace "clipper" nogil:
     cdef struct Key:
@@ -19,5 +19,6 @@ cdef extern from "runtime/row_hash.hpp" namespace "clipper" nogil:
         AVX512 "clipper::kAvx512"
     Variant variant_best() noexcept
     void hash_secret(HashSecret* secret, u64 seed_lo, u64 seed_hi, Variant variant) noexcept
-    Key hash_row(const HashSecret& secret, u64 model, u64 salt, const void* row,
-                 u64 nbytes) noexcept
+    # The hash of a row's bytes, and its key for a model.
+    Key hash_bytes(const HashSecret& secret, const u8* row, u64 nbytes) noexcept
+    Key hash_hashed(const HashSecret& secret, u64 model, u64 salt, Key hashed, u64 nbytes) noexcept
