@@ -10,6 +10,7 @@ names below is first used.
 """
 
 import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -121,9 +122,19 @@ def start(
     as `section=dict(...)`. wait: return when the replicas of every declared model are connected;
     otherwise see `server.wait_ready()`. Raises ConfigError; DeployFailed when a declared model does
     not run, with its name, the cause and its container's last lines; then no server is left.
+
+    In IPython, a cell that runs again closes the servers that it has started before.
     """
     server_class, load = __getattr__("ClipperServer"), __getattr__("load_config")
-    server: ClipperServer = server_class(load(config, **settings)).start()
+    cells = (
+        import_module("clipper.notebook.cells").cells_of_session() if _is_interactive() else None
+    )
+    loaded = load(config, **settings)
+    if cells is not None:
+        cells.close_earlier()
+    server: ClipperServer = server_class(loaded).start()
+    if cells is not None:
+        cells.started(server)
     if wait:
         try:
             server.wait_ready(models=server.config.models)
@@ -131,6 +142,11 @@ def start(
             server.close(drain_s=0)
             raise
     return server
+
+
+def _is_interactive() -> bool:
+    """Return whether this is a session of IPython, such as a notebook."""
+    return "IPython" in sys.modules
 
 
 __all__ = [

@@ -473,6 +473,18 @@ class ClipperServer(RequestScheduler):
         `/v2/health/live` does; an empty list if it lives. Threads: any."""
         return self._endpoints.dead()
 
+    @property
+    def is_closed(self) -> bool:
+        """Return whether close() was called."""
+        return self._closed
+
+    def __repr__(self) -> str:
+        if self._closed:
+            return "<ClipperServer, closed>"
+        addresses = filter(None, (self.http_address, self.grpc_address, self.admin_address))
+        models = ", ".join(str(model.id) for model in self.catalog.view.models())
+        return f"<ClipperServer at {', '.join(addresses) or 'no address'}: {models or 'no models'}>"
+
     def __enter__(self) -> Self:
         return self
 
