@@ -323,6 +323,61 @@ def _decode_beside_hpack(block: bytes) -> None:
         assert ours == [(bytes(name), bytes(value)) for name, value in theirs]
 
 
+# -- calls of gRPC on frames of HTTP/2
+
+
+def _call_seeds() -> dict[str, bytes]:
+    from clipper_core.http.hpack import hpack_encode
+
+    def frame(kind: int, flags: int, payload: bytes = b"", stream: int = 1) -> bytes:
+        return struct.pack(">IBBI", len(payload), kind, flags, stream)[1:] + payload
+
+    fields = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/a.B/C")]
+    call = hpack_encode([*fields, (b"content-type", b"application/grpc"), (b"grpc-timeout", b"1S")])
+    message = b"\0\0\0\0\3abc"
+    return {
+        "unary": frame(1, 4, call) + frame(0, 1, message),
+        "stream": frame(1, 4, call) + frame(0, 0, message[:4]) + frame(0, 1, message[4:] + message),
+        "compressed": frame(1, 4, call) + frame(0, 0, b"\1" + message[1:]) + frame(3, 0, bytes(4)),
+        "large": frame(1, 4, call) + frame(0, 9, b"\0\0\1\0\0\0"),
+        "two": frame(1, 5, call) + frame(1, 5, call, 3) + frame(6, 0, bytes(8), 0),
+        "empty": frame(1, 5, call),
+    }
+
+
+def _run_calls(data: bytes) -> None:
+    """Read the messages of calls, whole and cut in two, and answer each by one and by trailers."""
+    from clipper_core.http.grpc_message import GrpcReader
+    from clipper_core.http.http2_protocol import Http2EventKind, Http2Protocol
+
+    start = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\4" + bytes(5)
+    found = []
+    for pieces in ([data], [data[: len(data) // 2], data[len(data) // 2 :]]):
+        protocol = Http2Protocol(4, 4096, 0, True, 1000)
+        protocol.feed(start)
+        readers: dict[int, GrpcReader] = {}
+        messages: list[Any] = []
+        for piece in pieces:
+            protocol.feed(piece)
+            for kind, stream, text, credit in protocol.events():
+                if kind == Http2EventKind.CALLED:
+                    readers[stream] = GrpcReader(1000)
+                    assert text.startswith(b"POST ")
+                    assert text.endswith(b"\r\n\r\n")
+                elif stream in readers and text:
+                    messages += [(stream, *each) for each in readers[stream].feed(text)]
+                protocol.consumed(stream, credit)
+        found.append((sorted(messages), protocol.error, protocol.streams))
+        for stream, reader in readers.items():
+            assert reader.held <= 1005
+            protocol.reply(stream, b"message")
+            protocol.reply(stream, None, [(b"grpc-status", b"0")])
+        protocol.take(1 << 20)
+        ended = [stream for kind, stream, *_ in protocol.events() if kind == Http2EventKind.ENDED]
+        assert len(set(ended)) == len(ended)
+    assert found[0] == found[1], "what comes depends on where the bytes are cut"
+
+
 # -- numbers in JSON, beside float()
 
 
@@ -691,6 +746,7 @@ TARGETS = {
     "replies": Target(_reply_seeds, _run_reply),
     "http": Target(_http_seeds, _run_http),
     "http2": Target(_http2_seeds, _run_http2),
+    "calls": Target(_call_seeds, _run_calls),
     "numbers": Target(_number_seeds, _run_number),
     "shard": Target(_shard_seeds, _run_shard),
     "grpc": Target(_grpc_seeds, _run_grpc),

@@ -21,6 +21,7 @@ cdef cppclass RequestHead:
     bint trailers               # the fields come after a body, and are not kept
     bint wrong                  # the request is malformed
     bint large                  # there are too many fields: they are not kept
+    bint is_grpc                # its content is of gRPC
     Bytes method
     Bytes path
     Bytes authority

@@ -47,6 +47,7 @@ cdef void request_head_clear(RequestHead* head, bint trailers) noexcept nogil:
     head.trailers = trailers
     head.wrong = False
     head.large = False
+    head.is_grpc = False
     head.method.clear()
     head.path.clear()
     head.authority.clear()
@@ -124,6 +125,16 @@ cdef void _add_length(RequestHead* head, const HpackField* field) noexcept nogil
     head.length = n
 
 
+cdef bint _is_grpc(const HpackField* field) noexcept nogil:
+    """Return whether the field says that the content is of gRPC."""
+    cdef u32 n = field.value_bytes
+    if not _is(field.name, field.name_bytes, "content-type", 12):
+        return False
+    if n < 16 or memcmp(field.value, "application/grpc", 16) != 0:
+        return False
+    return n == 16 or field.value[16] == 43 or field.value[16] == 59    # + ;
+
+
 cdef void request_head_add(RequestHead* head, const HpackField* field,
                            u64 list_bytes_max) noexcept nogil:
     cdef const u8* name = field.name
@@ -132,6 +143,7 @@ cdef void request_head_add(RequestHead* head, const HpackField* field,
     head.count += 1
     head.list_bytes += n + field.value_bytes + OVERHEAD
     head.large = head.large or head.list_bytes > list_bytes_max or head.count > FIELDS_MAX
+    head.is_grpc = head.is_grpc or _is_grpc(field)
     if n == 0 or not _is_value(field.value, field.value_bytes):
         head.wrong = True
     if head.wrong or head.large:

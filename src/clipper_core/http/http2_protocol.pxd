@@ -7,6 +7,10 @@
 # arguments. The states of the connection and of a stream are enums, and their transitions tables.
 # All that a client can make grow has a limit below, or one that the owner gives.
 #
+# Calls of gRPC, where the owner serves them, are no messages of HTTP/1.1: an event has their head,
+# as one of HTTP/1.1 all the same, others the bytes of their messages, and `http2_reply` takes
+# messages and the fields that end a call.
+#
 # Threads: a Http2State belongs to one thread.
 from libcpp.vector cimport vector
 from clipper_core.http.hpack cimport HpackTable
@@ -31,6 +35,7 @@ cdef enum:
     CONTROL_BYTES_MAX = 16384   # frames that wait to be sent; above, the client is not read
     STREAM_PIECE_BYTES = 16384  # of one stream's response before it is another one's turn
     REMEMBERED_RESETS = 64      # streams that we reset; what still comes for them is dropped
+    PING_STRIKES_MAX = 2        # pings that come too soon after one another: ENHANCE_YOUR_CALM
 
 cpdef enum Http2Error:          # codes of RFC 9113, section 7
     NO_ERROR = 0
@@ -63,6 +68,9 @@ cpdef enum Http2EventKind:
     WENT_ON = 1                 # bytes of its body
     TOO_LARGE = 2               # a request whose fields are more than the owner allows
     ENDED = 3                   # a stream: all is sent, or it was reset
+    CALLED = 4                  # the head of a call
+    CALL_ENDED = 5              # the client sends no more messages of it
+    CALL_TOO_LARGE = 6          # as TOO_LARGE
 
 cdef struct Http2Event:
     u32 kind
@@ -74,6 +82,9 @@ cdef cppclass Http2Stream:
     u32 id
     u8 state
     bint chunked                # its request has no length
+    bint is_call                # of gRPC
+    bint begun                  # the head of a call's answer was sent
+    Bytes trailers              # that end a call, once its messages are sent
     i64 window                  # bytes that may be sent
     i64 room                    # bytes that may come
     u64 credit                  # of those, that were read and not yet given back
@@ -89,6 +100,11 @@ cdef cppclass Http2State:
     u32 error
     const char* why             # it is shut; NULL: by the client, or not
     u32 streams_max
+    bint calls                  # the owner serves gRPC
+    u64 ping_us_min             # between two pings without an answer in between; 0: any
+    u64 pinged_us               # the last one; 0: there was none
+    u32 ping_strikes
+    bint answered               # frames of an answer were made after it
     u64 list_bytes_max          # of the fields of one request
     u64 block_bytes_max         # of the same, compressed
     u64 now_us
@@ -126,6 +142,10 @@ cdef void http2_feed(Http2State* h, const u8* at, u64 n, u64 now_us) noexcept no
 cdef void http2_consumed(Http2State* h, u32 stream, u64 n) noexcept nogil
 # Return False if the stream has ended, or the bytes are no response.
 cdef bint http2_answer(Http2State* h, u32 stream, const u8* at, u64 n) noexcept nogil
+# Send the head of a call's answer, if it was not sent. Then append a message (NULL: none) and, if
+# the call ends, take the fields of `trailers`. Return False if the stream has ended.
+cdef bint http2_reply(Http2State* h, u32 stream, const u8* message, u64 n,
+                      Bytes* trailers) noexcept nogil
 # The owner answers nothing more: end a response that has no other end, or reset the stream.
 cdef void http2_finish(Http2State* h, u32 stream, u32 code) noexcept nogil
 # Append frames of responses to `out` until it has about `room` bytes.

@@ -1,3 +1,4 @@
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import final
 
@@ -18,10 +19,20 @@ class Http2EventKind(IntEnum):
     WENT_ON = 1
     TOO_LARGE = 2
     ENDED = 3
+    CALLED = 4
+    CALL_ENDED = 5
+    CALL_TOO_LARGE = 6
 
 @final
 class Http2Protocol:
-    def __init__(self, streams_max: int, header_bytes_max: int, now_us: int = 0) -> None: ...
+    def __init__(
+        self,
+        streams_max: int,
+        header_bytes_max: int,
+        now_us: int = 0,
+        calls: bool = False,
+        ping_us_min: int = 0,
+    ) -> None: ...
     @property
     def is_shut(self) -> bool: ...
     @property
@@ -40,6 +51,12 @@ class Http2Protocol:
     def events(self) -> list[tuple[int, int, bytes, int]]: ...
     def consumed(self, stream: int, n: int) -> None: ...
     def answer(self, stream: int, data: bytes) -> bool: ...
+    def reply(
+        self,
+        stream: int,
+        message: bytes | None,
+        trailers: Iterable[tuple[bytes, bytes]] | None = None,
+    ) -> bool: ...
     def finish(self, stream: int, code: int = ...) -> None: ...
     def unsent(self, stream: int) -> int: ...
     @property

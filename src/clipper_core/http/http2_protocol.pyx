@@ -19,13 +19,13 @@ from libc.string cimport memcmp
 
 from clipper_core.http.hpack cimport (
     HPACK_END, HPACK_FIELD, HPACK_NO_MEMORY, HPACK_NO_TABLE, HpackField, HpackReader, hpack_next,
-    hpack_table_clear,
+    hpack_put, hpack_put_status, hpack_table_clear,
 )
 from clipper_core.http.http2_answer cimport (
     ANSWER_BEGAN, ANSWER_DONE, ANSWER_REST, ANSWER_WAITS, ANSWER_WRONG, answer_read,
 )
 from clipper_core.http.http2_head cimport (
-    request_head_add, request_head_clear, request_head_write,
+    RequestHead, request_head_add, request_head_clear, request_head_write,
 )
 from clipper_core.http.http_head cimport NO_LENGTH
 from clipper_core.runtime.allocation cimport make, make_room
@@ -66,6 +66,8 @@ cdef enum:
     FRAME_SIZE_LARGEST = 0xffffff
     LARGE_BLOCK_FRAMES = 2      # compressed fields have at most so many times the bytes of a list
 
+cdef const char* CONTENT_TYPE = "content-type"
+cdef const char* GRPC = "application/grpc"
 cdef const char* PREFACE = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 # -- transitions
@@ -185,7 +187,8 @@ cdef void _tell(Http2State* h, u32 kind, u32 stream, u64 n, u64 credit) noexcept
     it."""
     cdef Http2Event event
     cdef size_t count = h.events.size()
-    if kind == WENT_ON and count and h.events[count - 1].stream == stream:
+    if (kind == WENT_ON and count and h.events[count - 1].stream == stream
+            and h.events[count - 1].kind != CALLED):
         h.events[count - 1].bytes += n
         h.events[count - 1].credit += credit
         return
@@ -269,6 +272,7 @@ cdef void _idle_frame(Http2State* h) noexcept nogil:
 cdef void _earn(Http2State* h) noexcept nogil:
     """A frame of a response was made: the client may send window updates, and a ping, for it."""
     h.idle_frames_left = min(<i64> IDLE_FRAMES_MAX, h.idle_frames_left + IDLE_FRAMES_EARNED)
+    h.answered = True
 
 
 cdef void _refill(Http2State* h, u64 now_us) noexcept nogil:
@@ -358,9 +362,15 @@ cdef void _end_request(Http2State* h, Http2Stream* stream) noexcept nogil:
     if stream.length != NO_LENGTH and stream.received != stream.length:
         _reset(h, stream.id, PROTOCOL_ERROR)
         return
-    if stream.chunked:
+    if stream.is_call:
+        _tell(h, CALL_ENDED, stream.id, 0, 0)
+    elif stream.chunked:
         h.text.put_text("0\r\n\r\n")
         _tell(h, WENT_ON, stream.id, 5, 0)
+
+
+cdef bint _is_post(RequestHead* head) noexcept nogil:
+    return head.method.size() == 4 and memcmp(head.method.at(), "POST", 4) == 0
 
 
 cdef void _request(Http2State* h, u32 id, bint ends) noexcept nogil:
@@ -371,8 +381,9 @@ cdef void _request(Http2State* h, u32 id, bint ends) noexcept nogil:
         _reset(h, id, REFUSED_STREAM)
         return
     stream.state = _after(IDLE, _last_if(CAME_FIELDS, ends))
+    stream.is_call = h.calls and h.head.is_grpc and _is_post(&h.head)
     if h.head.large and not h.head.wrong:
-        _tell(h, TOO_LARGE, id, 0, 0)
+        _tell(h, CALL_TOO_LARGE if stream.is_call else TOO_LARGE, id, 0, 0)
         return
     if not request_head_write(&h.head, ends, &h.text):
         h.by_id.take(id)
@@ -381,10 +392,12 @@ cdef void _request(Http2State* h, u32 id, bint ends) noexcept nogil:
         _reset(h, id, PROTOCOL_ERROR)
         return
     stream.length = h.head.length
-    stream.chunked = not ends and h.head.length == NO_LENGTH
+    stream.chunked = not (ends or stream.is_call) and h.head.length == NO_LENGTH
     stream.answer.head_only = (h.head.method.size() == 4
                                and memcmp(h.head.method.at(), "HEAD", 4) == 0)
-    _tell(h, BEGAN, id, h.text.size() - before, 0)
+    _tell(h, CALLED if stream.is_call else BEGAN, id, h.text.size() - before, 0)
+    if stream.is_call and ends:
+        _tell(h, CALL_ENDED, id, 0, 0)
 
 
 cdef void _fields(Http2State* h, u32 id, const u8* at, u64 n, bint ends) noexcept nogil:
@@ -595,6 +608,20 @@ cdef void _on_reset(Http2State* h, u32 id, u64 n) noexcept nogil:
         _spend_reset(h)
 
 
+cdef void _note_ping(Http2State* h) noexcept nogil:
+    """End the connection of a client that pings too often. Clients of gRPC know the text."""
+    if h.ping_us_min == 0:
+        return
+    if h.answered or h.pinged_us == 0 or h.now_us >= h.pinged_us + h.ping_us_min:
+        h.ping_strikes = 0
+    else:
+        h.ping_strikes += 1
+        if h.ping_strikes > PING_STRIKES_MAX:
+            http2_fail(h, ENHANCE_YOUR_CALM, "too_many_pings")
+    h.answered = False
+    h.pinged_us = max(h.now_us, <u64> 1)
+
+
 cdef void _on_ping(Http2State* h, u32 id, u8 flags, const u8* at, u64 n) noexcept nogil:
     if id:
         http2_fail(h, PROTOCOL_ERROR, "PING of a stream")
@@ -607,6 +634,7 @@ cdef void _on_ping(Http2State* h, u32 id, u8 flags, const u8* at, u64 n) noexcep
         _put_head(&h.out, 8, PING, ACK, 0)
         h.out.put(at, 8)
         _idle_frame(h)
+        _note_ping(h)
 
 
 cdef void _on_priority(Http2State* h, u32 id, u64 n) noexcept nogil:
@@ -796,6 +824,40 @@ cdef bint http2_answer(Http2State* h, u32 id, const u8* at, u64 n) noexcept nogi
     return True
 
 
+cdef void _put_call_head(Http2State* h) noexcept nogil:
+    h.fields.clear()
+    hpack_put_status(&h.fields, 200)
+    hpack_put(&h.fields, <const u8*> CONTENT_TYPE, 12, <const u8*> GRPC, 16)
+
+
+cdef bint http2_reply(Http2State* h, u32 id, const u8* message, u64 n,
+                      Bytes* trailers) noexcept nogil:
+    cdef Http2Stream* stream = <Http2Stream*> h.by_id.get(id)
+    if (stream == NULL or h.state == SHUT or not stream.is_call
+            or stream.answer.state == ANSWER_DONE):
+        return False
+    if not stream.begun:
+        _put_call_head(h)
+        if message == NULL and trailers != NULL:
+            h.fields.put(trailers.at(), trailers.size())
+            _put_fields(h, id, True)
+            _end_answer(h, stream)
+            return True
+        _put_fields(h, id, False)
+        stream.begun = True
+    if message != NULL:
+        stream.answer.body.put_byte(0)
+        _put_u32(&stream.answer.body, <u32> n)
+        stream.answer.body.put(message, n)
+    if trailers != NULL:
+        stream.trailers.put(trailers.at(), trailers.size())
+        stream.answer.state = ANSWER_DONE
+    if stream.answer.body.lost or stream.trailers.lost:
+        _reset(h, id, INTERNAL_ERROR)
+        return False
+    return True
+
+
 cdef void http2_finish(Http2State* h, u32 id, u32 code) noexcept nogil:
     cdef Http2Stream* stream = <Http2Stream*> h.by_id.get(id)
     if stream == NULL or h.state == SHUT:
@@ -817,13 +879,18 @@ cdef u64 _send_piece(Http2State* h, Http2Stream* stream) noexcept nogil:
     is_last = stream.answer.state == ANSWER_DONE and n == stream.answer.body.size()
     if n == 0 and not is_last:
         return 0
-    _put_head(&h.out, n, DATA, END_STREAM if is_last else 0, stream.id)
-    h.out.put(stream.answer.body.at(), n)
+    if n or not stream.is_call:
+        _put_head(&h.out, n, DATA, END_STREAM if is_last and not stream.is_call else 0, stream.id)
+        h.out.put(stream.answer.body.at(), n)
     stream.answer.body.drop(n)
     stream.window -= <i64> n
     h.window -= <i64> n
     _earn(h)
     if is_last:
+        if stream.is_call:
+            h.fields.clear()
+            h.fields.put(stream.trailers.at(), stream.trailers.size())
+            _put_fields(h, stream.id, True)
         _end_answer(h, stream)
     return n + FRAME_HEAD_BYTES
 
@@ -902,15 +969,20 @@ cdef class Http2Protocol:
     """The rules of one connection. Threads: one at a time.
 
     streams_max: requests at once; further ones are refused, and clients send them again.
-    header_bytes_max: of the fields of a request, with 32 more for each.
+    header_bytes_max: of the fields of a request, with 32 more for each. calls: requests of gRPC
+    come as calls. ping_us_min: the shortest time between two pings of the client without an answer
+    in between; 0: any.
     """
     cdef Http2State* state
 
-    def __cinit__(self, u32 streams_max, u64 header_bytes_max, u64 now_us=0):
+    def __cinit__(self, u32 streams_max, u64 header_bytes_max, u64 now_us=0, bint calls=False,
+                  u64 ping_us_min=0):
         self.state = make[Http2State]()
         if self.state == NULL:
             raise_for(NO_MEMORY, "no memory for a connection of HTTP/2")
         http2_open(self.state, streams_max, header_bytes_max, now_us)
+        self.state.calls = calls
+        self.state.ping_us_min = ping_us_min
 
     def __dealloc__(self):
         if self.state != NULL:
@@ -965,7 +1037,7 @@ cdef class Http2Protocol:
 
     def events(self):
         """Return what came since the last call: tuples (kind, stream, bytes of a message of
-        HTTP/1.1, bytes to give back by `consumed`)."""
+        HTTP/1.1 or of the messages of a call, bytes to give back by `consumed`)."""
         cdef Http2State* h = self.state
         cdef list found = []
         cdef const char* at = <const char*> h.text.at()
@@ -990,6 +1062,30 @@ cdef class Http2Protocol:
         if not view.shape[0]:
             return self.state.by_id.get(stream) != NULL
         return bool(http2_answer(self.state, stream, &view[0], <u64> view.shape[0]))
+
+    def reply(self, u32 stream, message, trailers=None):
+        """Take a message of the answer to a call, or None, and its end.
+
+        trailers: pairs (name, value) of bytes that end the call; None: it goes on. Return False if
+        its stream has ended.
+        """
+        cdef Bytes fields
+        cdef bytes name, value
+        cdef const u8[::1] view
+        cdef const u8* at = NULL
+        cdef u64 n = 0
+        if message is not None:
+            view = message
+            n = <u64> view.shape[0]
+            at = &view[0] if n else <const u8*> GRPC
+        if trailers is None:
+            return bool(http2_reply(self.state, stream, at, n, NULL))
+        for name, value in trailers:
+            hpack_put(&fields, <const u8*> (<const char*> name), <u32> len(name),
+                      <const u8*> (<const char*> value), <u32> len(value))
+        if fields.lost:
+            raise_for(NO_MEMORY, "no memory for trailers")
+        return bool(http2_reply(self.state, stream, at, n, &fields))
 
     def finish(self, u32 stream, u32 code=NO_ERROR):
         """End a response that has no length, or with an error code reset its stream."""

@@ -442,12 +442,11 @@ def retry_s_of(error: ClipperError) -> float:
     return error.retry_after_s if isinstance(error, Overloaded) else float(retry_after_s(error))
 
 
-async def abort(
-    context: grpc.aio.ServicerContext, error: Exception, trailing: Iterable[tuple[str, str]] = ()
-) -> NoReturn:
-    """End a call by an error. trailing: further trailing metadata."""
-    if isinstance(error, grpc.aio.AbortError | grpc.aio.UsageError):
-        raise error
+def ending_of(
+    error: Exception, trailing: Iterable[tuple[str, str]] = ()
+) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str | bytes], ...]]:
+    """Return how an error ends a call: the code, the text and the trailing metadata. trailing:
+    further ones."""
     ours = known(error)
     code, text, retry_s = code_of(ours), text_of(ours), retry_s_of(ours)
     status = _STATUS(code=code.value[0], message=text)
@@ -463,7 +462,15 @@ async def abort(
             ("grpc-retry-pushback-ms", str(math.ceil(retry_s * 1000))),
             ("retry-after", str(math.ceil(retry_s))),
         ]
-    await context.abort(
-        code, text, (*trailing, ("grpc-status-details-bin", status.SerializeToString()), *again)
-    )
+    details = ("grpc-status-details-bin", status.SerializeToString())
+    return code, text, (*trailing, details, *again)
+
+
+async def abort(
+    context: grpc.aio.ServicerContext, error: Exception, trailing: Iterable[tuple[str, str]] = ()
+) -> NoReturn:
+    """End a call by an error. trailing: further trailing metadata."""
+    if isinstance(error, grpc.aio.AbortError | grpc.aio.UsageError):
+        raise error
+    await context.abort(*ending_of(error, trailing))
     raise error  # abort() always raises

@@ -14,13 +14,13 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Final
 
-import grpc.aio
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
-from clipper.component import Stop, Tasks, Worker
+from clipper.component import Stop, Worker
 from clipper.errors import ClipperError, Overloaded, ShuttingDown
-from clipper.frontend.grpc.calls import GrpcCall, GrpcDispatcher, abort
+from clipper.frontend.grpc.call_stream import CallContext
+from clipper.frontend.grpc.calls import GrpcCall, GrpcDispatcher, ending_of
 from clipper.frontend.protocols import message
 from clipper.mesh.node.node import MeshNode
 from clipper.mesh.records import MeshModel
@@ -53,7 +53,6 @@ class MeshWatchService:
     ) -> None:
         self._calls, self._mesh, self._check = calls, mesh, check
         self._open: set[MeshWatchCall] = set()
-        self._last_words = Tasks("Watch")
         self.handlers = calls.handlers(SERVICE, {"Watch": self.watch})
 
     async def watch(self, request: Message, call: GrpcCall) -> AsyncIterator[Message]:
@@ -84,15 +83,15 @@ class MeshWatchService:
             watcher.leave()
             closing.cancel()
 
-    def _cut_off(self, context: object, task: "asyncio.Task[object] | None") -> None:
-        """End a call that is blocked in a write: cancel its task, and send the reason when there
-        is room."""
-        if task is not None:
-            task.cancel()
+    def _cut_off(self, context: CallContext, task: "asyncio.Task[object] | None") -> None:
+        """End a call that is blocked in a write: its task is cancelled, and the reason is sent when
+        there is room."""
         error = Overloaded(
             f"nothing was read for {STALLED_S:g} s.", hint="Read as events come; call again."
         )
-        self._last_words.spawn(_end(context, error))
+        context.abandon(*ending_of(error))
+        if task is not None:
+            task.cancel()
 
     def close(self) -> None:
         """Wait for the threads. No call is open."""
@@ -185,11 +184,6 @@ class MeshWatchCall:
     def _post(self, act: Callable[..., object], *words: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(act, *words)
-
-
-async def _end(context: grpc.aio.ServicerContext, error: ClipperError) -> None:
-    with contextlib.suppress(grpc.aio.AbortError, grpc.aio.UsageError):  # abort() always raises
-        await abort(context, error)
 
 
 def event_message(event: MeshEvent) -> Message:

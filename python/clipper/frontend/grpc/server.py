@@ -1,23 +1,25 @@
 """The gRPC server: a thread with an event loop, and its services. Needs the extra `grpc`."""
 
 import asyncio
-import contextlib
+import email.utils
+import functools
+import socket
 import time
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import Final, NoReturn
 
 import grpc
-import grpc.aio
+import msgspec
 
+from clipper.clock import wall_time_us
 from clipper.component import Health, Loop, Pool, fast_event_loop, require_descriptors
-from clipper.errors import AddressInUse
 from clipper.frontend.access_log import AccessLog
 from clipper.frontend.auth.credential_files import CredentialFiles
 from clipper.frontend.grpc.applications import SERVICE as APPLICATIONS
 from clipper.frontend.grpc.applications import ApplicationService
+from clipper.frontend.grpc.call_stream import CallServer
 from clipper.frontend.grpc.calls import GrpcDispatcher
-from clipper.frontend.grpc.credentials import bind
-from clipper.frontend.grpc.door import Door, check_of, connection_options
+from clipper.frontend.grpc.door import Door, check_of
 from clipper.frontend.grpc.health import HEALTH, REFLECTION, HealthService, ReflectionService
 from clipper.frontend.grpc.inference import SERVICE as INFERENCE
 from clipper.frontend.grpc.inference import InferenceService
@@ -26,21 +28,27 @@ from clipper.frontend.grpc.mesh import MeshService
 from clipper.frontend.grpc.mesh_watch import SERVICE as MESH_WATCH
 from clipper.frontend.grpc.mesh_watch import MeshWatchService
 from clipper.frontend.grpc.payload_methods import PayloadMethods
+from clipper.frontend.http.body_memory import BodyMemory
+from clipper.frontend.http.connection import HttpConnection, HttpService
+from clipper.frontend.http.listeners import bind_first
+from clipper.frontend.http.messages import HttpError, HttpRequest
+from clipper.frontend.http.tls import TlsListener
 from clipper.frontend.server_interface import ServerInterface
 from clipper.frontend.tracing.exporter import SpanExporter
 from clipper.mesh.data_plane import DataPlane
 from clipper.metrics import GrpcCounts
-from clipper.serving.models.address import held_by, is_free
 from clipper.serving.query.future_watcher import FutureWatcher
 from clipper.settings.grpc import GrpcSettings
+from clipper.settings.http import HttpSettings, bodies_bytes
 from clipper.settings.ports import nearby
 
 _WORKERS = 4
-# further calls that are rejected with a reason; grpcio rejects the rest without one
+# further calls that are rejected with the reason; those beyond are rejected at once
 _REFUSED_MAX = 1024
+_CHECK_S_MAX = 0.5
 _GRACE_S = 1.0  # time to send the last replies after every query has ended
 _STOP_S = 10.0  # for calls in the pools, and for the event loop
-DESCRIPTORS: Final = 48  # gRPC aborts the process when it has none while it starts
+DESCRIPTORS: Final = 16  # of a loop and of connections
 
 
 class GrpcServer:
@@ -72,9 +80,11 @@ class GrpcServer:
         self._workers = Pool("clipper-grpc-work", _WORKERS)
         self._managers = Pool("clipper-grpc-manage", _WORKERS)
         self._watcher: FutureWatcher | None = None
-        self._server: grpc.aio.Server | None = None
+        self._service: HttpService | None = None  # its connections
+        self._listener: asyncio.AbstractServer | TlsListener | None = None
+        self._open: CallServer
         self._calls: GrpcDispatcher
-        self._draining: asyncio.Task[None] | None = None
+        self._is_draining = False
         self._mesh: tuple[MeshService, MeshWatchService] | None = None
 
     def start(self) -> None:
@@ -96,11 +106,7 @@ class GrpcServer:
         return [self._loop.health(), self._workers.health(), self._managers.health()]
 
     async def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
-        settings = self._node.config.grpc
         self._watcher = watcher = self._make_watcher(loop)
-        self._server = server = grpc.aio.server(
-            options=_options(settings), maximum_concurrent_rpcs=settings.calls_max + _REFUSED_MAX
-        )
         self._calls = calls = GrpcDispatcher(
             self._node,
             watcher,
@@ -130,40 +136,65 @@ class GrpcServer:
         if mesh is not None:
             managing = MeshService(calls, mesh, self._access.tokens, lambda: self.address)
             self._mesh = (managing, MeshWatchService(calls, mesh, managing.check_manages))
-        server.add_generic_rpc_handlers(
-            (Door(check_of(self._access.keys), self._counts.count_refused),)
-        )
+        handlers: list[grpc.GenericRpcHandler] = [
+            Door(check_of(self._access.keys), self._counts.count_refused)
+        ]
         for service in (*services, *(self._mesh or ())):
-            server.add_generic_rpc_handlers(tuple(service.handlers))
+            handlers += service.handlers
         if others is not None:
-            server.add_generic_rpc_handlers((others,))
-        self.address = self._listen_at(server, settings.address)
-        await server.start()
+            handlers.append(others)
+        await self._accept(loop, handlers)
 
-    def _listen_at(self, server: grpc.aio.Server, address: str) -> str:
-        """Listen on an address, or on the next free one if it may move; return it."""
-        if "grpc.address" not in self._node.config.may_move:
-            return self._bound(server, address)
-        for each in filter(is_free, nearby(address)):  # gRPC would log each one that is taken
-            with contextlib.suppress(AddressInUse):
-                return self._bound(server, each)
-        return self._bound(server, address)
+    async def _accept(
+        self, loop: asyncio.AbstractEventLoop, handlers: list[grpc.GenericRpcHandler]
+    ) -> None:
+        """Listen, and serve calls by these handlers. Raises AddressInUse."""
+        settings, config = self._node.config.grpc, self._node.config
+        memory = BodyMemory(bodies_bytes(config.http))
+        self._open = CallServer(
+            handlers,
+            settings.message_bytes_max,
+            memory,
+            self._workers,
+            settings.calls_max + _REFUSED_MAX,
+            settings.ping_s_min,
+        )
+        assert self._watcher is not None
+        self._service = service = HttpService(
+            connection_settings(config.http, settings),
+            _refuse_http,
+            self._watcher,
+            _refuse_http,
+            bodies=memory,
+            calls=self._open,
+        )
+        self._check(loop)
+        listener = self._bound(settings.address)
+        host = settings.address.rpartition(":")[0]
+        self.address = f"{host}:{listener.getsockname()[1]}"
+        secured = self._access.certificates.get("grpc")
+        if secured is not None:
+            self._listener = TlsListener(loop, listener, service, *secured)
+            return
+        self._listener = await loop.create_server(
+            functools.partial(HttpConnection, service), sock=listener, backlog=config.http.backlog
+        )
 
-    def _bound(self, server: grpc.aio.Server, address: str) -> str:
-        host = address.rpartition(":")[0]
-        try:
-            port = bind(server, address, self._access.certificates)
-        except RuntimeError as error:
-            hint = (
-                "Stop what listens there, or choose another grpc.address; port 0 takes any free"
-                " one."
-            )
-            holder = held_by(address)
-            why = f"it is taken{holder}" if holder else error
-            raise AddressInUse(
-                f"cannot listen on grpc.address = {address!r}: {why}.", hint=hint
-            ) from None
-        return f"{host}:{port}"
+    def _bound(self, address: str) -> socket.socket:
+        """Listen on the address, or on the next free one if it may move."""
+        moves = "grpc.address" in self._node.config.may_move
+        choices: Iterable[str] = nearby(address) if moves else (address,)
+        return bind_first("grpc.address", choices, self._node.config.http.backlog)
+
+    def _check(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Check the time limits of all connections, again and again."""
+        service = self._service
+        assert service is not None
+        settings = service.settings
+        each_s = min(_CHECK_S_MAX, settings.header_s / 4, settings.idle_s / 4)
+        loop.call_later(each_s, self._check, loop)  # first: an error below is not the last look
+        date = email.utils.formatdate(wall_time_us() / 1e6, usegmt=True).encode()
+        service.check(loop.time(), date)
 
     # -- the end
 
@@ -172,10 +203,17 @@ class GrpcServer:
         self._loop.call(self._drain)
 
     def _drain(self) -> None:
-        if self._draining is None and self._server is not None:
+        if not self._is_draining and self._service is not None:
+            self._is_draining = True
             self._calls.closing.set()
-            grace_s = self._node.config.server.drain_s + _GRACE_S
-            self._draining = asyncio.get_running_loop().create_task(self._server.stop(grace_s))
+            self._open.tasks.spawn(self._end_listener())
+            self._service.drain()
+
+    async def _end_listener(self) -> None:
+        if isinstance(self._listener, TlsListener):
+            await self._listener.close()
+        elif self._listener is not None:
+            self._listener.close()
 
     def stop(self) -> None:
         """Send the last replies and stop. Every query has ended before. Idempotent."""
@@ -188,22 +226,39 @@ class GrpcServer:
 
     async def _close(self) -> None:
         self._drain()
-        if self._draining is not None:
-            await asyncio.wait([self._draining], timeout=_GRACE_S)
-            if not self._draining.done() and self._server is not None:
-                await self._server.stop(0)
+        until_s = time.monotonic() + _GRACE_S
+        while self._is_busy() and time.monotonic() < until_s:
+            await asyncio.sleep(0.005)
+        for connection in tuple(self._service.connections) if self._service is not None else ():
+            connection.abort()
+        await asyncio.sleep(0)
+        if self._service is not None:
+            await self._open.tasks.cancel()
+            await self._end_listener()
         if self._watcher is not None:
             self._watcher.close()
 
+    def _is_busy(self) -> bool:
+        """Return whether calls are open, or answers on their way."""
+        connections = () if self._service is None else self._service.connections
+        return any(one.is_busy for one in connections)
 
-def _options(settings: GrpcSettings) -> list[tuple[str, int]]:
-    return [
-        ("grpc.max_receive_message_length", settings.message_bytes_max),
-        ("grpc.max_send_message_length", -1),
-        ("grpc.max_metadata_size", settings.metadata_bytes_max),
-        ("grpc.absolute_max_metadata_size", settings.metadata_bytes_max),
-        ("grpc.max_concurrent_streams", settings.streams_max),
-        ("grpc.max_connection_idle_ms", round(settings.idle_s * 1000)),
-        *connection_options(settings.connections_max, settings.ping_s_min),
-        ("grpc.so_reuseport", 0),
-    ]
+
+def connection_settings(http: HttpSettings, grpc: GrpcSettings) -> HttpSettings:
+    """Return the settings of the connections of a gRPC server: those of HTTP, and its own."""
+    return msgspec.structs.replace(
+        http,
+        connections_max=grpc.connections_max,
+        pipeline_max=grpc.streams_max,
+        header_bytes_max=grpc.metadata_bytes_max,
+        idle_s=grpc.idle_s,
+    )
+
+
+def _refuse_http(request: HttpRequest, *_: object) -> NoReturn:
+    """Refuse a request that is no call."""
+    raise HttpError(
+        415,
+        "this address speaks gRPC, and the request is no call.",
+        "Calls are POST over HTTP/2 with Content-Type: application/grpc; HTTP has http.address.",
+    )

@@ -42,7 +42,7 @@ from clipper.frontend.access_log import AccessLog
 from clipper.frontend.auth.peer_user import is_own_user
 from clipper.frontend.http.body_memory import BodyMemory
 from clipper.frontend.http.exchange import Exchange
-from clipper.frontend.http.http2 import PREFACE, Http2Connection
+from clipper.frontend.http.http2 import PREFACE, Calls, Http2Connection
 from clipper.frontend.http.messages import (
     KNOWN_HEADERS,
     REPEATED,
@@ -99,7 +99,8 @@ class HttpService:
 
     handle: returns the result of a request, or raises. admit: raises for a request that may not be
     made; it is called as soon as the head is there, before a byte of the body is kept. now_s, date:
-    of the last periodic check. bodies: the memory that request bodies take.
+    of the last periodic check. bodies: the memory that request bodies take. calls: answers calls of
+    gRPC; None: they are requests like others.
     exporter: exports spans; None for none. access_log: logs requests; None: those whose callers
     sample them. own_user: only processes of this server's user, and of
     root, are served. turn_s: time of a turn of the loop after which those who have had a request
@@ -119,8 +120,9 @@ class HttpService:
         admit: Callable[[HttpRequest], None] | None = None,
         bodies: BodyMemory | None = None,
         access_log: AccessLog | None = None,
+        calls: Calls | None = None,
     ) -> None:
-        self.admit = admit
+        self.admit, self.calls = admit, calls
         self.access_log = AccessLog(0) if access_log is None else access_log
         self.bodies = BodyMemory(settings.bodies_bytes_max) if bodies is None else bodies
         self.exporter, self.own_user = exporter, own_user

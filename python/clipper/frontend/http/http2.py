@@ -9,11 +9,15 @@ A connection speaks HTTP/2 if it begins with the preface of that protocol, in th
 `http.pipeline_max` is the number of its streams at once. Streams take turns to send. A response
 waits as bytes of its stream until the client's windows and the socket take it; while more than
 `http.unsent_bytes_max` wait, without the longest response, no further one is made.
+
+Calls of gRPC, where the service has `calls`, are streams of another kind: see
+frontend/grpc/call_stream.py.
 """
 
 import asyncio
+import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from clipper_core.http.http2_protocol import Http2Error, Http2EventKind, Http2Protocol
 
@@ -25,6 +29,47 @@ TURN_BYTES: Final = 64 << 10  # of frames that are made before the socket is ask
 STREAM_BYTES: Final = 64 << 10  # of a response that wait; then no more of it is made
 _LINGER_S = 2.0
 _WARNED_S = 1.0  # for a client to answer the first GOAWAY of a drain
+
+
+class StreamAnswer(Protocol):
+    """The answer to one stream, and the request so far. Threads: the event loop's."""
+
+    is_full: bool
+
+    def receive(self, text: bytes, credit: int) -> None:
+        """Take bytes of the request. credit: the bytes of the window that they took."""
+
+    def receive_end(self) -> None:
+        """Note that the request is complete. Only for a call."""
+
+    def lose(self) -> None:
+        """Note that the stream has ended."""
+
+    def hold(self, is_full: bool) -> None:
+        """Make no more of the response, or go on."""
+
+    def lose_client(self) -> None:
+        """Note that the client sends nothing more on the whole connection."""
+
+    def check(self, now_s: float) -> None:
+        """Check the time limits of the request. now_s: the loop's time."""
+
+    def drain(self) -> None:
+        """End an answer that has no end of its own."""
+
+
+class Calls(Protocol):
+    """The server of the calls of gRPC. Threads: the event loop's."""
+
+    @property
+    def ping_s_min(self) -> float:
+        """The shortest time between two pings of a client."""
+
+    def open(self, connection: "Http2Connection", id: int, head: bytes) -> StreamAnswer:
+        """Return what answers a call. head: as one of HTTP/1.1."""
+
+    def refuse_head(self, connection: "Http2Connection", id: int) -> None:
+        """Answer a call whose metadata is too large."""
 
 
 class Http2Stream(asyncio.Transport):
@@ -46,6 +91,22 @@ class Http2Stream(asyncio.Transport):
         self._held += credit
         if not self._is_reading_paused:
             self._give_back()
+
+    def receive_end(self) -> None:
+        """Do nothing: a message of HTTP/1.1 tells its end."""
+
+    def lose_client(self) -> None:
+        """Tell the connection; it answers what it has."""
+        if not self.connection.eof_received():
+            self.abort()
+
+    def check(self, now_s: float) -> None:
+        """Check the time limits of the request."""
+        self.connection.check(now_s)
+
+    def drain(self) -> None:
+        """End a response that has no end of its own."""
+        self.connection.drain()
 
     def _give_back(self) -> None:
         if self._held:
@@ -73,7 +134,7 @@ class Http2Stream(asyncio.Transport):
         """Take bytes of the response."""
         if not self._is_lost:
             self._owner.protocol.answer(self.id, bytes(data))
-            self._owner.hold_back(self)
+            self._owner.hold_back(self, self.id)
             self._owner.settle()
 
     def get_write_buffer_size(self) -> int:
@@ -136,10 +197,15 @@ class Http2Connection(asyncio.Protocol):
         self.service = service
         self.transport = transport
         self.serve = serve
+        self._calls = calls = service.calls
         self.protocol = Http2Protocol(
-            settings.pipeline_max, settings.header_bytes_max, self._now_us()
+            settings.pipeline_max,
+            settings.header_bytes_max,
+            self._now_us(),
+            calls is not None,
+            0 if calls is None else round(calls.ping_s_min * 1e6),
         )
-        self._streams: dict[int, Http2Stream] = {}
+        self._streams: dict[int, StreamAnswer] = {}
         self._since_s = self._stalled_s = service.now_s
         self._warned_s = 0.0
         self._is_full = False  # the transport's buffer is
@@ -152,7 +218,14 @@ class Http2Connection(asyncio.Protocol):
         service.changed()
 
     def _now_us(self) -> int:
-        return int(self.service.now_s * 1e6)
+        # the times of pings are looked at, so that of the last check is too old
+        now_s = self.service.now_s if self._calls is None else time.monotonic()
+        return int(now_s * 1e6)
+
+    @property
+    def is_busy(self) -> bool:
+        """True while a request is being read or answered."""
+        return bool(self._streams)
 
     # -- reading
 
@@ -180,18 +253,34 @@ class Http2Connection(asyncio.Protocol):
                     self._end_stream(id)
                 elif kind == Http2EventKind.WENT_ON:
                     self._receive(id, text, credit)
+                elif kind >= Http2EventKind.CALLED:
+                    self._take_call(kind, id, text)
                 else:
                     self._begin(id, text, credit, kind == Http2EventKind.TOO_LARGE)
         return found
 
     def _begin(self, id: int, text: bytes, credit: int, is_large: bool) -> None:
-        stream = self._streams[id] = Http2Stream(self, id)
+        self._streams[id] = stream = Http2Stream(self, id)
         stream.connection.open_stream(stream)
         if self._is_crowded:
             stream.hold(True)
         if is_large:
             stream.connection.refuse_head()
         stream.receive(text, credit)
+
+    def _take_call(self, kind: int, id: int, head: bytes) -> None:
+        """Begin a call, or end its request."""
+        assert self._calls is not None
+        if kind == Http2EventKind.CALL_ENDED:
+            if (known := self._streams.get(id)) is not None:
+                known.receive_end()
+            return
+        if kind == Http2EventKind.CALL_TOO_LARGE:
+            self._calls.refuse_head(self, id)
+            return
+        stream = self._streams[id] = self._calls.open(self, id, head)
+        if self._is_crowded:
+            stream.hold(True)
 
     def _receive(self, id: int, text: bytes, credit: int) -> None:
         stream = self._streams.get(id)
@@ -213,8 +302,7 @@ class Http2Connection(asyncio.Protocol):
         if self._gone or not self.transport.can_write_eof():
             return False
         for stream in tuple(self._streams.values()):
-            if not stream.connection.eof_received():
-                stream.abort()
+            stream.lose_client()
         self.settle()
         return not self.transport.is_closing()
 
@@ -240,9 +328,9 @@ class Http2Connection(asyncio.Protocol):
         self._is_full = False
         self.settle()
 
-    def hold_back(self, stream: Http2Stream) -> None:
+    def hold_back(self, stream: StreamAnswer, id: int) -> None:
         """Let no more of a response be made if too much waits. The stream has just written."""
-        if self.protocol.unsent(stream.id) >= STREAM_BYTES:
+        if self.protocol.unsent(id) >= STREAM_BYTES:
             stream.hold(True)
         most = self.service.settings.unsent_bytes_max
         if not self._is_crowded and self.protocol.unsent_bytes >= most:
@@ -284,8 +372,8 @@ class Http2Connection(asyncio.Protocol):
         unsent, most = self.protocol.unsent_bytes, self.service.settings.unsent_bytes_max
         self._is_crowded = unsent >= (most // 2 if self._is_crowded else most)
         resumed = False
-        for stream in tuple(self._streams.values()):
-            own = self.protocol.unsent(stream.id)
+        for id, stream in tuple(self._streams.items()):
+            own = self.protocol.unsent(id)
             is_full = self._is_crowded or own >= STREAM_BYTES
             if stream.is_full and not is_full and own > STREAM_BYTES // 4:
                 continue
@@ -322,7 +410,7 @@ class Http2Connection(asyncio.Protocol):
         self.protocol.go_away(warn=bool(self._streams))
         self._warned_s = self.service.now_s
         for stream in tuple(self._streams.values()):
-            stream.connection.drain()
+            stream.drain()
         self.settle()
 
     def abort(self) -> None:
@@ -340,7 +428,7 @@ class Http2Connection(asyncio.Protocol):
             self.abort()
             return
         for stream in tuple(self._streams.values()):
-            stream.connection.check(now_s)
+            stream.check(now_s)
         is_idle = not self._streams and now_s - self._since_s > settings.idle_s
         is_warned = self.service.draining and now_s - self._warned_s > _WARNED_S
         if waits_since_us and now_s - waits_since_us / 1e6 > settings.header_s:

@@ -253,17 +253,20 @@ def _bind_all(
         found = []
         for key, address, handle in each:
             choices = nearby(address) if key in may_move else (address,)
-            found.append((bound.enter_context(_bind_first(key, choices, backlog)), handle))
+            found.append((bound.enter_context(bind_first(f"http.{key}", choices, backlog)), handle))
         bound.pop_all()
         return found
 
 
-def _bind_first(key: str, choices: Iterable[str], backlog: int) -> socket.socket:
-    """Listen on the first address that is free. Raises AddressInUse of the first if none is."""
+def bind_first(setting: str, choices: Iterable[str], backlog: int) -> socket.socket:
+    """Listen on the first address that is free. Raises AddressInUse of the first if none is.
+
+    setting: as for `bind_listener`.
+    """
     taken: list[AddressInUse] = []
     for address in choices:
         try:
-            return bind_listener(f"http.{key}", address, backlog)
+            return bind_listener(setting, address, backlog)
         except AddressInUse as error:
             taken.append(error)
     raise taken[0]

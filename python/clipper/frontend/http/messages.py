@@ -353,7 +353,7 @@ _LINES = {
     for status in http.HTTPStatus
 }
 _BODILESS = frozenset((204, 304))
-_GZIP = 31  # window bits of zlib with the header of gzip
+GZIP = 31  # window bits of zlib with the header of gzip
 
 
 def head_of(
@@ -408,7 +408,7 @@ def inflate(body: bytes | bytearray, encoding: bytes, size_max: int) -> bytes | 
     encoding = encoding.strip().lower()
     if encoding in (b"", b"identity"):
         return body
-    bits = {b"gzip": _GZIP, b"x-gzip": _GZIP, b"deflate": 15}.get(encoding)
+    bits = {b"gzip": GZIP, b"x-gzip": GZIP, b"deflate": 15}.get(encoding)
     if bits is None:
         raise HttpError(
             415,
@@ -416,7 +416,7 @@ def inflate(body: bytes | bytearray, encoding: bytes, size_max: int) -> bytes | 
             "Use gzip, deflate, or none.",
         )
     try:
-        plain, is_whole = _decompressed(body, bits, size_max)
+        plain, is_whole = decompressed(body, bits, size_max)
     except zlib.error:
         raise InvalidInput(
             f"the body does not match its Content-Encoding: {encoding.decode()}."
@@ -431,7 +431,7 @@ def inflate(body: bytes | bytearray, encoding: bytes, size_max: int) -> bytes | 
     return plain
 
 
-def _decompressed(body: bytes | bytearray, bits: int, size_max: int) -> tuple[bytes, bool]:
+def decompressed(body: bytes | bytearray, bits: int, size_max: int) -> tuple[bytes, bool]:
     """Return the decompressed bytes, at most one more than `size_max`, and whether the body is
     whole. A body of gzip may have several members (RFC 1952). Raises zlib.error."""
     plain, rest = [], memoryview(body)
@@ -441,7 +441,7 @@ def _decompressed(body: bytes | bytearray, bits: int, size_max: int) -> tuple[by
         plain.append(inflater.decompress(rest, size_max + 1 - size))
         size += len(plain[-1])
         left = len(inflater.unused_data)
-        if not (left and inflater.eof and bits == _GZIP):
+        if not (left and inflater.eof and bits == GZIP):
             return b"".join(plain), inflater.eof and not left
         rest = rest[len(rest) - left :]
     return b"".join(plain), False

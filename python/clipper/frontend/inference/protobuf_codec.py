@@ -8,7 +8,7 @@ typed field of `contents` for their datatype. Outputs are returned raw. Source: 
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -133,7 +133,7 @@ def encode(
     version: str,
     id: str,
     outputs: object,
-    parameters: Mapping[str, Any],
+    parameters: Mapping[str, codec.JsonValue],
     wanted: Sequence[codec.RequestedOutput] = (),
     of_each: Mapping[str, Plain] | None = None,
 ) -> bytes:
