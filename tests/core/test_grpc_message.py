@@ -163,6 +163,12 @@ def test_what_is_no_call_is_a_request(fields: Any) -> None:
     assert [kind for kind, *_ in protocol.events()] == [Http2EventKind.BEGAN], "calls are not asked"
 
 
+def test_blanks_at_the_ends_of_metadata_are_dropped() -> None:
+    given = [*CALL, (b"a", b" \tb c \t"), (b"authorization", b"Bearer ")]
+    (head, *_) = Called().feed(headers(1, given))
+    assert head[2].endswith(b"\r\na: b c\r\nauthorization: Bearer\r\n\r\n")
+
+
 @pytest.mark.parametrize("value", [b"application/grpc+proto", b"application/grpc;charset=utf-8"])
 def test_forms_of_the_type_of_calls(value: bytes) -> None:
     (kind, *_), *_ = Called().feed(headers(1, [*CALL[:4], (b"content-type", value)]))

@@ -22,6 +22,8 @@ cdef cppclass RequestHead:
     bint wrong                  # the request is malformed
     bint large                  # there are too many fields: they are not kept
     bint is_grpc                # its content is of gRPC
+    bint strips                 # blanks at the ends of a value are dropped, as gRPC has it; else
+                                # they are malformed
     Bytes method
     Bytes path
     Bytes authority
@@ -29,7 +31,7 @@ cdef cppclass RequestHead:
     Bytes lines                 # the other fields
 
 cdef void request_head_clear(RequestHead* head, bint trailers) noexcept nogil
-cdef void request_head_add(RequestHead* head, const HpackField* field,
+cdef void request_head_add(RequestHead* head, HpackField* field,
                            u64 list_bytes_max) noexcept nogil
 # Append the head to `out`. ended: the request has no body. Return False if it is malformed.
 cdef bint request_head_write(RequestHead* head, bint ended, Bytes* out) noexcept nogil

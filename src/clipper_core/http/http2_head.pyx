@@ -135,7 +135,20 @@ cdef bint _is_grpc(const HpackField* field) noexcept nogil:
     return n == 16 or field.value[16] == 43 or field.value[16] == 59    # + ;
 
 
-cdef void request_head_add(RequestHead* head, const HpackField* field,
+cdef inline bint _is_blank(u8 byte) noexcept nogil:
+    return byte == 32 or byte == 9
+
+
+cdef void _strip(HpackField* field) noexcept nogil:
+    """Drop blanks at the ends of the value."""
+    while field.value_bytes and _is_blank(field.value[0]):
+        field.value += 1
+        field.value_bytes -= 1
+    while field.value_bytes and _is_blank(field.value[field.value_bytes - 1]):
+        field.value_bytes -= 1
+
+
+cdef void request_head_add(RequestHead* head, HpackField* field,
                            u64 list_bytes_max) noexcept nogil:
     cdef const u8* name = field.name
     cdef u32 n = field.name_bytes
@@ -144,6 +157,8 @@ cdef void request_head_add(RequestHead* head, const HpackField* field,
     head.list_bytes += n + field.value_bytes + OVERHEAD
     head.large = head.large or head.list_bytes > list_bytes_max or head.count > FIELDS_MAX
     head.is_grpc = head.is_grpc or _is_grpc(field)
+    if head.strips:
+        _strip(field)
     if n == 0 or not _is_value(field.value, field.value_bytes):
         head.wrong = True
     if head.wrong or head.large:

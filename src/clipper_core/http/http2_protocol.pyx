@@ -982,6 +982,7 @@ cdef class Http2Protocol:
             raise_for(NO_MEMORY, "no memory for a connection of HTTP/2")
         http2_open(self.state, streams_max, header_bytes_max, now_us)
         self.state.calls = calls
+        self.state.head.strips = calls
         self.state.ping_us_min = ping_us_min
 
     def __dealloc__(self):

@@ -1,7 +1,7 @@
 """The door of a gRPC server: connections, and calls that are refused before their message is read.
 
-grpcio calls the handlers of methods with the whole message. It looks for the handler of a call as
-soon as the metadata is there, and a handler of a stream of requests reads none unless it asks for
+A handler of one request is called with the whole message. The handler of a call is looked for as
+soon as the metadata is there, and that of a stream of requests reads none unless it asks for
 it. So the door answers calls that may not be made by a handler of a stream that reads nothing.
 """
 
@@ -36,16 +36,6 @@ Check = Callable[[bytes], object]
 def check_of(keys: ApiKeys | None) -> Check | None:
     """Return the check of API keys; None if no keys are configured."""
     return None if keys is None else keys.check
-
-
-def connection_options(connections_max: int, ping_s_min: float) -> list[tuple[str, int]]:
-    """Return grpcio's options for the connections of a server. ping_s_min: the shortest interval of
-    a client's keepalive pings."""
-    return [
-        ("grpc.max_allowed_incoming_connections", connections_max),
-        ("grpc.http2.min_ping_interval_without_data_ms", round(ping_s_min * 1000)),
-        ("grpc.keepalive_permit_without_calls", 1),
-    ]
 
 
 class Door:

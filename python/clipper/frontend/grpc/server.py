@@ -1,17 +1,14 @@
 """The gRPC server: a thread with an event loop, and its services. Needs the extra `grpc`."""
 
 import asyncio
-import email.utils
-import functools
 import socket
 import time
 from collections.abc import Callable, Iterable
-from typing import Final, NoReturn
+from typing import Final
 
 import grpc
 import msgspec
 
-from clipper.clock import wall_time_us
 from clipper.component import Health, Loop, Pool, fast_event_loop, require_descriptors
 from clipper.frontend.access_log import AccessLog
 from clipper.frontend.auth.credential_files import CredentialFiles
@@ -23,16 +20,14 @@ from clipper.frontend.grpc.door import Door, check_of
 from clipper.frontend.grpc.health import HEALTH, REFLECTION, HealthService, ReflectionService
 from clipper.frontend.grpc.inference import SERVICE as INFERENCE
 from clipper.frontend.grpc.inference import InferenceService
+from clipper.frontend.grpc.listener import CallListener
 from clipper.frontend.grpc.mesh import SERVICE as MESH
 from clipper.frontend.grpc.mesh import MeshService
 from clipper.frontend.grpc.mesh_watch import SERVICE as MESH_WATCH
 from clipper.frontend.grpc.mesh_watch import MeshWatchService
 from clipper.frontend.grpc.payload_methods import PayloadMethods
 from clipper.frontend.http.body_memory import BodyMemory
-from clipper.frontend.http.connection import HttpConnection, HttpService
 from clipper.frontend.http.listeners import bind_first
-from clipper.frontend.http.messages import HttpError, HttpRequest
-from clipper.frontend.http.tls import TlsListener
 from clipper.frontend.server_interface import ServerInterface
 from clipper.frontend.tracing.exporter import SpanExporter
 from clipper.mesh.data_plane import DataPlane
@@ -45,8 +40,6 @@ from clipper.settings.ports import nearby
 _WORKERS = 4
 # further calls that are rejected with the reason; those beyond are rejected at once
 _REFUSED_MAX = 1024
-_CHECK_S_MAX = 0.5
-_GRACE_S = 1.0  # time to send the last replies after every query has ended
 _STOP_S = 10.0  # for calls in the pools, and for the event loop
 DESCRIPTORS: Final = 16  # of a loop and of connections
 
@@ -80,11 +73,9 @@ class GrpcServer:
         self._workers = Pool("clipper-grpc-work", _WORKERS)
         self._managers = Pool("clipper-grpc-manage", _WORKERS)
         self._watcher: FutureWatcher | None = None
-        self._service: HttpService | None = None  # its connections
-        self._listener: asyncio.AbstractServer | TlsListener | None = None
+        self._listener: CallListener | None = None
         self._open: CallServer
         self._calls: GrpcDispatcher
-        self._is_draining = False
         self._mesh: tuple[MeshService, MeshWatchService] | None = None
 
     def start(self) -> None:
@@ -150,51 +141,28 @@ class GrpcServer:
     ) -> None:
         """Listen, and serve calls by these handlers. Raises AddressInUse."""
         settings, config = self._node.config.grpc, self._node.config
-        memory = BodyMemory(bodies_bytes(config.http))
         self._open = CallServer(
             handlers,
             settings.message_bytes_max,
-            memory,
+            BodyMemory(bodies_bytes(config.http)),
             self._workers,
             settings.calls_max + _REFUSED_MAX,
             settings.ping_s_min,
         )
         assert self._watcher is not None
-        self._service = service = HttpService(
-            connection_settings(config.http, settings),
-            _refuse_http,
-            self._watcher,
-            _refuse_http,
-            bodies=memory,
-            calls=self._open,
+        self._listener = CallListener(
+            loop, self._open, connection_settings(config.http, settings), self._watcher
         )
-        self._check(loop)
         listener = self._bound(settings.address)
         host = settings.address.rpartition(":")[0]
         self.address = f"{host}:{listener.getsockname()[1]}"
-        secured = self._access.certificates.get("grpc")
-        if secured is not None:
-            self._listener = TlsListener(loop, listener, service, *secured)
-            return
-        self._listener = await loop.create_server(
-            functools.partial(HttpConnection, service), sock=listener, backlog=config.http.backlog
-        )
+        await self._listener.listen(listener, self._access.certificates.get("grpc"))
 
     def _bound(self, address: str) -> socket.socket:
         """Listen on the address, or on the next free one if it may move."""
         moves = "grpc.address" in self._node.config.may_move
         choices: Iterable[str] = nearby(address) if moves else (address,)
         return bind_first("grpc.address", choices, self._node.config.http.backlog)
-
-    def _check(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Check the time limits of all connections, again and again."""
-        service = self._service
-        assert service is not None
-        settings = service.settings
-        each_s = min(_CHECK_S_MAX, settings.header_s / 4, settings.idle_s / 4)
-        loop.call_later(each_s, self._check, loop)  # first: an error below is not the last look
-        date = email.utils.formatdate(wall_time_us() / 1e6, usegmt=True).encode()
-        service.check(loop.time(), date)
 
     # -- the end
 
@@ -203,17 +171,9 @@ class GrpcServer:
         self._loop.call(self._drain)
 
     def _drain(self) -> None:
-        if not self._is_draining and self._service is not None:
-            self._is_draining = True
+        if self._listener is not None:
             self._calls.closing.set()
-            self._open.tasks.spawn(self._end_listener())
-            self._service.drain()
-
-    async def _end_listener(self) -> None:
-        if isinstance(self._listener, TlsListener):
-            await self._listener.close()
-        elif self._listener is not None:
-            self._listener.close()
+            self._listener.drain()
 
     def stop(self) -> None:
         """Send the last replies and stop. Every query has ended before. Idempotent."""
@@ -226,22 +186,10 @@ class GrpcServer:
 
     async def _close(self) -> None:
         self._drain()
-        until_s = time.monotonic() + _GRACE_S
-        while self._is_busy() and time.monotonic() < until_s:
-            await asyncio.sleep(0.005)
-        for connection in tuple(self._service.connections) if self._service is not None else ():
-            connection.abort()
-        await asyncio.sleep(0)
-        if self._service is not None:
-            await self._open.tasks.cancel()
-            await self._end_listener()
+        if self._listener is not None:
+            await self._listener.close()
         if self._watcher is not None:
             self._watcher.close()
-
-    def _is_busy(self) -> bool:
-        """Return whether calls are open, or answers on their way."""
-        connections = () if self._service is None else self._service.connections
-        return any(one.is_busy for one in connections)
 
 
 def connection_settings(http: HttpSettings, grpc: GrpcSettings) -> HttpSettings:
@@ -252,13 +200,4 @@ def connection_settings(http: HttpSettings, grpc: GrpcSettings) -> HttpSettings:
         pipeline_max=grpc.streams_max,
         header_bytes_max=grpc.metadata_bytes_max,
         idle_s=grpc.idle_s,
-    )
-
-
-def _refuse_http(request: HttpRequest, *_: object) -> NoReturn:
-    """Refuse a request that is no call."""
-    raise HttpError(
-        415,
-        "this address speaks gRPC, and the request is no call.",
-        "Calls are POST over HTTP/2 with Content-Type: application/grpc; HTTP has http.address.",
     )

@@ -20,17 +20,21 @@ from clipper.component import (
     Backoff,
     Health,
     Loop,
+    Pool,
     State,
     Tasks,
     fast_event_loop,
     require_descriptors,
 )
-from clipper.errors import AddressInUse, ClipperError, NotAllowed, Unknown
+from clipper.errors import ClipperError, NotAllowed, Unknown
 from clipper.frontend.auth.credential_files import CredentialFiles
+from clipper.frontend.grpc.call_stream import CallServer
 from clipper.frontend.grpc.calls import Requests, abort, decoder
-from clipper.frontend.grpc.credentials import bind
-from clipper.frontend.grpc.door import Door, connection_options
+from clipper.frontend.grpc.door import Door
 from clipper.frontend.grpc.health import HEALTH, NOT_SERVING, REFLECTION, SERVING, about, statuses
+from clipper.frontend.grpc.listener import CallListener
+from clipper.frontend.http.body_memory import BodyMemory
+from clipper.frontend.http.listeners import bind_listener
 from clipper.frontend.params_grpc.service import (
     ALIASES,
     SERVICE,
@@ -44,14 +48,17 @@ from clipper.metrics import TlsCounts
 from clipper.params.local import shard_process
 from clipper.params.shard.shard import Shard
 from clipper.params.tokens import TokenFile, check_role, digest_of
+from clipper.serving.query.future_watcher import FutureWatcher
+from clipper.settings.http import HttpSettings, bodies_bytes
 from clipper.settings.params import ParamsSettings, grpc_address, params_tls
 from clipper_container.forking.fork_server import Parent
 
 CALLS_MAX: Final = 1024
 PING_S_MIN: Final = 1.0  # between keepalive pings of a client
-_GRACE_S: Final = 1.0
+_WORKERS: Final = 1
+_IDLE_S: Final = 86_400.0  # a worker may compute for long between two calls
 _STOP_S: Final = 10.0
-_DESCRIPTORS: Final = 48  # gRPC aborts the process when it has none while it starts
+_DESCRIPTORS: Final = 16  # of a loop and of connections
 _CHECK_S: Final = 0.5
 _GATHER_S: Final = 1.0
 _SERVICES: Final = (SERVICE, HEALTH, REFLECTION)
@@ -79,14 +86,16 @@ class ShardGrpc:
         )
         self._tasks = Tasks("clipper-shard-grpc")
         self._closing: asyncio.Event
-        self._server: grpc.aio.Server | None = None
+        self._workers = Pool("clipper-shard-grpc-work", _WORKERS)
+        self._listener: CallListener | None = None
 
     def start(self) -> "ShardGrpc":
         """Start the thread. The shard's loop is running. Raises AddressInUse, NotStarted,
         OSError."""
         require_descriptors(_DESCRIPTORS, "params.grpc")
-        self._loop.start()
         try:
+            self._workers.start()
+            self._loop.start()
             self._access.start()
         except BaseException:
             self.stop()
@@ -99,10 +108,11 @@ class ShardGrpc:
             self._access.stop()
         finally:
             self._loop.end(_STOP_S)
+            self._workers.shutdown()
 
     def health(self) -> list[Health]:
         """Return the state of the event loop and of its tasks."""
-        found = [self._loop.health(), *self._tasks.health()]
+        found = [self._loop.health(), self._workers.health(), *self._tasks.health()]
         if why := self._connection.failure:
             name = "clipper-shard-grpc-connection"
             found.append(Health(name, State.FAILED, why, vital=True))
@@ -113,24 +123,20 @@ class ShardGrpc:
     async def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
         self._closing = asyncio.Event()
         settings = self._shard.config.settings
-        options = [
-            ("grpc.max_receive_message_length", settings.grpc_message_bytes_max),
-            ("grpc.max_send_message_length", -1),
-            ("grpc.so_reuseport", 0),
-            *connection_options(settings.connections_max, PING_S_MIN),
-        ]
         await self._connection.open()
-        self._server = server = grpc.aio.server(options=options, maximum_concurrent_rpcs=CALLS_MAX)
-        server.add_generic_rpc_handlers((Door(self._check_token), *self._handlers()))
-        try:
-            port = bind(server, self._wanted, self._access.certificates)
-        except RuntimeError as error:
-            hint = "Choose another params.grpc."
-            raise AddressInUse(
-                f"cannot listen on {self._wanted}, of params.grpc: {error}.", hint=hint
-            ) from None
-        self.address = f"{self._wanted.rpartition(':')[0]}:{port}"
-        await server.start()
+        shared = connection_settings(settings.connections_max)
+        calls = CallServer(
+            (Door(self._check_token), *self._handlers()),
+            settings.grpc_message_bytes_max,
+            BodyMemory(bodies_bytes(shared)),
+            self._workers,
+            CALLS_MAX,
+            PING_S_MIN,
+        )
+        self._listener = CallListener(loop, calls, shared, FutureWatcher(loop, ()))
+        listener = bind_listener("params.grpc", self._wanted, shared.backlog)
+        self.address = f"{self._wanted.rpartition(':')[0]}:{listener.getsockname()[1]}"
+        await self._listener.listen(listener, self._access.certificates.get("grpc"))
         self._tasks.keep("clipper-shard-grpc-gather", self._gather, Backoff(_GATHER_S, _GATHER_S))
 
     async def _gather(self) -> None:
@@ -147,8 +153,8 @@ class ShardGrpc:
             await self._tasks.cancel()
             await self._connection.close()
         finally:
-            if self._server is not None:
-                await self._server.stop(_GRACE_S)
+            if self._listener is not None:
+                await self._listener.close()
 
     # -- handlers
 
@@ -266,6 +272,11 @@ class ShardGrpc:
             yield response(
                 valid_host=request.host, original_request=request, **about(request, _SERVICES)
             )
+
+
+def connection_settings(connections_max: int) -> HttpSettings:
+    """Return the settings of the connections of a shard, in the words of HTTP."""
+    return HttpSettings(connections_max=connections_max, pipeline_max=CALLS_MAX, idle_s=_IDLE_S)
 
 
 def _access_of(settings: ParamsSettings, token: str) -> CredentialFiles:
