@@ -21,6 +21,7 @@ from clipper_container.wire.transport import (
     Stopping,
     StopSwitch,
     connect,
+    parse_address,
     set_timeouts,
 )
 from container_sdk.tests import fake_server as fake
@@ -340,6 +341,7 @@ def test_a_message_is_sent_whole_however_little_the_socket_takes(pair):
 
 
 def test_addresses():
+    assert parse_address("tcp://127.0.0.1:9") == parse_address("tcp:127.0.0.1:9")
     for bad in ("unix:", "tcp:host", "tcp::1", "tcp:host:port", "http://x", ""):
         with pytest.raises(ValueError, match="unix:/path or tcp:host:port"):
             connect(bad, 1)

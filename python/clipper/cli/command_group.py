@@ -24,12 +24,13 @@ class CommandGroup(click.Group):
 
     def __init__(
         self,
-        *args: Any,
+        name: str | None = None,
+        *,
         default: str | None = None,
         sections: Mapping[str, Sequence[str]] | None = None,
         **settings: Any,
     ) -> None:
-        super().__init__(*args, **settings)
+        super().__init__(name, **settings)
         self._default = default
         self._sections = sections or {}
 

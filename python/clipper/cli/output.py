@@ -26,8 +26,8 @@ STATE_COLOURS: Final = {
 }
 
 
-class Output:
-    """What a command prints, in the format of -o. Threads: one.
+class CommandOutput:
+    """Prints the results of a command in the format of -o. Threads: one.
 
     is_data: the format is for programs.
     """
@@ -66,10 +66,10 @@ class Output:
 
 
 def with_output(verb: Verb) -> Verb:
-    """Add -o to a command, which receives an Output. `--json`, which was its form before, stays."""
+    """Add -o to a command, which receives its output. `--json`, its form before, stays."""
 
     def with_format(form: str, as_json: bool, **words: object) -> None:
-        verb(output=Output("json" if as_json else form), **words)
+        verb(output=CommandOutput("json" if as_json else form), **words)
 
     with_format.__doc__, with_format.__name__ = verb.__doc__, verb.__name__
     with_format.__click_params__ = getattr(verb, "__click_params__", [])  # type: ignore[attr-defined]

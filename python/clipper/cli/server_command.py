@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from clipper.cli.command_group import with_options
-from clipper.cli.output import Output, with_output
+from clipper.cli.output import CommandOutput, with_output
 from clipper.cli.servers.up import file_or_default
 from clipper.errors import InvalidInput
 
@@ -53,7 +53,9 @@ def _connected(url: str | None, token: str | None, ca: str | None) -> "Client":
 class ServerCommand:
     """The connection options of a command, and its output."""
 
-    def __init__(self, url: str | None, token: str | None, ca: str | None, output: Output) -> None:
+    def __init__(
+        self, url: str | None, token: str | None, ca: str | None, output: CommandOutput
+    ) -> None:
         self.output = output
         self._url, self._token, self._ca = url, token, ca
 
@@ -76,7 +78,7 @@ def with_server(verb: Callable[..., None]) -> Callable[..., None]:
     """Add --url, --token, --ca and -o to a command, which receives a ServerCommand."""
 
     def with_connection(
-        url: str | None, token: str | None, ca: str | None, output: Output, **words: object
+        url: str | None, token: str | None, ca: str | None, output: CommandOutput, **words: object
     ) -> None:
         verb(ServerCommand(url, token, ca, output), **words)
 

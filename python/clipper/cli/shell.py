@@ -23,7 +23,7 @@ from clipper.cli.monitoring.inspection import history, models, stats
 from clipper.cli.monitoring.status import logs, ps
 from clipper.cli.monitoring.top import top
 from clipper.cli.nouns import NOUNS
-from clipper.cli.output import Output, with_output
+from clipper.cli.output import CommandOutput, with_output
 from clipper.cli.params.shards import params
 from clipper.cli.servers.config import config
 from clipper.cli.servers.dashboard import dashboard
@@ -84,7 +84,7 @@ def help_(ctx: click.Context, words: tuple[str, ...]) -> None:
 
 @main.command(short_help="Print the version.")
 @with_output
-def version(output: Output) -> None:
+def version(output: CommandOutput) -> None:
     """Print the version, with that of Python and the platform.
 
     \b
@@ -121,7 +121,7 @@ def version(output: Output) -> None:
     help="Draw the learned shares and the events over time, as a PNG.",
 )
 @with_output
-def demo(seconds: float | None, rate: float, state: str, output: Output, plot: str) -> None:
+def demo(seconds: float | None, rate: float, state: str, output: CommandOutput, plot: str) -> None:
     """Serve five scikit-learn models of handwritten digits, with a live table.
 
     Trains them on scikit-learn's digits, starts each in its own processes, and sends queries. Shows
@@ -146,7 +146,7 @@ def demo(seconds: float | None, rate: float, state: str, output: Output, plot: s
 
 @main.command(short_help="Check what a server needs on this machine.")
 @with_output
-def doctor(output: Output) -> None:
+def doctor(output: CommandOutput) -> None:
     """Check what a server needs on this machine: the compiled core, a container that answers, a
     disk that syncs.
 

@@ -74,10 +74,10 @@ class Applications:
         """Return the checked changes of an application's record."""
         changes: dict[str, UserValue] = dict(settings)
         if unknown := sorted(set(changes) - set(_SETTINGS)):
-            guess = did_you_mean(unknown[0], _SETTINGS) or "."
+            guess = did_you_mean(unknown[0], ("models", *_SETTINGS)) or "."
             raise InvalidInput(
                 f"unknown setting {unknown[0]!r} of application {name!r}{guess}",
-                hint=f"Settings: {', '.join(_SETTINGS)}.",
+                hint=f"Settings: models, {', '.join(_SETTINGS)}.",
             )
         if models is not None:
             changes["models"] = (

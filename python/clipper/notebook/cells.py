@@ -1,26 +1,60 @@
-"""What the cells of a session have started. A cell that runs again closes the servers that it
-started before, and retires the versions that it deployed before in favour of those that it has
-deployed now; without that, each run would leave a process."""
+"""Servers and versions by the cell that has started them.
+
+A cell that runs again closes the servers that it started before, and retires the versions that it
+deployed before in favour of those that it has deployed now; without that, each run would leave a
+process.
+"""
 
 import contextlib
 import sys
 import weakref
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from clipper.errors import ClipperError
 from clipper.notebook.shown import SHOWN
 from clipper.server import ClipperServer
 from clipper.types import VersionedModel
 
+_Parent = Callable[[], Mapping[str, Mapping[str, str]]]
+
+
+class _Formats(Protocol):
+    """The form of objects for one type of content."""
+
+    def for_type(self, kind: type, shown: Callable[..., str], /) -> object:
+        """Show objects of a class by a function."""
+
+
+class _Displays(Protocol):
+    """The forms in which a session shows objects, by type of content."""
+
+    formatters: Mapping[str, _Formats]
+
+
+class _Events(Protocol):
+    """The events of a session."""
+
+    def register(self, name: str, call: Callable[[object], None], /) -> None:
+        """Call a function at each event of a name."""
+
+
+class Shell(Protocol):
+    """The parts of a session of IPython that are used here. user_ns: its variables; `In` has the
+    texts of the cells."""
+
+    display_formatter: _Displays
+    events: _Events
+    user_ns: Mapping[str, Sequence[str]]
+
 
 class Cells:
-    """What the cells of a session have started. Threads: that of the session.
+    """Keeps the servers and versions that each cell has started. Threads: that of the session.
 
     shell: IPython's.
     """
 
-    def __init__(self, shell: Any) -> None:
+    def __init__(self, shell: Shell) -> None:
         self._shell = shell
         self._servers: dict[str, list[weakref.ref[ClipperServer]]] = {}
         self._deployed: dict[str, list[tuple[weakref.ref[ClipperServer], VersionedModel]]] = {}
@@ -69,7 +103,7 @@ class Cells:
 
     def _cell(self) -> str:
         """Return the id of the cell that runs, where the front end gives it one, else its text."""
-        parent: Callable[[], Mapping[str, Any]] | None = getattr(self._shell, "get_parent", None)
+        parent: _Parent | None = getattr(self._shell, "get_parent", None)
         found = parent().get("metadata", {}).get("cellId") if parent is not None else ""
         return str(found or self._shell.user_ns["In"][-1])
 
@@ -91,4 +125,4 @@ def cells_of_session() -> Cells | None:
     return cells
 
 
-_sessions: "weakref.WeakKeyDictionary[Any, Cells]" = weakref.WeakKeyDictionary()
+_sessions: "weakref.WeakKeyDictionary[Shell, Cells]" = weakref.WeakKeyDictionary()

@@ -3,7 +3,7 @@ escaped."""
 
 import html
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from clipper.server import ClipperServer
 from clipper.serving.query.application import ApplicationHandle
@@ -77,7 +77,7 @@ def _cut(text: str) -> str:
     return text if len(text) <= _CHARS_MAX else f"{text[:_CHARS_MAX]}..."
 
 
-SHOWN: Final[Mapping[type, Callable[[Any], str]]] = {
+SHOWN: Final[Mapping[type, Callable[..., str]]] = {
     Answer: answer_html,
     Answers: answers_html,
     ApplicationHandle: application_html,

@@ -23,10 +23,18 @@ roles = ["elsewhere = shadow"]
 """
 
 
+CODE = """\
+raise RuntimeError("it is not to be run")
+
+def f(rows):
+    return rows
+"""
+
+
 def checked(folder: Path, text: str) -> list[str]:
     path = folder / "clipper.toml"
     path.write_text(text)
-    (folder / "ours_to_check.py").write_text("raise RuntimeError('it is not to be run')\n")
+    (folder / "ours_to_check.py").write_text(CODE)
     return check_declared(load(path, {}), str(folder))
 
 
@@ -44,6 +52,7 @@ def test_a_good_file_is_good_and_nothing_is_run(tmp_path: Path) -> None:
         ('["m", "elsewhere"]', '["m", "elsewere"]', 6, "elsewere"),
         ('["elsewhere = shadow"]', '["m = shadow", "elsewhere = shadow"]', 10, ""),
         ("ours_to_check:f", "our_to_check:f", 2, "(there is ours_to_check.py)"),
+        ("ours_to_check:f", "ours_to_check:ff", 2, "has no 'ff' - did you mean 'f'?"),
         ("ours_to_check:f", "absent.onnx", 2, "cannot read"),
         ("ours_to_check:f", "no model", 2, "names no model"),
         ('target = "ours_to_check:f"', 'command = ["./absent"]', 2, "there is no program"),

@@ -136,11 +136,14 @@ class Buffer:
 
 
 def parse_address(address: str) -> tuple[str, str, int]:
-    """Return ("unix", path, 0) or ("tcp", host, port). Raises: ValueError."""
+    """Return ("unix", path, 0) or ("tcp", host, port). Raises: ValueError.
+
+    `tcp://host:port`, as a server's settings have it, is `tcp:host:port`.
+    """
     kind, _, rest = address.partition(":")
     if kind == "unix" and rest:
         return kind, rest, 0
-    host, _, port = rest.rpartition(":")
+    host, _, port = rest.removeprefix("//").rpartition(":")
     if kind != "tcp" or not host or not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"cannot connect to {address!r}: write unix:/path or tcp:host:port")
     return kind, host.strip("[]"), int(port)

@@ -171,7 +171,7 @@ def shadow(
 @click.option(
     "--output-tensor",
     metavar="NAME",
-    help="Output that the policy combines, for models with several outputs.",
+    help="CommandOutput that the policy combines, for models with several outputs.",
 )
 @dry
 @with_server

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from clipper.cli.command_group import CommandGroup
-from clipper.cli.output import Output, with_output
+from clipper.cli.output import CommandOutput, with_output
 from clipper.errors import ConfigError
 from clipper.store import STATE_FILE, Store, copying, open_store
 
@@ -39,7 +39,13 @@ def registry() -> None:
 @click.option("--follow", is_flag=True, help="Then keep copying changes of SRC, until Ctrl-C.")
 @with_output
 def copy(
-    source: str, target: str, verify: bool, prefix: str, replace: bool, follow: bool, output: Output
+    source: str,
+    target: str,
+    verify: bool,
+    prefix: str,
+    replace: bool,
+    follow: bool,
+    output: CommandOutput,
 ) -> None:
     """Copy all records of SRC into DST, which must be empty.
 

@@ -9,7 +9,7 @@ import click
 
 from clipper.cli.amounts import Size
 from clipper.cli.command_group import CommandGroup, with_options
-from clipper.cli.output import Output, with_output
+from clipper.cli.output import CommandOutput, with_output
 from clipper.cli.servers.up import on_first_signal
 from clipper.cli.servers.up_on_ray import print_nodes, runtime_env_option
 from clipper_container.model import UserValue
@@ -181,7 +181,7 @@ def up(
 @cluster.command(short_help="Show the nodes and their state.")
 @_shared
 @with_output
-def ps(engine: str, mesh: str, address: str, output: Output) -> None:
+def ps(engine: str, mesh: str, address: str, output: CommandOutput) -> None:
     """The nodes of a mesh: where they run, whether they are ready, how often they were started.
     With -o json, the last lines of each node, too.
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from clipper.cli.command_group import CommandGroup, with_options
-from clipper.cli.output import Output
+from clipper.cli.output import CommandOutput
 from clipper.cli.params.tables import (
     FILE,
     FOLDER,
@@ -213,7 +213,7 @@ def _metrics(address: str, reader: "Callable[[], StatsReader]") -> Iterator[str]
 
 @params.command(short_help="Show the shards: rows, pushes, replicas.")
 @of_set
-def ps(folder: Path, output: Output) -> None:
+def ps(folder: Path, output: CommandOutput) -> None:
     """Show each shard: its rows, pushes, replicas, and the snapshots of the set.
 
     \b
@@ -281,7 +281,7 @@ def metrics(folder: Path, listen: str | None) -> None:
     "--whole", is_flag=True, help="Write everything, not only the changes since the last snapshot."
 )
 @of_set
-def snapshot(folder: Path, output: Output, whole: bool) -> None:
+def snapshot(folder: Path, output: CommandOutput, whole: bool) -> None:
     """Take a snapshot of every shard, under one number.
 
     \b
@@ -311,7 +311,7 @@ def snapshot(folder: Path, output: Output, whole: bool) -> None:
     help="Number of the snapshot.  [the newest complete one]",
 )
 @of_set
-def restore(folder: Path, output: Output, source: Path | None, number: int | None) -> None:
+def restore(folder: Path, output: CommandOutput, source: Path | None, number: int | None) -> None:
     """Select the snapshot that the shards of a stopped set read at their next start. Newer
     snapshots are set aside.
 
@@ -330,7 +330,7 @@ def restore(folder: Path, output: Output, source: Path | None, number: int | Non
 
 @params.command("begin-anew", short_help="Let shards that lost all their data start empty.")
 @of_set
-def begin_anew(folder: Path, output: Output) -> None:
+def begin_anew(folder: Path, output: CommandOutput) -> None:
     """Let shards that restarted without a replica and a snapshot continue without data.
 
     Other shards are not affected. Workers push their variables again; rows start untrained.
@@ -360,7 +360,7 @@ def begin_anew(folder: Path, output: Output) -> None:
 @of_set
 def reshard(
     folder: Path,
-    output: Output,
+    output: CommandOutput,
     shards: int,
     no_wait: bool,
     engine: str | None,
@@ -412,7 +412,7 @@ def reshard(
     output.say({"shards": shards, "number": result}, text)
 
 
-def _show_reshard(folder: Path, shards: int, output: Output, *, wait: bool) -> None:
+def _show_reshard(folder: Path, shards: int, output: CommandOutput, *, wait: bool) -> None:
     import msgspec
 
     from clipper.errors import DoesNotFit
@@ -450,7 +450,7 @@ def _show_reshard(folder: Path, shards: int, output: Output, *, wait: bool) -> N
 @of_set
 def down(
     folder: Path,
-    output: Output,
+    output: CommandOutput,
     wait_s: float,
     engine: str | None,
     name: str,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from clipper.cli.output import Output, with_output
+from clipper.cli.output import CommandOutput, with_output
 from clipper.cli.servers.up import file_or_default
 from clipper_container.model import UserValue
 
@@ -35,7 +35,7 @@ in_folder = click.option(
 
 
 def of_set(verb: Callable[..., None]) -> Callable[..., None]:
-    """Add the options --folder and -o to a command, which receives an Output."""
+    """Add the options --folder and -o to a command, which receives an CommandOutput."""
     return in_folder(with_output(verb))
 
 
@@ -50,7 +50,7 @@ def client_of(folder: Path) -> "Client":
 @click.argument("table")
 @click.argument("ids", nargs=-1, required=True, type=int)
 @of_set
-def pull(table: str, ids: tuple[int, ...], folder: Path, output: Output) -> None:
+def pull(table: str, ids: tuple[int, ...], folder: Path, output: CommandOutput) -> None:
     """Print rows of TABLE.
 
     \b
@@ -92,7 +92,7 @@ def create(
     dim: int,
     settings: tuple[str, ...],
     folder: Path,
-    output: Output,
+    output: CommandOutput,
     **given: UserValue,
 ) -> None:
     """Create TABLE with rows of DIM floats on all shards. If it exists with the same settings,
@@ -123,7 +123,7 @@ def _numbers(settings: tuple[str, ...]) -> dict[str, float]:
     return found
 
 
-def _show_spec(spec: "TableSpec", output: Output) -> None:
+def _show_spec(spec: "TableSpec", output: CommandOutput) -> None:
     found = msgspec.to_builtins(spec)
     text = ", ".join(f"{key} {value}" for key, value in found.items() if key != "name")
     output.say(found, f"{spec.name}: {text}")
@@ -152,7 +152,7 @@ def alter(
     table: str,
     settings: tuple[str, ...],
     folder: Path,
-    output: Output,
+    output: CommandOutput,
     **given: UserValue,
 ) -> None:
     """Change settings of TABLE on all shards. Workers continue.
@@ -174,7 +174,7 @@ def alter(
 @click.command(short_help="Remove a table.")
 @click.argument("table")
 @of_set
-def drop(table: str, folder: Path, output: Output) -> None:
+def drop(table: str, folder: Path, output: CommandOutput) -> None:
     """Remove TABLE and its rows from shards and replicas. Its name can be used again at once.
     Earlier snapshots contain it until they are deleted.
 
@@ -192,7 +192,7 @@ def drop(table: str, folder: Path, output: Output) -> None:
 @click.option("--file", type=FILE, help="File with one id per line.")
 @of_set
 def erase(
-    table: str, ids: tuple[int, ...], file: Path | None, folder: Path, output: Output
+    table: str, ids: tuple[int, ...], file: Path | None, folder: Path, output: CommandOutput
 ) -> None:
     """Remove rows of TABLE from shards and replicas. Later whole snapshots do not contain them;
     earlier snapshots do, until they are deleted.
@@ -218,7 +218,7 @@ def erase(
 @click.argument("table")
 @click.argument("path", type=click.Path(dir_okay=False, path_type=Path))
 @of_set
-def export(table: str, path: Path, folder: Path, output: Output) -> None:
+def export(table: str, path: Path, folder: Path, output: CommandOutput) -> None:
     """Write the ids and rows of TABLE to PATH: .npz, .safetensors or .parquet.
 
     \b
@@ -236,7 +236,7 @@ def export(table: str, path: Path, folder: Path, output: Output) -> None:
 @click.argument("path", type=FILE)
 @click.option("--create", is_flag=True, help="Create the table, with the width of the rows.")
 @of_set
-def import_(table: str, path: Path, create: bool, folder: Path, output: Output) -> None:
+def import_(table: str, path: Path, create: bool, folder: Path, output: CommandOutput) -> None:
     """Write the rows of PATH into TABLE, over those with the same ids. An .npy file has only rows,
     with the ids 0, 1, 2 and so on.
 
@@ -256,7 +256,7 @@ def import_(table: str, path: Path, create: bool, folder: Path, output: Output) 
 @click.argument("table")
 @click.argument("name")
 @of_set
-def copy(table: str, name: str, folder: Path, output: Output) -> None:
+def copy(table: str, name: str, folder: Path, output: CommandOutput) -> None:
     """Create table NAME as a copy of TABLE: settings, rows, and their optimizer state.
 
     \b

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from clipper.cli.command_group import CommandGroup
-from clipper.cli.output import Output, with_output
+from clipper.cli.output import CommandOutput, with_output
 from clipper.cli.servers.up import file_or_default, refuse_open
 
 
@@ -26,7 +26,7 @@ def config() -> None:
 @click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--changed", is_flag=True, help="Only settings that differ from the default.")
 @with_output
-def show(file: Path | None, changed: bool, output: Output) -> None:
+def show(file: Path | None, changed: bool, output: CommandOutput) -> None:
     """Print every setting with its value, unit, default and origin: FILE (or ./clipper.toml), the
     environment, or default.
 

@@ -342,7 +342,7 @@ def containers() -> Iterator[Finding]:
             last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
             yield Finding(
                 "skip",
-                f"{name} is installed, but its engine does not answer: {last}. Run:"
+                f"{name} is installed, but its engine does not answer: {last.rstrip('.?!')}. Run:"
                 f" {_ENGINES[name]}",
             )
         else:

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from clipper.cli.command_group import CommandGroup
-from clipper.cli.output import Output, table, with_output
+from clipper.cli.output import CommandOutput, table, with_output
 from clipper.cli.server_command import dry
 
 _file = click.option(
@@ -84,7 +84,7 @@ def create(name: str, path: Path, role: str | None) -> None:
 @key.command("list", short_help="List the owners of keys.")
 @_file
 @with_output
-def list_keys(path: Path, output: Output) -> None:
+def list_keys(path: Path, output: CommandOutput) -> None:
     """List the names in a file of keys, with their roles.
 
     \b
@@ -103,7 +103,7 @@ def list_keys(path: Path, output: Output) -> None:
 @_file
 @dry
 @with_output
-def revoke(name: str, path: Path, dry_run: bool, output: Output) -> None:
+def revoke(name: str, path: Path, dry_run: bool, output: CommandOutput) -> None:
     """Remove the keys of NAME from a file. Running servers refuse them within seconds.
 
     \b

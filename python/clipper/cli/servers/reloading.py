@@ -1,5 +1,5 @@
-"""What a running server takes over from files: its configuration, read again after SIGHUP or, with
-`--reload`, when it changes; and then also the files that models are made of."""
+"""Files that a running server follows: its configuration, read again after SIGHUP or, with
+`--reload`, when it changes; and then also those that models are made of."""
 
 import os
 import threading

@@ -1,4 +1,4 @@
-"""What systemd is told of a server that a command runs (sd_notify): that it is ready, applies its
+"""Messages to systemd about a server that a command runs (sd_notify): that it is ready, applies its
 file again, ends, and lives.
 
 To a service of `Type=notify` systemd names a datagram socket in NOTIFY_SOCKET, and in WATCHDOG_USEC
@@ -59,8 +59,8 @@ class NotifySocket:
             _log.warning("systemd cannot be told %r: %s", text, error)
 
 
-class State(enum.Enum):
-    """What systemd has been told of the server."""
+class ServiceState(enum.Enum):
+    """The state of the server that systemd has been told."""
 
     STARTING = "starting"
     READY = "ready"
@@ -68,11 +68,11 @@ class State(enum.Enum):
     STOPPING = "stopping"
 
 
-TRANSITIONS: Final[Mapping[State, frozenset[State]]] = {
-    State.STARTING: frozenset({State.READY, State.STOPPING}),
-    State.READY: frozenset({State.RELOADING, State.STOPPING}),
-    State.RELOADING: frozenset({State.READY, State.STOPPING}),
-    State.STOPPING: frozenset(),
+TRANSITIONS: Final[Mapping[ServiceState, frozenset[ServiceState]]] = {
+    ServiceState.STARTING: frozenset({ServiceState.READY, ServiceState.STOPPING}),
+    ServiceState.READY: frozenset({ServiceState.RELOADING, ServiceState.STOPPING}),
+    ServiceState.RELOADING: frozenset({ServiceState.READY, ServiceState.STOPPING}),
+    ServiceState.STOPPING: frozenset(),
 }
 
 
@@ -88,7 +88,7 @@ class SystemdService:
     def __init__(self, server: "ClipperServer", line: NotifySocket) -> None:
         self._server, self._line = server, line
         self._lock = threading.Lock()
-        self._state = State.STARTING
+        self._state = ServiceState.STARTING
         self._worker = Worker("clipper-systemd", self._run, again=Backoff())
 
     def __enter__(self) -> Self:
@@ -103,19 +103,21 @@ class SystemdService:
     def reloading(self) -> Iterator[None]:
         """Tell that the server reads its file again while the `with` block lasts."""
         now_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
-        is_told = self._move(State.RELOADING, reloading=1, monotonic_usec=now_us)
+        is_told = self._move(ServiceState.RELOADING, reloading=1, monotonic_usec=now_us)
         try:
             yield
         finally:
             if is_told:
-                self._move(State.READY, ready=1)
+                self._move(ServiceState.READY, ready=1)
 
     def stopping(self, drain_s: float) -> None:
         """Tell that the server ends. drain_s: seconds that queries under way have."""
         limit_us = int((drain_s + _MORE_S) * 1e6)
-        self._move(State.STOPPING, stopping=1, extend_timeout_usec=limit_us, status="closing")
+        self._move(
+            ServiceState.STOPPING, stopping=1, extend_timeout_usec=limit_us, status="closing"
+        )
 
-    def _move(self, to: State, **values: object) -> bool:
+    def _move(self, to: ServiceState, **values: object) -> bool:
         """Change the state and send its message, if the table allows it; return whether it did."""
         with self._lock:
             if not self._line or to not in TRANSITIONS[self._state]:
@@ -133,15 +135,15 @@ class SystemdService:
         pause_s = self._line.watchdog_s / 2 or _CALM_LOOK_S
         if dead := self._server.dead():
             self._line.tell(status=_status("failed", dead))
-        elif self._state is State.STOPPING:
+        elif self._state is ServiceState.STOPPING:
             self._line.tell(watchdog=1)
         elif waiting := self._server.unready():
             self._line.tell(watchdog=1, status=_status("waiting for", waiting))
         else:
-            if self._state is State.STARTING:
-                self._move(State.READY, ready=1)
+            if self._state is ServiceState.STARTING:
+                self._move(ServiceState.READY, ready=1)
             self._line.tell(watchdog=1, status="ready")
-        if self._state is not State.STARTING:
+        if self._state is not ServiceState.STARTING:
             return pause_s
         self._line.tell(extend_timeout_usec=int(_MORE_S * 1e6))
         return min(_LOOK_S, pause_s)

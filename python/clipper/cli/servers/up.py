@@ -197,7 +197,7 @@ class Start:
 
     @property
     def service(self) -> SystemdService:
-        """What tells systemd the state of the running server."""
+        """The service that tells systemd the state of the running server."""
         assert self._service is not None, "the server is not running"
         return self._service
 

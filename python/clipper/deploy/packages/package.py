@@ -33,9 +33,9 @@ import cloudpickle
 from clipper.deploy.needs import packages_of, python_here
 from clipper.deploy.packages.artifact import ENDINGS, SUFFIX, artifact_of, is_data
 from clipper.deploy.packages.sources import SUFFIX as COPIED
-from clipper.deploy.packages.sources import copied, holds
+from clipper.deploy.packages.sources import copied, defined_in, holds
 from clipper.deploy.processes.command import Command
-from clipper.errors import PackagingError
+from clipper.errors import PackagingError, did_you_mean
 from clipper.types import UserValue
 from clipper_container import Model
 from clipper_container.adapters.columns import array_type, columns_of, names_of, record_type
@@ -248,17 +248,25 @@ def _home_of(target: str) -> tuple[str, ...]:
 
 
 def check_found(target: str, code: Sequence[str], folder: str = "") -> None:
-    """Raise PackagingError if the module of a "module:attribute" is nowhere. Nothing is imported.
+    """Raise PackagingError if the module of a "module:attribute" is nowhere, or if its file has no
+    such attribute. Nothing is imported.
 
     folder: another one in which the user may have meant the module to be.
     """
-    module = target.partition(":")[0]
+    module, _, attribute = target.partition(":")
     try:
         is_found = importlib.util.find_spec(module.partition(".")[0]) is not None
     except (ImportError, ValueError):
         is_found = False
     if not is_found and not holds(code, module):
         raise PackagingError(explain_missing(module, [*code, folder] if folder else code) + ".")
+    names = defined_in(code, module)
+    first = attribute.partition(".")[0]
+    if names is not None and first not in names:
+        raise PackagingError(
+            f"module {module!r} has no {first!r}{did_you_mean(first, names) or '.'}",
+            hint=f"It has: {', '.join(sorted(names)) or 'nothing'}.",
+        )
 
 
 def _directories(code: Sequence[str]) -> tuple[str, ...]:

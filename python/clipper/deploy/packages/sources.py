@@ -86,6 +86,34 @@ def holds(folders: Sequence[str], module: str) -> bool:
     return _find(module, [Path(folder) for folder in folders]) is not None
 
 
+def defined_in(folders: Sequence[str], module: str) -> set[str] | None:
+    """Return the names that the file of a module of these folders defines anywhere, without running
+    it; None if it is not there, or may have others (made at run time, or by `import *`)."""
+    place = _place(module, [Path(folder) for folder in folders])
+    if place is None:
+        return None
+    file = place[1] / "__init__.py" if place[1].is_dir() else place[1]
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return None
+    found = {one.stem for one in place[1].glob("*.py")} if place[1].is_dir() else set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {(one.asname or one.name).partition(".")[0] for one in node.names}
+    return None if found & {"*", "__getattr__"} or _is_dynamic(tree) else found
+
+
+def _is_dynamic(tree: ast.Module) -> bool:
+    """Return whether a module may make names at run time."""
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    return not names.isdisjoint(("globals", "vars", "exec", "setattr", "locals"))
+
+
 def _find(module: str, roots: Sequence[Path]) -> tuple[Path, list[str]] | None:
     """Return the folder that holds a module, and its files there: one, or all of its package."""
     place = _place(module, roots)

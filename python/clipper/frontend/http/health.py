@@ -1,5 +1,5 @@
-"""Whether the server lives, and whether it can answer: for load balancers, and for those who start
-and watch it. Without credentials, on every listener."""
+"""Probes that tell load balancers, and those who start and watch a server, whether it lives and
+whether it can answer. They need no credentials, on any listener."""
 
 from typing import Final
 
