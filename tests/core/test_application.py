@@ -25,6 +25,7 @@ from clipper.serving.query.processor import (
     RolloutState,
     predict,
 )
+from clipper.serving.query.speculation import speculation_of
 from clipper.serving.query.stats import ApplicationCounters
 from clipper.store.journal import Journal
 from clipper.store.memory import MemoryStore
@@ -62,10 +63,32 @@ POLICIES = (
 SLO_US = 1_000_000
 
 
+DECIDERS = (
+    "majority",
+    "quorum(2)",
+    "weighted",
+    "first",
+    "best_quality",
+    "surest",
+    "surest(confidence=0.6)",
+    "cascade(confidence=0.6)",
+    "hedged(after_ms=3, budget=1)",
+    "hedged",
+    "tied",
+    "mean(tolerance=1)",
+    "mean(low=-5, high=5, tolerance=0.1)",
+    "median",
+    "floor(m1)",
+    "guaranteed_time",
+    "quorum(3) within 5 ms, else first",
+    "surest(confidence=0.9) within 2 ms, else majority within 4 ms, else all",
+)
+
+
 class Served:
     """An application over models whose containers a test answers for."""
 
-    def __init__(self, world, policy, k, **fields):
+    def __init__(self, world, policy, k, decider="all", **fields):
         self.world = world
         self.models = tuple(VersionedModel(f"m{i}", 1) for i in range(k))
         self.cores = [world.model(shape=(2,), lane_rows=64) for _ in range(k)]
@@ -87,6 +110,8 @@ class Served:
             rollout=RolloutState(self.counters.for_models(self.models, None)),
             **fields,
         )
+        found = speculation_of(decider, self.resolved, None)
+        self.resolved = msgspec.structs.replace(self.resolved, speculation=found)
         self.core = core_of(self.resolved)
 
     def learn(self, rng, outputs, n):
@@ -121,6 +146,24 @@ class Served:
                 assert container.send(encode_rows(Kind.REPLY, values, id=number, confidence=sent))
                 self.world.step(1)
 
+    def fill_cache(self, x, outputs, confidences):
+        """Have the outputs of all models for an input cached."""
+        for core in self.cores:
+            core.predict(x)
+        self.answer_all(outputs, confidences)
+
+    def entries(self):
+        """Return what is remembered of the answers, oldest first."""
+        return [
+            (
+                joined.user,
+                joined.plan.models,
+                joined.answer,
+                *[(m, p.output, p.confidence) for m, p in joined.arrived.items()],
+            )
+            for _, joined in self.window.table.items()
+        ]
+
     def by_policy(self, future, answer):
         """Return what the policy in Python makes of the outputs of the models that were called."""
         outputs = dict(zip(self.models, self.sent, strict=True))
@@ -139,6 +182,15 @@ class Served:
         if not hit.done():  # another model was chosen
             self.answer_all(outputs, confidences)
         yield hit, hit.result(0)
+
+
+def shown(value):
+    """Return a text that equals another's if numbers differ in the last places only."""
+    if isinstance(value, float):
+        return f"{value:.12g}"
+    if isinstance(value, list | tuple):
+        return [shown(one) for one in value]
+    return repr(value)
 
 
 def f32(confidence):
@@ -228,6 +280,79 @@ def test_what_is_counted_and_remembered_equals_a_query_of_python(new_world, poli
         told.append((stats, entries, len(served.window)))
     assert told[0] == told[1]
     assert told[0][2] == 8
+
+
+@pytest.mark.parametrize("decider", DECIDERS)
+@pytest.mark.parametrize(
+    "policy", ["ensemble", "static(weights={'m0': 2, 'm1': 0.5})", "exp4", "stacking", "mixture"]
+)
+def test_decisions_about_what_is_cached_equal_pythons(new_world, decider, policy):
+    """The core decides alike, counts alike and remembers alike, or leaves the query to Python."""
+    rng = random.Random(f"{decider} {policy}")
+    decided = 0
+    for kind in (*KINDS, *ODD):
+        served = Served(new_world(), policy, 3, decider)
+        twin = Served(new_world(), policy, 3, decider)
+        assert isinstance(served.core, Application)
+        for each in (served, twin):
+            if decided % 2 and not isinstance(each.learner.state(None), tuple):
+                each.learn(random.Random(decided), kind, 20)
+        for i in range(4):
+            outputs = [rng.choice(kind) for _ in served.models]
+            sure = [f32(rng.choice((None, None, 0.25, 0.5, 1.0))) for _ in served.models]
+            x = np.full(2, float(i))
+            for each in (served, twin):
+                each.fill_cache(x, outputs, sure)
+            future = served.core.predict(x, "ann", SLO_US, 0, "")
+            if future is None:
+                future = predict(served.resolved, x, "ann", SLO_US, 0)
+            else:
+                decided += 1
+                assert future.done()
+            answer = future.result(0)
+            expected = predict(twin.resolved, x, "ann", SLO_US, 0).result(0)
+            assert type(answer.output) is type(expected.output)
+            assert shown(answer.output) == shown(expected.output)
+            assert answer.confidence == pytest.approx(expected.confidence, abs=1e-12)
+            assert answer.agreement == pytest.approx(expected.agreement, abs=1e-12)
+            for name in ("models", "missing", "set", "reason", "decided_by", "is_default"):
+                assert getattr(answer, name) == getattr(expected, name), name
+        told = [each.counters.stats(each.resolved.rollout.stats) for each in (served, twin)]
+        for stats in told:
+            del stats["since_us"], stats["duration_us"], stats["latency_us"]
+        assert told[0] == told[1]
+        assert shown(served.entries()) == shown(twin.entries())
+    # what learned policies say of a part of the models, or of numbers, is Python's
+    assert decided or (policy in ("exp4", "stacking") and decider.startswith(("hedged", "mean")))
+
+
+def test_a_decision_that_needs_more_than_is_cached_is_pythons(world):
+    """Nothing is counted of a query that the core does not take."""
+    served = Served(world, "ensemble", 3, "majority")
+    x = np.zeros(2)
+    served.cores[0].predict(x)
+    served.answer_all(["a"] * 3, [None] * 3)
+    hits = [core.engine.model_counts(core.index)["hits"] for core in served.cores]
+    assert served.core.predict(x, "", SLO_US, 0, "") is None
+    assert hits == [core.engine.model_counts(core.index)["hits"] for core in served.cores]
+    assert served.counters.queries.value == 0
+    assert len(served.window) == 0
+
+
+def test_a_decider_ends_when_the_policy_has_learned(world):
+    """The order of the models follows the state."""
+    served = Served(world, "stacking", 2, "best_quality")
+    x = np.zeros(2)
+    served.fill_cache(x, ["a", "b"], [None, None])
+    outputs = []
+    numbers = itertools.count(1)
+    for right, times in (("a", 50), ("b", 500)):
+        plan = Plan(served.models)
+        arrived = {served.models[0]: Prediction("a"), served.models[1]: Prediction("b")}
+        for _ in range(times):
+            served.learner.observe(None, Observation(plan, arrived, Truth(right)), next(numbers))
+        outputs.append(served.core.predict(x, "", SLO_US, 0, "").result(0).output)
+    assert outputs == ["a", "b"]
 
 
 def test_a_prediction_that_is_missing_is_left_to_python(world):

@@ -7,13 +7,16 @@
 # same answers: missing predictions, defaults, class probabilities, arrays of several models.
 #
 # Threads: any, with the GIL.
+from clipper_core.application.deciding cimport Deciding
 from clipper_core.application.output_means cimport OutputMeans
 from clipper_core.application.selection cimport (
     TASKS_MAX, Outputs, Selection, StateView,
 )
+from clipper_core.engine.model cimport Model
 from clipper_core.learning.answer_counts cimport AnswerCounts
 from clipper_core.learning.answer_window cimport AnswerOwner, AnswerWindow
 from clipper_core.results.answer cimport Answer
+from clipper_core.results.decider cimport RulingData
 from clipper_core.results.future cimport Future
 from clipper_core.runtime.histogram cimport Counter, Gauge
 from clipper_core.runtime.machine cimport u32, u64
@@ -28,6 +31,14 @@ cdef struct Rows:               # of a query, task by task
 cdef struct Asked:              # what a policy chose for a query
     double probability          # of the choice; NaN: it was certain
     u32 chosen                  # the place of the model, if one is called; else how many there are
+
+cdef struct Decision:           # of a decider about outputs that are cached
+    const void* row             # of all models
+    u64 nbytes
+    u64 salt
+    u64 known                   # bit set of the ranks whose outputs were looked up
+    Outputs outputs             # by rank; each of them has a reference
+    RulingData ruling
 
 # -- A query until its answer is read: `Future.extra`.
 cdef class ApplicationQuery:
@@ -61,6 +72,10 @@ cdef class Application:
     cdef u32[16] places         # of the models in `counts`
     cdef str node
     cdef double confidence_min
+    cdef object orders          # of its decider; None: all models are waited for
+    cdef object decided_for     # the state that `deciding` is for
+    cdef Deciding deciding
+    cdef object decided_query   # of a query that its decider answers at once
     cdef bint shares_rows       # all models read the same row from an input
     cdef bint mixed             # they are of several engines
     cdef bint is_similar        # a model answers with predictions for similar inputs
@@ -73,6 +88,14 @@ cdef class Application:
     cdef Future _scheduled(self, object x, const void* given, u64 nbytes, str user, u64 slo_us,
                            u64 salt, str id)
     cdef object state_of(self, str user)
+    cdef Future decided(self, object x, const void* given, u64 nbytes, u64 slo_us, u64 salt,
+                        str user, str id, object state, const StateView* view)
+    cdef Deciding deciding_of(self, object state)
+    cdef bint find_decision(self, Deciding deciding, u64 time_us, Decision* decision) noexcept
+    cdef bint find_output(self, Model model, u32 rank, Decision* decision) noexcept
+    cdef Future answer_decided(self, Deciding deciding, Decision* decision, str user, str id,
+                               const StateView* view)
+    cdef tuple models_at(self, const u32* places, u32 n)
     cdef bint view_of(self, object state, StateView* view) except -1
     cdef Future look_up(self, object x, const void* given, u64 nbytes, u64 slo_us, u64 salt,
                         const Asked* asked, str user, str id, object state,

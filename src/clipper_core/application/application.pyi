@@ -2,6 +2,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, final
 
 from clipper.types import PredictionRequest, UserValue, VersionedModel
+from clipper_core.application.deciding import Deciding
 from clipper_core.application.output_means import OutputMeans
 from clipper_core.application.selection import Selection
 from clipper_core.engine.model import Model
@@ -31,6 +32,9 @@ class ApplicationQuery:
     @property
     def output_name(self) -> str: ...
 
+class _Orders(Protocol):
+    def deciding(self, state: Any) -> Deciding | None: ...
+
 @final
 class Application:
     resolved: Any
@@ -57,6 +61,7 @@ class Application:
         node: str,
         slo_us: int,
         confidence_min: float,
+        orders: _Orders | None = None,
     ) -> None: ...
     def predict(self, x: object, user: str, slo_us: int, salt: int, id: str) -> Future | None: ...
     def finish(self, future: Future) -> Any: ...

@@ -3,23 +3,29 @@ cimport cython
 from cpython.dict cimport PyDict_GetItemWithError
 from cpython.object cimport PyObject
 from libc.math cimport NAN, rint
+from libc.string cimport memset
 
 import os
 
+from clipper_core.application.deciding cimport BY_ONE, Deciding
 from clipper_core.application.output_means cimport OutputMean
 from clipper_core.application.selection cimport (
-    NO_WINNER, TASKS_MAX, Combination, outputs_read,
+    NO_WINNER, TASKS_MAX, Combination, output_read, outputs_read,
 )
-from clipper_core.cache.clock_cache cimport row_hashed
+from clipper_core.cache.clock_cache cimport CacheState, cache_lookup, key_of, row_hashed
 from clipper_core.engine.model cimport Model, is_elsewhere, mix
 from clipper_core.learning.answer_window cimport window_keep
 from clipper_core.learning.policy_states cimport Held
 from clipper_core.results.completion cimport (
     Block, CompletionState, block_drop, id_claim, slot_fill, slots_claim,
 )
+from clipper_core.results.decider cimport (
+    ANSWER, SUBMIT, UNSUBMITTED, RulingData, VoteData, decide, decider_query,
+)
 from clipper_core.results.future cimport future_answered, future_new
 from clipper_core.runtime.dtype cimport ANY
-from clipper_core.runtime.histogram cimport count_held
+from clipper_core.runtime.histogram cimport count, count_held
+from clipper_core.runtime.machine cimport u8
 from clipper_core.runtime.object_member cimport ObjectMember, read_member
 from clipper_core.runtime.status cimport BAD_INPUT, NO_MEMORY, OK, raise_for
 from clipper_core.wire.comparison cimport (
@@ -112,6 +118,8 @@ cdef class Application:
     they are not kept.  is_teaching: not 0 while models learn by themselves; then queries are
     Python's.  by_python: makes an answer of a future in Python.  plan_type: makes a plan of
     models and their probabilities.  latest: what a context follows that has no state of its own.
+    orders: its `deciding(state)` returns the Deciding of a state, None if Python decides; None:
+    all models are waited for.
 
     Threads: any.
     """
@@ -120,7 +128,8 @@ cdef class Application:
                  AnswerWindow window not None, kept, AnswerCounts counts not None,
                  Counter queries not None, Counter decided not None, slowest,
                  Gauge bar_us not None, OutputMeans means, Gauge is_teaching not None, by_python,
-                 plan_type, latest, str node not None, u64 slo_us, double confidence_min):
+                 plan_type, latest, str node not None, u64 slo_us, double confidence_min,
+                 orders=None):
         cdef u32 i, k = <u32> len(selection.models)
         if len(cores) != k:
             raise_for(BAD_INPUT, f"{len(cores)} cores for {k} models")
@@ -144,6 +153,8 @@ cdef class Application:
         self.node = node
         self.slo_us = slo_us
         self.confidence_min = confidence_min
+        self.orders = orders
+        self.decided_for = self
         self.draws = int.from_bytes(os.urandom(8), "little")
         self.called = [(model,) for model in self.models]
         self.owners = [AnswerOwner(learner, models, plan_type(models))
@@ -198,6 +209,8 @@ cdef class Application:
             state = self.state_of(user)
             if not self.view_of(state, &view):
                 return None
+        if self.orders is not None:
+            return self.decided(x, given, nbytes, slo_us, salt, user, id, state, &view)
         if self.selection.calls_one:
             if id:                          # the choice depends on it
                 return None
@@ -206,6 +219,182 @@ cdef class Application:
         if future is not None:
             count_held(self.queries, 1)
         return future
+
+    cdef Future decided(self, object x, const void* given, u64 nbytes, u64 slo_us, u64 salt,
+                        str user, str id, object state, const StateView* view):
+        """Answer by the decider, if all that it needs is cached. Return None if it is not, or if
+        Python has to decide: then nothing was counted."""
+        cdef Deciding deciding = self.deciding_of(state)
+        cdef Model model = <Model> self.cores[0]
+        cdef Decision decision
+        cdef Future future
+        # the object that owns the row
+        cdef object _row
+        cdef u32 rank
+        if deciding is None or not self.shares_rows:
+            return None
+        for core in self.cores:
+            if (<Model> core).watch is not None:
+                return None
+        decision.row, decision.nbytes, decision.salt = given, nbytes, salt
+        if given == NULL:
+            _row = model._row(x, &decision.row, &decision.nbytes)
+        model._check_bytes(decision.nbytes)
+        try:
+            if not self.find_decision(deciding, deciding.time_us(slo_us), &decision):
+                return None
+            future = self.answer_decided(deciding, &decision, user, id, view)
+        finally:
+            for rank in range(deciding.n):
+                if decision.known >> rank & 1:
+                    value_drop(&decision.outputs.value[rank])
+        if future is None:
+            return None
+        decider_query(deciding.decider.state)
+        count_held(self.queries, 1)
+        for rank in range(deciding.n):
+            if decision.known >> rank & 1:
+                model = <Model> self.cores[deciding.places[rank]]
+                count(&model.state.tally.hits, 1)
+        return future
+
+    cdef Deciding deciding_of(self, object state):
+        """Return the order of the models and the decider for a state; None if Python decides."""
+        cdef Deciding deciding
+        if state is self.decided_for:
+            return self.deciding
+        deciding = self.orders.deciding(self.learner.state(None) if state is None else state)
+        self.deciding = deciding
+        self.decided_for = state
+        if deciding is not None:
+            self.decided_query = self._quick(self.selection.k, deciding.models)
+        return deciding
+
+    cdef bint find_decision(self, Deciding deciding, u64 time_us, Decision* decision) noexcept:
+        """Look up the outputs that the decider asks for, until it answers. False: it needs one that
+        is not cached."""
+        cdef VoteData[TASKS_MAX] votes
+        cdef RulingData* ruling = &decision.ruling
+        cdef u64 now = 0
+        cdef u8 order = 0
+        cdef u32 rank
+        decision.known = 0
+        decision.outputs.n = deciding.n
+        memset(votes, 0, sizeof(votes))
+        for rank in range(deciding.n):
+            votes[rank].state = UNSUBMITTED
+            votes[rank].weight = deciding.weights[deciding.places[rank]]
+            votes[rank].start_us = deciding.starts_us[rank]
+            now |= <u64> (deciding.starts_us[rank] == 0) << rank
+        while True:
+            for rank in range(deciding.n):
+                if not now >> rank & 1:
+                    continue
+                if not self.find_output(<Model> self.cores[deciding.places[rank]], rank, decision):
+                    return False
+                if not deciding.weigh(&decision.outputs, rank, order, votes):
+                    return False
+                votes[rank].start_us = 0
+                order += 1
+            ruling[0] = decide(deciding.decider.state, votes, deciding.n, 0, time_us)
+            if ruling.kind != SUBMIT or ruling.extra:
+                return ruling.kind == ANSWER and ruling.mask != 0
+            now = ruling.mask
+
+    cdef bint find_output(self, Model model, u32 rank, Decision* decision) noexcept:
+        """Look an output up in the cache, and read it."""
+        cdef CacheState* cache = model.engine.state.cache
+        cdef Key key
+        if not model.state.cached:
+            return False
+        key = key_of(cache, model.state.spec.uid, decision.salt, decision.row, decision.nbytes)
+        if not cache_lookup(cache, &key, &decision.outputs.value[rank]):
+            return False
+        decision.known |= <u64> 1 << rank
+        return output_read(&decision.outputs, rank)
+
+    cdef Future answer_decided(self, Deciding deciding, Decision* decision, str user, str id,
+                               const StateView* view):
+        """Return the future of the answer that a decider gives; None, and do nothing, if Python has
+        to."""
+        cdef Outputs outputs
+        cdef Combination found
+        cdef ValueKey right
+        cdef Answer answer
+        cdef u32[TASKS_MAX] places
+        cdef u32[TASKS_MAX] counted
+        cdef u32[TASKS_MAX] ranks
+        cdef u32 i, place, rank, arrived = 0, one = TASKS_MAX
+        cdef u32 step = decision.ruling.step
+        cdef bint is_one = deciding.answering[step] == BY_ONE
+        cdef Model model = <Model> self.cores[0]
+        cdef u64 number
+        cdef double now_s
+        for rank in range(deciding.n):
+            ranks[deciding.places[rank]] = rank
+        outputs.n = 0
+        for place in range(deciding.n):
+            rank = ranks[place]
+            if not decision.known >> rank & 1:
+                continue
+            i = outputs.n
+            outputs.value[i] = decision.outputs.value[rank]
+            outputs.key[i] = decision.outputs.key[rank]
+            outputs.confidence[i] = decision.outputs.confidence[rank]
+            outputs.is_sure[i] = decision.outputs.is_sure[rank]
+            places[i], counted[i] = place, self.places[place]
+            # the best ranked of those that are used
+            if decision.ruling.mask & ((<u64> 2 << rank) - 1) == <u64> 1 << rank:
+                one = i
+            arrived |= <u32> 1 << place
+            outputs.n += 1
+        if not deciding.combine(self.selection, view, &outputs, places, step, one, &found):
+            return None
+        if found.confidence < self.confidence_min:
+            return None
+        answer = Answer.__new__(Answer)
+        if found.winner == NO_WINNER:
+            answer.output = found.mean
+            right = number_key(found.mean)
+        else:
+            answer.output = value_object(&outputs.value[found.winner])
+            right = outputs.key[found.winner]
+        answer.confidence = found.confidence
+        answer.agreement = found.agreement
+        answer.is_default = False
+        answer.reason = ""
+        if is_one:
+            answer.models = self.called[places[one]]
+        else:
+            answer.models = self.models_at(places, outputs.n)
+        answer.missing = NOTHING
+        answer.set = NOTHING
+        answer.latency_us = 0
+        answer.node = self.node
+        number = id_claim(model.engine.state.completion)
+        answer.number = number
+        answer.decided_by = deciding.names[step]
+        answer.request_id = id
+        now_s = self.window.now_s()
+        window_keep(self.window, now_s, number, <AnswerOwner> self.owners[self.selection.k], user,
+                    outputs.n, arrived, outputs.value, outputs.key, outputs.confidence,
+                    outputs.is_sure, found.winner, found.mean, NAN)
+        if self.kept is not None:
+            self.kept(number)
+        if is_one:
+            self.counts.add_one(now_s, 0, outputs.n, counted, one, outputs.key, &right)
+        else:
+            self.counts.add_whole(now_s, 0, outputs.n, counted, outputs.key, &right)
+        count_held(<Counter> deciding.counters[step], 1)
+        return future_answered(model.engine.completion, deciding.n, number, answer,
+                               self.decided_query)
+
+    cdef tuple models_at(self, const u32* places, u32 n):
+        """Return the models at these places."""
+        cdef u32 i
+        if n == self.selection.k:
+            return self.models
+        return tuple([self.models[places[i]] for i in range(n)])
 
     cdef bint view_of(self, object state, StateView* view) except -1:
         """Set the view of a state; False if Python has to read it."""
@@ -447,9 +636,10 @@ cdef class Application:
         if self.means is not None:
             self._add_to_means(outputs, answer.output)
         now_s = self.window.now_s()
-        window_keep(self.window, now_s, number, <AnswerOwner> self.owners[asked.chosen], user, outputs.n,
-                    outputs.value, outputs.key, outputs.confidence, outputs.is_sure, found.winner,
-                    found.mean, asked.probability)
+        window_keep(self.window, now_s, number, <AnswerOwner> self.owners[asked.chosen], user,
+                    outputs.n, (<u32> 1 << outputs.n) - 1, outputs.value, outputs.key,
+                    outputs.confidence, outputs.is_sure, found.winner, found.mean,
+                    asked.probability)
         if self.kept is not None:
             self.kept(number)
         self.counts.add_whole(now_s, took_us, outputs.n,

@@ -26,6 +26,11 @@ cpdef enum Combining:           # how the outputs become the answer
     DRAWN_MODEL = 5             # that of a model that is drawn by shares that a person has set
     CHOSEN_MODEL = 6            # that of the model that a rule chooses; calibrated
 
+cdef enum OutputKind:           # what outputs are
+    OTHER = 0                   # they are combined in Python
+    LABELS_OF_ONE_TYPE = 1
+    NUMBERS = 2                 # with a float among them
+
 cdef struct StateView:          # a learned state
     const double* rows
     const double* sure          # [bins, 2]
@@ -83,3 +88,14 @@ cdef class Selection:
 
 # Read keys and confidences of the values. False: one of them has qualifiers.
 cdef bint outputs_read(Outputs* outputs) noexcept nogil
+# The same for one of them.
+cdef bint output_read(Outputs* outputs, u32 i) noexcept nogil
+cdef OutputKind kind_of(const Outputs* outputs) noexcept nogil
+# Return the confidence that a model reported, 0 for NaN; NaN if it reported none.
+cdef double own_confidence(const Outputs* outputs, u32 i) noexcept nogil
+# Find the label with the largest weight. selected: the weight of all models that were queried.
+cdef void vote_of(const Outputs* outputs, const double* weights, double selected,
+                  Combination* found) noexcept nogil
+# Average numbers.
+cdef bint mean_of(const Outputs* outputs, const double* weights, double selected,
+                  Combination* found) noexcept nogil

@@ -32,12 +32,6 @@ SURE.name = b"sure"
 LABELS.name, SEEN.name = b"labels", b"seen"
 
 
-cdef enum OutputKind:
-    OTHER = 0
-    LABELS_OF_ONE_TYPE = 1
-    NUMBERS = 2
-
-
 @cython.final
 cdef class Selection:
     """A built-in policy over these models, as data. Threads: any; it never changes.
@@ -148,7 +142,7 @@ cdef class Selection:
                 return self._rate_chosen(state, outputs, chosen, found)
             found.confidence = _sound(outputs, 0, 1.0)
             return True
-        kind = _kind_of(outputs)
+        kind = kind_of(outputs)
         if kind == OTHER:
             return False
         if self.how == LEARNED_VOTES and kind == LABELS_OF_ONE_TYPE:
@@ -157,8 +151,8 @@ cdef class Selection:
             return self._blended(state, outputs, found)
         total = self._weights(state, weights)
         if kind == NUMBERS:
-            return _mean(outputs, weights, total, found)
-        _vote(outputs, weights, total, found)
+            return mean_of(outputs, weights, total, found)
+        vote_of(outputs, weights, total, found)
         return True
 
     cdef double _weights(self, const StateView* state, double* weights) noexcept nogil:
@@ -206,7 +200,7 @@ cdef class Selection:
         self._learner(state, &learner)
         for i in range(self.k):
             arrived[i] = i == chosen
-            confidence[i] = _own(outputs, 0) if i == chosen else NAN
+            confidence[i] = own_confidence(outputs, 0) if i == chosen else NAN
         _no_label(&observation)
         observation.arrived = arrived
         observation.confidence = confidence
@@ -232,7 +226,7 @@ cdef class Selection:
         self._learner(state, &learner)
         for i in range(self.k):
             arrived[i] = True
-            confidence[i] = _own(outputs, i)
+            confidence[i] = own_confidence(outputs, i)
             j = _first_like(outputs, i)
             values[i] = j
             cells[i] = cells[j] if j < i else <u8> key_hash(&outputs.key[i]) if mixed else 0
@@ -296,25 +290,29 @@ cdef inline void _no_label(Observation* observation) noexcept nogil:
 
 
 cdef bint outputs_read(Outputs* outputs) noexcept nogil:
-    cdef const Value* value
     cdef u32 i
     for i in range(outputs.n):
-        value = &outputs.value[i]
-        outputs.key[i] = value_key(value.word, value.tag, NULL)
-        outputs.is_sure[i] = False
-        outputs.confidence[i] = NAN
-        if value.tag != TAG_BLOB and value.tag != TAG_ROW:
-            continue
-        if blob_of(value.word).qualifier_bytes:
+        if not output_read(outputs, i):
             return False
-        if blob_of(value.word).has_confidence:
-            outputs.is_sure[i] = True
-            outputs.confidence[i] = word_confidence(value.word)
     return True
 
 
-cdef inline double _own(const Outputs* outputs, u32 i) noexcept nogil:
-    """Return the confidence that a model reported, 0 for NaN; NaN if it reported none."""
+cdef bint output_read(Outputs* outputs, u32 i) noexcept nogil:
+    cdef const Value* value = &outputs.value[i]
+    outputs.key[i] = value_key(value.word, value.tag, NULL)
+    outputs.is_sure[i] = False
+    outputs.confidence[i] = NAN
+    if value.tag != TAG_BLOB and value.tag != TAG_ROW:
+        return True
+    if blob_of(value.word).qualifier_bytes:
+        return False
+    if blob_of(value.word).has_confidence:
+        outputs.is_sure[i] = True
+        outputs.confidence[i] = word_confidence(value.word)
+    return True
+
+
+cdef double own_confidence(const Outputs* outputs, u32 i) noexcept nogil:
     if not outputs.is_sure[i]:
         return NAN
     return outputs.confidence[i] if outputs.confidence[i] == outputs.confidence[i] else 0.0
@@ -322,7 +320,7 @@ cdef inline double _own(const Outputs* outputs, u32 i) noexcept nogil:
 
 cdef inline double _sound(const Outputs* outputs, u32 i, double unknown) noexcept nogil:
     """Return the confidence that a model reported, between 0 and 1; `unknown` if it did not."""
-    cdef double own = _own(outputs, i)
+    cdef double own = own_confidence(outputs, i)
     if not outputs.is_sure[i]:
         return unknown
     return min(max(own, 0.0), 1.0)
@@ -342,7 +340,7 @@ cdef inline u8 _type_of(u8 kind) noexcept nogil:
     return WHOLE_KEY if kind == LARGE_KEY else kind
 
 
-cdef OutputKind _kind_of(const Outputs* outputs) noexcept nogil:
+cdef OutputKind kind_of(const Outputs* outputs) noexcept nogil:
     """Return what the outputs are: labels of one type, or numbers with a float among them."""
     cdef u8 first = _type_of(outputs.key[0].kind), kind
     cdef bint same = True, numbers = True, any_float = False
@@ -363,7 +361,7 @@ cdef OutputKind _kind_of(const Outputs* outputs) noexcept nogil:
     return OTHER
 
 
-cdef void _vote(const Outputs* outputs, const double* weights, double selected,
+cdef void vote_of(const Outputs* outputs, const double* weights, double selected,
                 Combination* found) noexcept nogil:
     """Find the label with the largest weight; of equals the one of the surer models, then that of
     the first."""
@@ -388,7 +386,7 @@ cdef void _vote(const Outputs* outputs, const double* weights, double selected,
     found.agreement = found.confidence
 
 
-cdef bint _mean(const Outputs* outputs, const double* weights, double selected,
+cdef bint mean_of(const Outputs* outputs, const double* weights, double selected,
                 Combination* found) noexcept nogil:
     """Average numbers."""
     cdef double[TASKS_MAX] numbers

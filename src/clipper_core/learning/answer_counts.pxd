@@ -30,7 +30,12 @@ cdef class AnswerCounts:
     cdef bint compare(self, dict arrived, object answer) except -1
     cdef void compare_keys(self, u32 n, const u32* places, const ValueKey* keys,
                            const ValueKey* right) noexcept
-    # Count an answer that is made of all n models that were queried. now_s: by the monotonic clock.
-    # places: of the models, ascending. keys: of their outputs. right: the key of the answer.
-    cdef int add_whole(self, double now_s, u64 took_us, u32 n, const u32* places, const ValueKey* keys,
-                       const ValueKey* right) except -1
+    # Count an answer that is made of all n models that were queried. now_s: by the monotonic
+    # clock. places: of the models, ascending. keys: of their outputs. right: the key of the answer.
+    cdef int add_whole(self, double now_s, u64 took_us, u32 n, const u32* places,
+                       const ValueKey* keys, const ValueKey* right) except -1
+    # The same of one that is made of one of n predictions: `one` of them.
+    cdef int add_one(self, double now_s, u64 took_us, u32 n, const u32* places, u32 one,
+                     const ValueKey* keys, const ValueKey* right) except -1
+    cdef int _compare_within_budget(self, double now_s, u32 n, const u32* places,
+                                    const ValueKey* keys, const ValueKey* right) except -1

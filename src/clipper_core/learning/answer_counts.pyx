@@ -152,16 +152,34 @@ cdef class AnswerCounts:
                 (<Mean> self.pairs[places[i] * k + places[j]]).add_one(
                     key_closeness(&keys[i], &keys[j]), 1.0)
 
-    cdef int add_whole(self, double now_s, u64 took_us, u32 n, const u32* places, const ValueKey* keys,
-                       const ValueKey* right) except -1:
+    cdef int add_whole(self, double now_s, u64 took_us, u32 n, const u32* places,
+                       const ValueKey* keys, const ValueKey* right) except -1:
         cdef u32 i
+        if n == 1:
+            return self.add_one(now_s, took_us, n, places, 0, keys, right)
         histogram_record(self.duration.h, took_us)
         count_held(self.answered, 1)
         for i in range(n):
             count_held(<Counter> self.used[places[i]], 1)
+        return self._compare_within_budget(now_s, n, places, keys, right)
+
+    cdef int add_one(self, double now_s, u64 took_us, u32 n, const u32* places, u32 one,
+                     const ValueKey* keys, const ValueKey* right) except -1:
+        cdef u32 i
+        histogram_record(self.duration.h, took_us)
+        count_held(self.answered, 1)
+        count_held(<Counter> self.used[places[one]], 1)
+        count_held(<Counter> self.wins[places[one]], 1)
         if n == 1:
-            count_held(<Counter> self.wins[places[0]], 1)
             return 0
+        for i in range(n):
+            if i != one:
+                count_held(<Counter> self.unused[places[i]], 1)
+        return self._compare_within_budget(now_s, n, places, keys, right)
+
+    cdef int _compare_within_budget(self, double now_s, u32 n, const u32* places,
+                                    const ValueKey* keys, const ValueKey* right) except -1:
+        """Compare the outputs if the budget allows it."""
         if self.clock is not None:
             now_s = self.now_s()
         if self.comparing.take_tokens(now_s, <double> (n * (n + 1)) / 2.0):

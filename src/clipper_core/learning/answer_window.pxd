@@ -123,10 +123,11 @@ cdef class AnswerWindow:
     cdef Joined view(self, const u64* entry)
     cdef AnswerOwner owner_of(self, object learner, tuple models)
 
-# Remember an answer of the core: the outputs of all n models of `owner`. now_s: what the window's
-# clock says. user: "" for nobody's.
+# Remember an answer of the core: n outputs of models of `owner`. now_s: what the window's clock
+# says. arrived: bit set of these models' places. user: "" for nobody's.
 # winner: the model whose output is the answer; n or more: the answer is `mean`. probability: of the
 # model that was chosen; NaN: it was certain. Raises MemoryError. Threads: any, with the GIL.
 cdef int window_keep(AnswerWindow window, double now_s, u64 number, AnswerOwner owner, str user,
-                     u32 n, const Value* values, const ValueKey* keys, const double* confidences,
-                     const u8* is_sure, u32 winner, double mean, double probability) except -1
+                     u32 n, u32 arrived, const Value* values, const ValueKey* keys,
+                     const double* confidences, const u8* is_sure, u32 winner, double mean,
+                     double probability) except -1

@@ -123,8 +123,8 @@ cdef u64 _blob_bytes(const u64* entry, const Shape* s) noexcept nogil:
     return total
 
 
-# -- the index: groups of places. Numbers that differ in their last bits only have the same group, so
-#    that queries in a row use the same lines of memory. In a group, a number has one place; where
+# -- the index: groups of places. Numbers that differ in their last bits only have the same group,
+#    so that queries in a row use the same lines of memory. In a group, a number has one place; where
 #    that is taken, the same place of the next groups.
 
 cdef inline u64 _tag(u64 number) noexcept nogil:
@@ -1204,13 +1204,14 @@ cdef object _taken(Joined joined, u64 word, u8 tag):
 # -- answers of the core, with the GIL
 
 cdef int window_keep(AnswerWindow window, double now_s, u64 number, AnswerOwner owner, str user,
-                     u32 n, const Value* values, const ValueKey* keys, const double* confidences,
-                     const u8* is_sure, u32 winner, double mean, double probability) except -1:
+                     u32 n, u32 arrived, const Value* values, const ValueKey* keys,
+                     const double* confidences, const u8* is_sure, u32 winner, double mean,
+                     double probability) except -1:
     cdef u64[ENTRY_WORDS_MAX] entry
     cdef u8[OUTPUTS_MAX + 8] tags
     cdef u64 now_us = <u64> max(0.0, now_s * 1e6)
     cdef u64 extra = 0
-    cdef u32 i, words = HEAD_WORDS, sure = 0
+    cdef u32 i, words = HEAD_WORDS, sure = 0, place = 0
     cdef u32 said = winner if winner < n else <u32> APART
     cdef u16 flags = IS_OWNED
     cdef Shape s
@@ -1226,7 +1227,10 @@ cdef int window_keep(AnswerWindow window, double now_s, u64 number, AnswerOwner 
     memset(tags, 0, sizeof(tags))
     for i in range(n):
         tags[i] = _put_value(&entry[words + i], values, keys, i)
-        sure |= <u32> (is_sure[i] != 0) << i
+        while not arrived >> place & 1:
+            place += 1
+        sure |= <u32> (is_sure[i] != 0) << place
+        place += 1
     words += n
     if said == APART:
         tags[n] = F64
@@ -1240,7 +1244,7 @@ cdef int window_keep(AnswerWindow window, double now_s, u64 number, AnswerOwner 
     entry[0] = number
     entry[1] = (now_us & ADDRESS) | <u64> flags << FLAGS_SHIFT
     entry[2] = <u64> <PyObject*> owner
-    entry[3] = _numbers(n, said, (<u32> 1 << n) - 1, sure)
+    entry[3] = _numbers(n, said, arrived, sure)
     _shape(entry, &s)
     _insert(&window.rings[0], entry, &s, extra + _blob_bytes(entry, &s))
     return _trim(&window.rings[0], now_us)

@@ -14,7 +14,7 @@ import click
 
 from clipper.cli.amounts import Size
 from clipper.cli.servers.addresses import with_addresses
-from clipper.cli.servers.reloading import FollowedFile
+from clipper.cli.servers.reloading import FollowedFile, SourceWatch
 from clipper.cli.servers.systemd import NotifySocket, SystemdService
 from clipper.cli.servers.up import (
     keep_pauses_short,
@@ -144,7 +144,8 @@ def node(
         keep_pauses_short()
         if is_ready:
             click.echo("ready")
-            file_now = FollowedFile(server, file, seen, loaded, read, service)
+            sources = SourceWatch(loaded.models)
+            file_now = FollowedFile(server, file, seen, loaded, read, service, sources)
             file_now.follow(stopping, asked, watching=False)
         service.stopping(config.mesh.drain_s + config.server.drain_s)
         if not mesh.awaits:

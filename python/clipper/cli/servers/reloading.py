@@ -24,7 +24,7 @@ Stamps = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 class SourceWatch:
-    """The files of declared models, as they were when their versions were deployed. Threads: one.
+    """The files of declared models, as they were before their versions were deployed. Threads: one.
 
     They are the file or folder of a target, or the module that it names and whatever that imports
     from the same folder, or the files among the words of a command.
@@ -101,7 +101,7 @@ class FollowedFile:
 
     path: None for none. seen: its stamp before it was read. config: of the start, before its
     addresses were completed. read: reads it again, as at the start. service: is told when SIGHUP
-    has been obeyed.
+    has been obeyed. sources: the files of its models, as they were before these were read.
     """
 
     def __init__(
@@ -112,12 +112,13 @@ class FollowedFile:
         config: "Config",
         read: "Callable[[], Config]",
         service: "SystemdService",
+        sources: SourceWatch,
     ) -> None:
         self._server, self._path, self._read = server, path, read
         self._service = service
         self._config = self._known = config
         self._seen = self._last = seen
-        self._sources = SourceWatch(config.models)
+        self._sources = sources
 
     def follow(self, stopping: threading.Event, asked: threading.Event, *, watching: bool) -> None:
         """Read the file again whenever `asked` is set, until `stopping` is. watching: also when it
@@ -148,11 +149,13 @@ class FollowedFile:
         title = self._path or "defaults"
         try:
             new = self._read()
+            known = declared_twice(self._known, new)
+            sources = SourceWatch(known.models)
             lines = [*declare_again(self._server, self._known, new), *left(self._config, new)]
             for line in lines or ["no changes"]:
                 click.echo(f"{title}: {line}")
         except ClipperError as error:
             click.echo(f"{title} is not used, and what was stays: {error}", err=True)
         else:
-            self._known, self._config = declared_twice(self._known, new), new
-            self._sources = SourceWatch(self._known.models)
+            self._known, self._config = known, new
+            self._sources = sources

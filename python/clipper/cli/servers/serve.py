@@ -123,17 +123,21 @@ def serve(
     config = with_addresses(loaded, grpc=True)
     is_made_up = not loaded.http.admin and not loaded.http.token
     start = Start(config, ", ".join(targets), made_up=is_made_up, must_load=not follow)
+    # before the models are read: what changes from now on is noticed
+    sources = SourceWatch(config.models if follow else {})
     with start.running() as server:
         if follow:
-            _follow(server, config.models, start.stopping)
+            _follow(server, config.models, sources, start.stopping)
         start.stopping.wait()
 
 
 def _follow(
-    server: "ClipperServer", models: Mapping[str, "ModelSpec"], stopping: threading.Event
+    server: "ClipperServer",
+    models: Mapping[str, "ModelSpec"],
+    sources: SourceWatch,
+    stopping: threading.Event,
 ) -> None:
     """Deploy new versions of what changes, until the end."""
-    sources = SourceWatch(models)
     while not stopping.wait(_CHECK_S):
         for line in reload(server, sources.changed(models), models):
             click.echo(line)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from clipper.cli.servers.addresses import with_addresses
-from clipper.cli.servers.reloading import FollowedFile
+from clipper.cli.servers.reloading import FollowedFile, SourceWatch
 from clipper.cli.servers.systemd import NotifySocket, SystemdService
 from clipper.cli.servers.up_on_ray import on_ray, serve_on_ray
 from clipper.credential_file import stamp_of
@@ -156,8 +156,10 @@ def up(
         with_parent=end_with_parent or 0,
         rereads=True,
     )
+    # before the models are read: what changes from now on is noticed
+    sources = SourceWatch(loaded.models)
     with start.running() as server:
-        file_now = FollowedFile(server, path, seen, loaded, read, start.service)
+        file_now = FollowedFile(server, path, seen, loaded, read, start.service, sources)
         file_now.follow(start.stopping, start.asked, watching=follow)
 
 

@@ -1,8 +1,9 @@
 """Applications whose plain queries the core schedules, combines and counts.
 
-The core knows the built-in policies over at most 16 models. What it does not take is scheduled in
-Python (processor.py): applications with a decider, roles, a rollout, decoys, contexts from a table,
-prediction sets, named outputs or models of the mesh, and policies of users.
+The core knows the built-in policies over at most 16 models, and the built-in deciders where all
+that they need is cached. What it does not take is scheduled in Python (processor.py): applications
+with roles, a rollout, decoys, contexts from a table, prediction sets, named outputs or models of
+the mesh, and policies and deciders of users.
 """
 
 from collections.abc import Sequence
@@ -17,15 +18,77 @@ from clipper.selection.policies.mixture import MixedVotes
 from clipper.selection.policies.ridge import SPREAD_COUNTS, Ridge
 from clipper.selection.policies.single_model import SingleModel
 from clipper.selection.policies.weighted import AbSplit, StaticWeights, weight_of
+from clipper.selection.policy import State
 from clipper.selection.votes import sorted_models
 from clipper.serving.feedback.stored_state import LATEST
 from clipper.serving.query.processor import ResolvedApplication, finish
+from clipper.serving.query.speculation import Speculation
+from clipper.serving.query.stats import ApplicationCounters
 from clipper.types import VersionedModel
 from clipper_core.application.application import Application
+from clipper_core.application.deciding import Answering, Deciding
 from clipper_core.application.selection import Combining, Selection
 from clipper_core.learning.bandit import RuleKind
 
 MODELS_MAX = 16  # of a query that the core combines
+_ANSWERING = {
+    "all": Answering.BY_POLICY,
+    "majority": Answering.BY_VOTES,
+    "quorum": Answering.BY_VOTES,
+    "weighted": Answering.BY_WEIGHTS,
+    "mean": Answering.BY_MEAN,
+    "median": Answering.BY_MEDIAN,
+}  # the others answer with the output of one model
+
+
+class DeciderOrders:
+    """Describes an application's decider to the core, for each state of its policy.
+
+    models: of the policy, which queries all of them.  stats: counts answers by step. Threads: any.
+    """
+
+    __slots__ = ("_models", "_speculation", "_stats", "_steps")
+
+    def __init__(
+        self,
+        speculation: Speculation,
+        models: tuple[VersionedModel, ...],
+        stats: ApplicationCounters,
+    ) -> None:
+        self._speculation, self._models, self._stats = speculation, models, stats
+        decided = [speculation.decided(i) for i in range(len(speculation.steps))]
+        self._steps = [
+            (name, _ANSWERING.get(rule, Answering.BY_ONE), stats.step(name))
+            for rule, name in decided
+        ]
+
+    def deciding(self, state: State) -> Deciding | None:
+        """Return the order of the models and the decider; None if Python has to decide."""
+        speculation, last = self._speculation, self._speculation.steps[-1]
+        order = speculation.order(state, Plan(self._models), None)
+        if set(order.models) != set(self._models):
+            return None
+        return Deciding(
+            order.decider,
+            order.models,
+            self._models,
+            self._steps,
+            speculation.starts_us(order.models, 0),
+            order.weights,
+            round(last.until_ms * 1000),
+            round(last.margin_ms * 1000),
+        )
+
+
+def decides_in_core(speculation: Speculation, selection: Selection) -> bool:
+    """Return whether the core knows the decider of a policy that queries all models."""
+    measures = any(step.rule == "hedged" and step.after_ms is None for step in speculation.steps)
+    return (
+        speculation.own is None
+        and not selection.calls_one
+        and not (measures and len(speculation.steps) > 1)
+        and set(speculation.links) == set(selection.models)
+    )
 
 
 def core_of(resolved: ResolvedApplication) -> Application | None:
@@ -33,8 +96,7 @@ def core_of(resolved: ResolvedApplication) -> Application | None:
     schedule them all."""
     rollout, window = resolved.rollout, resolved.feedback.window
     is_plain = (
-        resolved.speculation is None
-        and rollout.assignment is None
+        rollout.assignment is None
         and rollout.split is None
         and rollout.side is None
         and not rollout.decoys
@@ -48,6 +110,11 @@ def core_of(resolved: ResolvedApplication) -> Application | None:
     if selection is None:
         return None
     counters = rollout.stats.counters
+    orders, speculation = None, resolved.speculation
+    if speculation is not None:
+        if not decides_in_core(speculation, selection):
+            return None
+        orders = DeciderOrders(speculation, selection.models, counters)
     return Application(
         resolved,
         selection,
@@ -68,6 +135,7 @@ def core_of(resolved: ResolvedApplication) -> Application | None:
         resolved.node,
         resolved.slo_us,
         resolved.confidence_min,
+        orders,
     )
 
 

@@ -76,7 +76,7 @@ _RULES = {
 _OF_THE_PLAN = ("all", "floor")  # rules that need no more models than the policy queries
 
 
-class _Order(msgspec.Struct, frozen=True, eq=False):
+class Order(msgspec.Struct, frozen=True, eq=False):
     """The models that are queried, best first, and the decider of their answers, for one state of
     the policy and one choice by it.
     """
@@ -97,7 +97,7 @@ class EnsembleCall(msgspec.Struct, frozen=True, eq=False):
     """
 
     speculation: "Speculation"
-    order: _Order
+    order: Order
     starts_us: tuple[int, ...] | None
     slo_us: int
     started_s: float
@@ -272,7 +272,7 @@ class Speculation:
         self.links, self._cores = tuple(links), dict(cores)
         self.decider_threads = decider_threads
         self._deciders: dict[tuple[object, ...], Decider] = {}
-        self._last: _Order | None = None
+        self._last: Order | None = None
         self._hedge = (0.0, 0)  # until when it is good, and the time in us
         self.failures = UserCodeFailures(f"decider {self.schedule.own!r}")
         self.steps = self.schedule.steps
@@ -300,13 +300,14 @@ class Speculation:
         """Return the call of a query: its models and deadline, by the policy's state and choice."""
         order = self._last
         if order is None or order.state is not state or order.chosen != plan.models:
-            order = self._last = self._order_for(state, plan, user)
+            order = self._last = self.order(state, plan, user)
         slo_us = self._until_us(slo_us)
         return EnsembleCall(
-            self, order, self._starts_us(order.models, slo_us), slo_us, time.monotonic()
+            self, order, self.starts_us(order.models, slo_us), slo_us, time.monotonic()
         )
 
-    def _order_for(self, state: object, plan: Plan, user: str | None) -> _Order:
+    def order(self, state: object, plan: Plan, user: str | None) -> Order:
+        """Return the order of the models and their decider, by the policy's state and choice."""
         policy, chosen, first = self.policy, plan.models, self.steps[0].rule
         if first == "cascade":
             models: tuple[VersionedModel, ...] = self.links
@@ -325,7 +326,7 @@ class Speculation:
             each = vote_weights(policy, state, models)
             weights = tuple([each[model] for model in models])
         cores = tuple([self._cores[model] for model in models])
-        return _Order(state, chosen, models, cores, self._decider_for(models), weights)
+        return Order(state, chosen, models, cores, self._decider_for(models), weights)
 
     def _wants_more(self) -> bool:
         """Return whether a rule has use for more models than one that the policy chose."""
@@ -380,7 +381,8 @@ class Speculation:
             return min(slo_us, max(1, round(last.until_ms * 1000)))
         return max(1, slo_us - round(last.margin_ms * 1000))
 
-    def _starts_us(self, models: tuple[VersionedModel, ...], slo_us: int) -> tuple[int, ...] | None:
+    def starts_us(self, models: tuple[VersionedModel, ...], slo_us: int) -> tuple[int, ...] | None:
+        """Return when each model is queried after the query came; None: all at once."""
         step = self.steps[0]
         if step.rule not in ("cascade", "hedged"):
             return None
