@@ -175,10 +175,13 @@ def application(policy: str, models: int, user: str = "") -> Callable[[int], Non
 
 
 KEY = b"a-key-as-long-as-those-that-clipper-key-makes"
+TRACE_PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
+USER_AND_SLO = ', "user": "ann@example.org", "slo_ms": 20'
 
 
 def http(head: str = "", members: str = "", keyed: bool = False) -> Callable[[int], None]:
     """Return requests to a thread of the HTTP server, one after another, that the cache answers.
+    The server begins and ends with them.
 
     head: further lines of headers. members: of the body, beside the input. keyed: the server needs
     a key, and each request has one.
@@ -193,40 +196,58 @@ def http(head: str = "", members: str = "", keyed: bool = False) -> Callable[[in
     counts = [Counter() for _ in range(5)]
     took, requests = LatencyHistogram(), LatencyHistogram()
     route = HotRoute(
-        model, "predict", "node", b'["m:1"]', 20_000, 0.0, counts, took, Counter(), requests, None
-    )
-    server = HttpServer(
-        [model.engine],
-        1,
-        b"made",
-        header_s=60.0,
-        idle_s=600.0,
-        connections_max=10,
-        header_bytes_max=4096,
-        body_bytes_max=4096,
-        pipeline_max=8,
-        unsent_bytes_max=4096,
-        finish=lambda future: future,
-        encode=lambda value: b"",
+        model,
+        "predict",
+        "node",
+        b'["m:1"]',
+        20_000,
+        0.0,
+        counts,
+        took,
+        Counter(),
+        requests,
+        None,
+        slo_ms_max=1000.0,
+        takes_users=True,
     )
     keys = KeyTable([hashlib.sha256(KEY).digest()]) if keyed else None
-    server.set_table(HotTable({b"/api/a/predict": route}, keys))
-    threading.Thread(target=server.run, args=(0,), daemon=True).start()
-    client, there = socket.socketpair()
-    there.setblocking(False)
-    server.adopt(there.detach())
+    table = HotTable({b"/api/a/predict": route}, keys)
     body = f'{{"input": [1.0]{members}}}'
     lines = f"Host: a\r\n{head}Content-Length: {len(body)}"
     if keyed:
         lines += f"\r\nAuthorization: Bearer {KEY.decode()}"
     request = f"POST /api/a/predict HTTP/1.1\r\n{lines}\r\n\r\n{body}".encode()
 
-    def turn() -> None:
-        client.sendall(request)
-        if not client.recv(4096).startswith(b"HTTP/1.1 200"):
-            raise AssertionError("the core does not answer the request")
+    def run(n: int) -> None:
+        server = HttpServer(
+            [model.engine],
+            1,
+            b"made",
+            header_s=60.0,
+            idle_s=600.0,
+            connections_max=10,
+            header_bytes_max=4096,
+            body_bytes_max=4096,
+            pipeline_max=8,
+            unsent_bytes_max=4096,
+            finish=lambda future: future,
+            encode=lambda value: b"",
+        )
+        server.set_table(table)
+        thread = threading.Thread(target=server.run, args=(0,))
+        thread.start()
+        client, there = socket.socketpair()
+        there.setblocking(False)
+        server.adopt(there.detach())
+        with client:
+            for _ in range(n):
+                client.sendall(request)
+                if not client.recv(4096).startswith(b"HTTP/1.1 200"):
+                    raise AssertionError("the core does not answer the request")
+        server.stop()
+        thread.join()
 
-    return repeat(turn)
+    return run
 
 
 def encode(version: int, search: int) -> Callable[[int], None]:
@@ -254,6 +275,8 @@ CALLS: dict[str, tuple[int, Callable[[], Callable[[int], None]]]] = {  # name ->
     "hit, ridge of three floats": (1000, lambda: application("ridge floats", 3)),
     "HTTP, a query that the cache answers": (1000, http),
     "HTTP, the same with a key": (1000, lambda: http(keyed=True)),
+    "HTTP, the same with a trace": (1000, lambda: http(f"Traceparent: {TRACE_PARENT}\r\n")),
+    "HTTP, the same with a user and an SLO": (1000, lambda: http(members=USER_AND_SLO)),
     "ring, a row published and consumed": (8192, ring),
     "timer, inserted and expired": (50_000, timer),
     "cache lookup below the Python door": (4096, lookup),

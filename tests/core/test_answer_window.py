@@ -179,6 +179,26 @@ def test_answers_of_the_http_threads_are_found_beside_the_others() -> None:
     assert len(window) == 5, "number 0 is no answer"
 
 
+def test_answers_of_the_http_threads_know_their_users() -> None:
+    window = window_of(100)
+    owner = window.pinned_owner(Learner(), MODELS[:1])
+    users = ["", *("u" * n for n in range(1, 65)), "caf\u00e9", "\u00e9" * 32]
+    for number, user in enumerate(users * 4, 1):
+        window.add_output(number, owner, np.arange(3.0) if number % 2 else number, user)
+    last = 4 * len(users)
+    for number in range(last - 99, last + 1):
+        joined = window.get(f"n-{number:x}")
+        assert joined.user == users[(number - 1) % len(users)]
+        assert joined.plan.models == MODELS[:1]
+        if number % 2:
+            assert joined.answer.tolist() == [0.0, 1.0, 2.0]
+        else:
+            assert joined.answer == number
+    assert len(window.items()) == 100
+    with pytest.raises(ValueError, match="65 bytes: at most 64"):
+        window.add_output(last + 1, owner, 1, "u" * 65)
+
+
 def test_large_outputs_are_bounded_by_their_bytes_and_the_oldest_go_first() -> None:
     window = window_of(64, 10_000)
     owner = window.pinned_owner(Learner(), MODELS[:1])

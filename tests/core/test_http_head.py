@@ -23,15 +23,16 @@ from clipper_core.http.http_head import (
 SEEDS = range(6)
 TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
 LINE = re.compile(rb"(" + TOKEN + rb"):( *)([ -~]*?)( *)\r\n")
-IGNORED = ("user-agent", "x-forwarded-for", "cookie", "content-type", "authorization", "a" * 40)
+IGNORED = (
+    *("user-agent", "x-forwarded-for", "cookie", "content-type", "authorization", "a" * 40),
+    *("traceparent", "clipper-deadline-ms", "accept"),
+)
 FOREIGN = (
     "transfer-encoding",
     "content-encoding",
     "expect",
     "upgrade",
-    "traceparent",
     "tracestate",
-    "clipper-deadline-ms",
     "te",
     "trailer",
     "http2-settings",
@@ -43,7 +44,6 @@ FOREIGN = (
     "mm-vmodel-id",
 )
 PLAIN = {
-    b"accept": (b"*/*", b"application/json", b"application/json, text/plain, */*"),
     b"connection": (b"keep-alive", b"Keep-Alive"),
 }
 

@@ -93,7 +93,7 @@ class Place:
                     self.took,
                     self.ok,
                     self.requests,
-                    lambda id, tag: id,
+                    lambda id, tag, user: id,
                     self.window,
                     self.owner,
                     read_only=path == b"/read",

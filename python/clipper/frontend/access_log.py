@@ -29,6 +29,11 @@ class AccessLog:
         self.logs_all = lines_s > 0
         self._sampler = Sampler(lines_s, now_s)
 
+    @property
+    def logs_sampled(self) -> bool:
+        """True if requests whose callers sample their traces are logged."""
+        return _log.isEnabledFor(logging.INFO)
+
     def request(
         self,
         request: HttpRequest,
@@ -66,7 +71,7 @@ class AccessLog:
 
     def _admit(self, trace: Trace | None) -> int:
         """Return how many requests were left out before this one; -1: this one is, too."""
-        if not _log.isEnabledFor(logging.INFO):
+        if not self.logs_sampled:
             return _LEFT_OUT
         if trace is not None and trace.sampled and trace.parent_id:
             return 0

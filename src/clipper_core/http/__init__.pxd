@@ -5,7 +5,8 @@
 #
 # `http_server` has the worker threads and their epoll loops, `http_connection` one connection,
 # `http_head` the parser of request heads, `http_route` the table of routes, the state of a query,
-# and the bodies of the Open Inference Protocol. `key_table` has the keys that queries need.
+# and the bodies of the Open Inference Protocol. `key_table` has the keys that queries need,
+# `trace_parent` reads and writes trace contexts.
 # `http2_protocol` has the rules of HTTP/2, with `hpack`, `http2_head` and `http2_answer`; its
 # sockets are Python's (frontend/http/http2.py).
 # `json_value` reads and writes JSON without Python objects, `protobuf` the fields of messages of

@@ -118,6 +118,7 @@ cdef cppclass Worker:
     u8* buffer
     char[40] date
     u64 date_s
+    u64 draws                   # of `span_new`
     atomic[u64] count           # its connections
     void (*apply_commands)(Worker* w) noexcept nogil          # look at the post for another table
 

@@ -17,12 +17,11 @@ Limits are Python's, from the same settings. Times are looked at every `check_us
 to Python, which reports it.
 """
 from libc.errno cimport EAGAIN, EINTR, errno
-from libc.string cimport memcpy
 from posix.unistd cimport close as close_fd
 
 from clipper_core.http.http_head cimport HEAD_PLAIN, HEAD_UNFINISHED, Head, head_read
 from clipper_core.http.http_route cimport (
-    OPEN, OTHER, READ, VALUE, QueryOutcome, RouteState, is_admitted, query_answer, query_drop,
+    OPEN, OTHER, READ, VALUE, QueryOutcome, RouteState, has_key, query_answer, query_drop,
     query_home, query_submit, route_at,
 )
 from clipper_core.http.json_value cimport large_body_drop, large_body_go_on
@@ -312,8 +311,8 @@ cdef void _pass_to_python(Worker* w, Exchange* x, const Bytes* row) noexcept nog
             x.query.slot)
     handed.query.binary, handed.query.value, handed.query.number = (x.query.binary, x.query.value,
             x.query.number)
-    handed.query.began_us, handed.query.id_bytes = x.query.began_us, x.query.id_bytes
-    memcpy(handed.query.id, x.query.id, x.query.id_bytes)
+    handed.query.began_us, handed.query.fields = x.query.began_us, x.query.fields
+    handed.query.user.put(x.query.user.at(), x.query.user.size())
     handed.query.tag.put(x.query.tag.at(), x.query.tag.size())
     x.query.block = NULL
     x.query.value.tag = TAG_NONE
@@ -321,7 +320,6 @@ cdef void _pass_to_python(Worker* w, Exchange* x, const Bytes* row) noexcept nog
     if row != NULL:
         x.how = SCHEDULED
         handed.bytes.put(row.at(), row.size())
-        handed.query.user.put(x.query.user.at(), x.query.user.size())
         w.shared.kept.fetch_add(row.size(), relaxed)
     # no memory, or the server is at its end
     if (handed.bytes.lost or handed.query.user.lost or not w.tickets.put(x.key, x)
@@ -350,7 +348,7 @@ cdef bint _answer(Worker* w, Exchange* x, const Value* value, u32 latency_us,
                   Bytes* out) noexcept nogil:
     cdef u64 before = out.size()
     x.close = x.close or w.draining
-    if x.query.route.form and x.query.id_bytes == 0:
+    if x.query.route.form and x.query.fields.id_bytes == 0:
         _made_up(w)
     if not query_answer(&x.query, value, latency_us, w.date, &w.made, x.close, &w.body, out,
                         &x.rest):
@@ -402,7 +400,7 @@ cdef bint _request(Worker* w, HttpConnection* connection, RouteState* route, con
         connection.starved = True
         return True
     x.query.route, x.query.began_us, x.query.binary = route, monotonic_us(), False
-    came = query_submit(&x.query, head, body, &w.row)
+    came = query_submit(&x.query, w.table, head, body, &w.row, &w.draws)
     if came == OTHER or (came == READ and not _has_memory(w.shared, w.row.size())):
         _put_back(w, x)
         return False
@@ -488,7 +486,7 @@ cdef u64 _parse(Worker* w, HttpConnection* connection, const u8* at, u64 n) noex
             or head.body_bytes > w.shared.settings.body_bytes_max):
             connection.leaving = True
             break
-        if not is_admitted(w.table, &head):
+        if w.table.keys != NULL and not has_key(w.table, &head):
             connection.leaving = True
             connection.accepted = connection.open != 0      # otherwise it goes to Python at once
             break

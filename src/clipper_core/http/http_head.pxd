@@ -16,9 +16,13 @@ cdef struct Head:               # its pointers are into the text
     const u8* path
     const u8* id                # X-Request-Id; NULL: none
     const u8* authorization     # NULL: none
+    const u8* trace             # traceparent; NULL: none
+    const u8* deadline          # Clipper-Deadline-Ms; NULL: none
     u32 path_bytes
     u32 id_bytes
     u32 authorization_bytes
+    u32 trace_bytes
+    u32 deadline_bytes
     u32 hosts                   # Host headers
     u64 bytes                   # of the head, the empty line included
     u64 body_bytes

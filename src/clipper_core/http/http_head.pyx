@@ -32,10 +32,11 @@ cdef enum Meaning:
     LENGTH = 2
     REQUEST_ID = 3
     CONNECTION = 4
-    ACCEPT = 5
-    JSON_LENGTH = 6
-    AUTHORIZATION = 7
-    FOREIGN = 8                 # a header that requests something that is not supported here
+    JSON_LENGTH = 5
+    AUTHORIZATION = 6
+    TRACE = 7
+    DEADLINE = 8
+    FOREIGN = 9                 # a header that requests something that is not supported here
 
 cdef struct Known:
     u32 n
@@ -45,13 +46,13 @@ cdef struct Known:
 cdef Known[KNOWN_COUNT] _known = [
     Known(4, "host", HOST), Known(14, "content-length", LENGTH), Known(12, "x-request-id",
                                                                        REQUEST_ID),
-    Known(10, "connection", CONNECTION), Known(6, "accept", ACCEPT),
+    Known(10, "connection", CONNECTION), Known(6, "accept", NOTHING),
     Known(31, "inference-header-content-length", JSON_LENGTH),
     Known(17, "transfer-encoding", FOREIGN), Known(16, "content-encoding", FOREIGN), Known(6,
             "expect", FOREIGN),
-    Known(7, "upgrade", FOREIGN), Known(11, "traceparent", FOREIGN), Known(10, "tracestate",
+    Known(7, "upgrade", FOREIGN), Known(11, "traceparent", TRACE), Known(10, "tracestate",
                                                                            FOREIGN),
-    Known(19, "clipper-deadline-ms", FOREIGN), Known(2, "te", FOREIGN), Known(7, "trailer",
+    Known(19, "clipper-deadline-ms", DEADLINE), Known(2, "te", FOREIGN), Known(7, "trailer",
             FOREIGN),
     Known(14, "http2-settings", FOREIGN), Known(13, "last-event-id", FOREIGN), Known(16,
             "proxy-connection", FOREIGN),
@@ -121,15 +122,6 @@ cdef bint _is_word(const u8* at, const u8* end, const char* word, u64 n) noexcep
     return True
 
 
-cdef bint _accepts_json(const u8* at, const u8* end) noexcept nogil:
-    """Return whether the value accepts JSON, as the defaults of clients do; an event stream does
-    not."""
-    cdef u64 n = <u64> (end - at)
-    return ((n == 3 and memcmp(at, "*/*", 3) == 0)
-            or (n == 16 and memcmp(at, "application/json", 16) == 0)
-            or (n == 33 and memcmp(at, "application/json, text/plain, */*", 33) == 0))
-
-
 cdef bint _is_plain(Meaning meaning, const u8* at, const u8* end, Head* head) noexcept nogil:
     """Return whether the header's value is supported."""
     cdef const u8* p = at
@@ -144,11 +136,17 @@ cdef bint _is_plain(Meaning meaning, const u8* at, const u8* end, Head* head) no
         return _length(at, end, &head.json_bytes)
     if meaning == CONNECTION:
         return _is_word(at, end, "keep-alive", 10)
-    if meaning == ACCEPT:
-        return _accepts_json(at, end)
     if meaning == AUTHORIZATION:
         head.authorization = at
         head.authorization_bytes = <u32> (end - at)
+        return True
+    if meaning == TRACE:
+        head.trace = at
+        head.trace_bytes = <u32> (end - at)
+        return True
+    if meaning == DEADLINE:
+        head.deadline = at
+        head.deadline_bytes = <u32> (end - at)
         return True
     if meaning != REQUEST_ID or at == end or end - at > ID_MAX:
         return False

@@ -15,6 +15,7 @@ from clipper_core.engine.model cimport Model
 from clipper_core.http.http_head cimport Head
 from clipper_core.http.json_value cimport LargeBody, Wanted
 from clipper_core.http.key_table cimport KeyState, KeyTable
+from clipper_core.http.trace_parent cimport TRACE_PARENT_BYTES
 from clipper_core.learning.answer_window cimport Ring
 from clipper_core.results.answer cimport Answer
 from clipper_core.results.completion cimport Block, CompletionState
@@ -64,6 +65,9 @@ cdef cppclass RouteState:
     EngineState* engine
     ModelState* model
     u64 slo_us
+    double slo_ms_max           # of a query with an SLO of its own
+    bint takes_users            # a query's user changes nothing of its answer
+    atomic[u64] lanes           # of the model, by class of SLO, one bit each: those that are there
     double confidence_min
     Bytes node                  # prefix of an id, before the number: `4bde13fa-`
     Bytes models                # as JSON: `["svm:1"]`
@@ -80,6 +84,18 @@ cdef cppclass RouteState:
     void* owner                 # of its answers there
     void* object                # the HotRoute
 
+cdef enum:
+    REQUEST_ID_MAX = 128        # bytes
+
+cdef struct Fields:             # of a request, beside its row
+    u64 slo_us
+    u64 salt
+    u64 span                    # of this server, in the trace
+    bint traced                 # it names a trace
+    u32 id_bytes                # X-Request-Id as given; 0: none
+    u8[REQUEST_ID_MAX] id
+    u8[TRACE_PARENT_BYTES] trace        # traceparent as given
+
 cdef cppclass Query:
     RouteState* route
     Block* block                # NULL: it was answered at once
@@ -88,10 +104,9 @@ cdef cppclass Query:
     Value value
     u64 number                  # its id
     u64 began_us
-    u32 id_bytes                # X-Request-Id as given; 0: none
-    u8[128] id
+    Fields fields
     Bytes tag                   # V2: the request's own id, as JSON
-    Bytes user                  # of a query that was read
+    Bytes user                  # its name; empty: nobody's
 
 cdef struct Place:
     u64 hash
@@ -104,14 +119,15 @@ cdef cppclass TableState:
     u64 mask
     Place* places
     const KeyState* keys        # of which every request needs one; NULL: none does
+    bint logs                   # requests whose caller records them are logged: Python has them
 
 # Return the route of a path; NULL if there is none.
 cdef RouteState* route_at(const TableState* table, const u8* path, u64 n) noexcept nogil
-# Return whether a request may be made, by its key.
-cdef bint is_admitted(const TableState* table, const Head* head) noexcept nogil
-# Submit a query whose route and began_us are set.
-cdef QueryOutcome query_submit(Query* q, const Head* head, const u8* body,
-                               Bytes* row) noexcept nogil
+# Return whether a request has a key of the table, which needs one.
+cdef bint has_key(const TableState* table, const Head* head) noexcept nogil
+# Submit a query whose route and began_us are set. draws: of `span_new`
+cdef QueryOutcome query_submit(Query* q, const TableState* table, const Head* head,
+                               const u8* body, Bytes* row, u64* draws) noexcept nogil
 # Append the response to `out` and count it. Return False if Python must write it; then nothing was
 # written or counted. made: an id for X-Request-Id, if neither the request nor the answer has one.
 # body: scratch space. rest: set to the unwritten rest of a large response; else unchanged.
@@ -132,12 +148,14 @@ cdef class HotRoute:
                                            # writes
 
     cdef int _set_rows(self) except -1
+    cpdef void look_at_lanes(self)
     # Return an array of the row that `data` has.
     cdef object _row(self, const u8* data, u64 nbytes)
     # Append the response to a query that was read, and count it. False: Python must make it; then
     # nothing was written or counted. encode: makes JSON of a text.
-    cdef bint _respond(self, Answer answer, bytes id, u64 began_us, const char* date, bint close,
-                       object encode, Bytes* out) except -1
+    # trace: traceparent of the request, answered with this span; empty: none.
+    cdef bint _respond(self, Answer answer, bytes id, bytes trace, u64 span, u64 began_us,
+                       const char* date, bint close, object encode, Bytes* out) except -1
     cdef bytes _names_of(self, tuple models)
 
 cdef class HotTable:

@@ -5,6 +5,7 @@ words of memory that serving/tally and metrics/http_counts use, so they include 
 whether the core or Python answered.
 """
 cimport numpy as cnp
+from libc.math cimport rint
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memcpy, memset
 
@@ -15,25 +16,35 @@ import numpy as np
 from clipper_core.cache.clock_cache cimport cache_lookup, key_of
 from clipper_core.http.http_head cimport NO_LENGTH
 from clipper_core.http.json_value cimport (
-    Text, json_begin_bytes, json_count, json_f64, json_is_plain, json_put, json_read_i64,
-    json_read_row, large_body, large_body_chunk, large_body_drop, value_belief,
+    Text, json_begin_bytes, json_count, json_f64, json_is_plain, json_put, json_read_f64,
+    json_read_i64, json_read_row, large_body, large_body_chunk, large_body_drop, value_belief,
 )
 from clipper_core.http.key_table cimport NO_KEY, KeyTable, key_find
-from clipper_core.learning.answer_window cimport AnswerOwner, AnswerWindow, ring_add
+from clipper_core.http.trace_parent cimport (
+    TRACE_PARENT_BYTES, span_new, trace_parent_is_sampled, trace_parent_is_valid,
+    trace_parent_put,
+)
+from clipper_core.learning.answer_window cimport (
+    RING_USER_MAX, AnswerOwner, AnswerWindow, ring_add,
+)
 from clipper_core.results.completion cimport block_drop, slot_fill, slots_claim
 from clipper_core.runtime.dtype cimport (
     ANY, BOOL, BYTES, F16, F32, F64, I16, I32, I64, I8, STR, U16, U32, U64, U8, all_finite,
     itemsize,
 )
 from clipper_core.runtime.histogram cimport count, histogram_record
-from clipper_core.runtime.machine cimport acquire, aligned_new, i64, monotonic_us, relaxed
+from clipper_core.runtime.machine cimport (
+    acquire, aligned_new, i64, monotonic_us, relaxed, release,
+)
 from clipper_core.runtime.row_hash cimport Key
 from clipper_core.runtime.spin_lock cimport spin_lock, spin_unlock
 from clipper_core.runtime.status cimport (
     CANCELLED, CLOSED, NO_MEMORY, OK, PENDING, Status, raise_for,
 )
 from clipper_core.scheduling.lane cimport submitter_enter, submitter_leave
-from clipper_core.scheduling.submit cimport lane_prepare, row_bytes_end, row_refused, row_submit
+from clipper_core.scheduling.submit cimport (
+    lane_class, lane_prepare, lanes_there, row_bytes_end, row_refused, row_submit,
+)
 from clipper_core.wire.prediction cimport (
     TAG_BLOB, TAG_NONE, Blob, blob_data, record_type, value_drop,
 )
@@ -518,29 +529,88 @@ cdef bint _read_row(RouteState* r, Text* text, Bytes* row) noexcept nogil:
     return True
 
 
-cdef bint _read_predict(RouteState* r, const u8* body, u64 n, Bytes* row, const u8** user,
-                        u64* user_bytes) noexcept nogil:
-    """Read the members `input` and `user`, in any order. user: set to NULL if there is none."""
+cdef bint _set_slo(Query* q, double slo_ms) noexcept nogil:
+    """Set the SLO of a request. False: it is out of range."""
+    if not 0.0 < slo_ms <= q.route.slo_ms_max:
+        return False
+    q.fields.slo_us = max(<u64> rint(slo_ms * 1000.0), <u64> 1)
+    return True
+
+
+cdef bint _read_slo(Query* q, Text* text) noexcept nogil:
+    cdef double slo_ms = 0.0
+    _skip_blanks(text)
+    return json_read_f64(text, &slo_ms) and _set_slo(q, slo_ms)
+
+
+cdef bint _read_user(Query* q, Text* text) noexcept nogil:
+    cdef const u8* name = NULL
+    cdef u64 n = 0
+    if not _string(text, &name, &n) or n > USER_BYTES_MAX or (n == 0 and q.route.read_only):
+        return False
+    q.user.put(name, n)
+    return not q.user.lost
+
+
+cdef bint _read_salt(Query* q, Text* text) noexcept nogil:
+    cdef i64 salt = 0
+    _skip_blanks(text)
+    if not json_read_i64(text, &salt) or salt < 0:
+        return False
+    q.fields.salt = <u64> salt
+    return True
+
+
+cdef inline bint _predict_member(Query* q, Text* text, u32* seen, Bytes* row) noexcept nogil:
+    """Read a member of a predict request. Each comes once."""
+    if _take(text, "\"input\"", 7):
+        return _once(seen, 1) and _take(text, ":", 1) and _read_row(q.route, text, row)
+    if q.route.form != PREDICT:
+        return False
+    if _take(text, "\"user\"", 6):
+        return _once(seen, 2) and _accept(text, 58) and _read_user(q, text)
+    if _take(text, "\"slo_ms\"", 8):
+        return _once(seen, 4) and _accept(text, 58) and _read_slo(q, text)
+    return (_take(text, "\"salt\"", 6) and _once(seen, 8) and _accept(text, 58)
+            and _read_salt(q, text))
+
+
+cdef bint _read_predict(Query* q, const u8* body, u64 n, Bytes* row) noexcept nogil:
     cdef Text text
-    cdef bint has_row = False
+    cdef u32 seen = 0
     text.at, text.end = body, body + n
-    user[0] = NULL
     if not _take(&text, "{", 1):
         return False
     while True:
-        if not has_row and _take(&text, "\"input\"", 7):
-            has_row = True
-            if not (_take(&text, ":", 1) and _read_row(r, &text, row)):
-                return False
-        elif user[0] != NULL or not (_take(&text, "\"user\"", 6) and _take(&text, ":", 1)
-                                     and _string(&text, user, user_bytes)):
+        if not _predict_member(q, &text, &seen, row):
             return False
         if _take(&text, "}", 1):
             break
         if not _take(&text, ",", 1):
             return False
     _skip_blanks(&text)
-    return has_row and text.at == text.end
+    return seen & 1 and text.at == text.end
+
+
+cdef bint _read_deadline(Query* q, const Head* head) noexcept nogil:
+    """Read Clipper-Deadline-Ms, which is of infer requests alone."""
+    cdef Text text
+    cdef double slo_ms = 0.0
+    if head.deadline_bytes == 0:
+        return True
+    text.at, text.end = head.deadline, head.deadline + head.deadline_bytes
+    return json_read_f64(&text, &slo_ms) and text.at == text.end and _set_slo(q, slo_ms)
+
+
+cdef bint _read_trace(Query* q, const TableState* table, const Head* head,
+                      u64* draws) noexcept nogil:
+    """Read traceparent. False: the request is to be logged."""
+    q.fields.traced = trace_parent_is_valid(head.trace, head.trace_bytes)
+    if not q.fields.traced:
+        return True
+    memcpy(q.fields.trace, head.trace, TRACE_PARENT_BYTES)
+    q.fields.span = span_new(draws)
+    return not (table.logs and trace_parent_is_sampled(head.trace))
 
 
 # -- submitting
@@ -560,8 +630,8 @@ cdef Status _submit(Query* q, const Bytes* row, const Key* key) noexcept nogil:
     cdef EngineState* e = q.route.engine
     cdef Status status = CLOSED
     if submitter_enter(e.lanes[0], e.refusing):
-        status = row_submit(e, q.route.model, row.at(), row.size(), key, 0, q.route.slo_us,
-                            q.began_us, q.block, q.slot, 0)
+        status = row_submit(e, q.route.model, row.at(), row.size(), key, q.fields.salt,
+                            q.fields.slo_us, q.began_us, q.block, q.slot, 0)
         submitter_leave(e.lanes[0])
     return status
 
@@ -576,12 +646,14 @@ cdef QueryOutcome _answer_or_submit(Query* q, const Bytes* row) noexcept nogil:
     if row.size() >= row_bytes_end(r.engine):
         return OTHER            # too large: Python reports it
     if r.model.cached:
-        key = key_of(r.engine.cache, r.model.spec.uid, 0, row.at(), row.size())
+        key = key_of(r.engine.cache, r.model.spec.uid, q.fields.salt, row.at(), row.size())
         if cache_lookup(r.engine.cache, &key, &q.value):
             count(&r.model.tally.hits, 1)
             count(r.queries, 1)
             q.number = _number(r.engine.completion)
             return VALUE
+    if not r.lanes.load(acquire) >> lane_class(q.fields.slo_us) & 1:
+        return OTHER            # Python makes the lane
     if not slots_claim(r.engine.completion, 1, &q.block, &q.slot):
         return OTHER            # no memory: Python reports it
     count(r.queries, 1)
@@ -589,7 +661,7 @@ cdef QueryOutcome _answer_or_submit(Query* q, const Bytes* row) noexcept nogil:
     status = _submit(q, row, &key)
     if status == OK:
         return OPEN
-    row_refused(r.model, status, r.slo_us, q.began_us, &q.value)
+    row_refused(r.model, status, q.fields.slo_us, q.began_us, &q.value)
     slot_fill(r.engine.completion, q.block, q.slot, status, &q.value)
     block_drop(r.engine.completion, q.block, 1)
     q.value.tag = TAG_NONE
@@ -604,42 +676,45 @@ cdef bint _is_quotable(const Head* head) noexcept nogil:
     return True
 
 
-cdef QueryOutcome _only_read(Query* q, const Bytes* row, const u8* user,
-                             u64 user_bytes) noexcept nogil:
+cdef QueryOutcome _only_read(Query* q, const Bytes* row) noexcept nogil:
     """Keep what the event loop's thread needs to schedule the query."""
     if row.size() >= row_bytes_end(q.route.engine):
         return OTHER            # too large: Python reports it
     q.block = NULL
     q.value.word = 0
     q.value.tag = TAG_NONE
-    q.user.clear()
-    q.user.put(user, user_bytes)
-    return OTHER if q.user.lost else READ
+    return OTHER if q.fields.salt else READ
 
 
-cdef QueryOutcome query_submit(Query* q, const Head* head, const u8* body,
-                               Bytes* row) noexcept nogil:
+cdef inline bint _is_read_only(Query* q) noexcept nogil:
+    """Return whether the event loop's thread schedules the query."""
+    cdef RouteState* r = q.route
+    return r.read_only or q.user.size() > (RING_USER_MAX if r.takes_users else 0)
+
+
+cdef QueryOutcome query_submit(Query* q, const TableState* table, const Head* head,
+                               const u8* body, Bytes* row, u64* draws) noexcept nogil:
     cdef RouteState* r = q.route
     cdef bint binary = False
-    cdef const u8* user = NULL
-    cdef u64 user_bytes = 0
+    q.fields.slo_us, q.fields.salt = r.slo_us, 0
+    q.fields.traced = False
+    q.user.clear()
+    if head.trace != NULL and not _read_trace(q, table, head, draws):
+        return OTHER
     if r.form == INFER:
-        if not (_is_quotable(head)
+        if not (_is_quotable(head) and _read_deadline(q, head)
                 and infer_read(&r.wanted, r.model.finite, body, head.body_bytes, head.json_bytes,
                                row, &q.tag,
                                                   &binary)):
             return OTHER
         q.binary = binary
-    elif head.json_bytes != NO_LENGTH or not _read_predict(r, body, head.body_bytes, row, &user,
-                                                           &user_bytes):
+    elif head.json_bytes != NO_LENGTH or not _read_predict(q, body, head.body_bytes, row):
         return OTHER
-    if user != NULL and (r.form != PREDICT or not 0 < user_bytes <= USER_BYTES_MAX):
-        return OTHER
-    q.id_bytes = head.id_bytes
+    q.fields.id_bytes = head.id_bytes
     if head.id_bytes:
-        memcpy(q.id, head.id, head.id_bytes)
-    if user != NULL or r.read_only:
-        return _only_read(q, row, user, user_bytes)
+        memcpy(q.fields.id, head.id, head.id_bytes)
+    if _is_read_only(q):
+        return _only_read(q, row)
     return _answer_or_submit(q, row)
 
 
@@ -699,11 +774,11 @@ cdef bint _old(Query* q, const Value* value, Bytes* body, LargeBody* large) noex
 
 cdef void _put_own(Query* q, Bytes* body) noexcept nogil:
     """Write the caller's id of the query, as JSON."""
-    if q.id_bytes == 0:
+    if q.fields.id_bytes == 0:
         body.put(q.tag.at(), q.tag.size())
         return
     body.put_byte(34)
-    body.put(q.id, q.id_bytes)
+    body.put(q.fields.id, q.fields.id_bytes)
     body.put_byte(34)
 
 
@@ -716,7 +791,7 @@ cdef bint _inferred(Query* q, const Value* value, double belief, u64* json_bytes
     body.put_hex(q.number)
     body.put_text("\",\"confidence\":")
     json_f64(body, belief)
-    if q.id_bytes or q.tag.size() > 2:
+    if q.fields.id_bytes or q.tag.size() > 2:
         body.put_text(",\"request_id\":")
         _put_own(q, body)
     body.put_text("},")
@@ -724,8 +799,8 @@ cdef bint _inferred(Query* q, const Value* value, double belief, u64* json_bytes
 
 
 cdef void _put_id(Query* q, const Bytes* made, Bytes* out) noexcept nogil:
-    if q.id_bytes:
-        out.put(q.id, q.id_bytes)
+    if q.fields.id_bytes:
+        out.put(q.fields.id, q.fields.id_bytes)
     elif q.route.form == PREDICT:
         out.put(q.route.node.at(), q.route.node.size())
         out.put_hex(q.number)
@@ -785,6 +860,9 @@ cdef bint query_answer(Query* q, const Value* value, u32 latency_us, const char*
         out.put_decimal(json_bytes)
     out.put_text("\r\nx-request-id: ")
     _put_id(q, made, out)
+    if q.fields.traced:
+        out.put_text("\r\ntraceparent: ")
+        trace_parent_put(out, q.fields.trace, q.fields.span)
     if close:
         out.put_text("\r\nconnection: close")
     out.put_text("\r\n\r\n")
@@ -793,7 +871,8 @@ cdef bint query_answer(Query* q, const Value* value, u32 latency_us, const char*
     else:
         out.put(body.at(), body.size())
     if q.route.window != NULL:
-        ring_add(q.route.window, q.number, q.route.owner, value, monotonic_us())
+        ring_add(q.route.window, q.number, q.route.owner, q.user.at(), <u32> q.user.size(), value,
+                 monotonic_us())
     _count(q, latency_us)
     rest[0] = large
     return True
@@ -821,9 +900,7 @@ cdef RouteState* route_at(const TableState* table, const u8* path, u64 n) noexce
     return NULL
 
 
-cdef bint is_admitted(const TableState* table, const Head* head) noexcept nogil:
-    if table.keys == NULL:
-        return True
+cdef bint has_key(const TableState* table, const Head* head) noexcept nogil:
     return (head.authorization != NULL and head.authorization_bytes <= AUTHORIZATION_MAX
             and key_find(table.keys, head.authorization, head.authorization_bytes) != NO_KEY)
 
@@ -843,15 +920,17 @@ cdef class HotRoute:
     durations, microseconds. ok, requests: of HTTP: responses with 200, and their durations.
     subject: returned with a query that Python answers. window: keeps the answers for feedback, as
     those of `owner`, which it has; None: they are not kept. application: schedules queries that
-    were read; None: Python does. read_only: all queries are only read here, not submitted. Raises
-    ValueError for a model whose rows cannot be read without Python.
+    were read; None: Python does. read_only: all queries are only read here, not submitted.
+    slo_ms_max: of queries with an SLO of their own; 0: Python has those. takes_users: a query may
+    name its user, who changes nothing of its answer. Raises ValueError for a model whose rows
+    cannot be read without Python.
     """
 
     def __init__(self, Model model, str form, str node, bytes models, u64 slo_us,
                  double confidence_min, counts,
                  LatencyHistogram took, Counter ok, LatencyHistogram requests, subject,
                  AnswerWindow window=None, AnswerOwner owner=None, Application application=None,
-                 bint read_only=False):
+                 bint read_only=False, double slo_ms_max=0.0, bint takes_users=False):
         cdef RouteState* r = new RouteState()
         self.state = r
         self.application = application
@@ -873,7 +952,15 @@ cdef class HotRoute:
         if window is not None and owner is not None:
             r.window, r.owner = &window.rings[1], <void*> owner
         r.object = <void*> self
+        r.slo_ms_max = slo_ms_max
+        r.takes_users = takes_users
         lane_prepare(r.engine, r.model, slo_us)
+        self.look_at_lanes()
+
+    cpdef void look_at_lanes(self):
+        """Note which classes of SLO have lanes by now: Python makes one for the first query of its
+        class."""
+        self.state.lanes.store(lanes_there(self.model.state), release)
 
     cdef int _set_rows(self) except -1:
         cdef ModelState* m = self.model.state
@@ -898,8 +985,8 @@ cdef class HotRoute:
         memcpy(cnp.PyArray_DATA(row), data, nbytes)
         return row.view(self.dtype).reshape(self.model.shape)
 
-    cdef bint _respond(self, Answer answer, bytes id, u64 began_us, const char* date, bint close,
-                       object encode, Bytes* out) except -1:
+    cdef bint _respond(self, Answer answer, bytes id, bytes trace, u64 span, u64 began_us,
+                       const char* date, bint close, object encode, Bytes* out) except -1:
         cdef Bytes body
         cdef bytes text
         cdef Counter ok = self.counters[6]
@@ -930,6 +1017,9 @@ cdef class HotRoute:
         out.put_decimal(body.size())
         out.put_text("\r\nx-request-id: ")
         _put(out, id or text)
+        if trace:
+            out.put_text("\r\ntraceparent: ")
+            trace_parent_put(out, <const u8*> (<const char*> trace), span)
         if close:
             out.put_text("\r\nconnection: close")
         out.put_text("\r\n\r\n")
@@ -964,10 +1054,11 @@ cdef class HotTable:
     """Routes by their exact path, and the keys that their requests need. Threads: any; it is
     immutable.
 
-    keys: None: no key is needed. Python has the requests without a key; it refuses them.
+    keys: None: no key is needed. Python has the requests without a key; it refuses them. logs:
+    requests that their callers record are logged; Python has them.
     """
 
-    def __init__(self, dict routes, KeyTable keys=None):
+    def __init__(self, dict routes, KeyTable keys=None, bint logs=False):
         cdef u64 size = 4, i
         cdef bytes path
         cdef HotRoute route
@@ -983,6 +1074,7 @@ cdef class HotTable:
         self.state.mask = size - 1
         if keys is not None:
             self.state.keys = keys.state
+        self.state.logs = logs
         for path, route in self.routes.items():
             i = _hash(<const u8*> (<const char*> path), len(path))
             self._place(i, path, route)
@@ -997,6 +1089,12 @@ cdef class HotTable:
         if self.state != NULL:
             free(self.state.places)
             free(self.state)
+
+    def look_at_lanes(self):
+        """Have the routes note which classes of SLO have lanes by now."""
+        cdef HotRoute route
+        for route in self.routes.values():
+            route.look_at_lanes()
 
     def __len__(self):
         return len(self.routes)

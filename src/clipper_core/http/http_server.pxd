@@ -40,6 +40,7 @@ cdef class HttpServer:
     cdef bint draining
     cdef char[40] date                  # of responses that are made on the event loop's thread
     cdef u64 date_s
+    cdef u64 draws                      # of `span_new`, for those responses
 
     cdef int _add_mailbox(self, Worker* w, Engine engine) except -1
     cdef int _command(self, u32 number, WorkerCommand* command) except -1

@@ -20,6 +20,7 @@ class Ending(NamedTuple):
     ticket: int
     tag: bytes
     binary: bool
+    trace: bytes
 
 class Read(NamedTuple):
     route: HotRoute
@@ -27,7 +28,9 @@ class Read(NamedTuple):
     row: Any
     error: Exception | None
     user: str
+    slo_us: int
     id: bytes
+    trace: bytes
     began_ns: int
     worker: int
     ticket: int

@@ -14,6 +14,7 @@ from libc.stdlib cimport free, malloc
 from libcpp.vector cimport vector
 from posix.unistd cimport close as close_fd, usleep
 
+import os
 import threading
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ from clipper_core.http.http_connection cimport (
     http_connection_drain, http_connection_open, http_connection_read, http_connection_settle,
 )
 from clipper_core.http.http_route cimport HotRoute, HotTable, Query, query_drop
+from clipper_core.http.trace_parent cimport TRACE_PARENT_BYTES, span_new
 from clipper_core.results.answer cimport Answer
 from clipper_core.results.completion cimport Mailbox, mailbox_arm, mailbox_must_rescan
 from clipper_core.results.future cimport Future, MailboxReader, future_at_once, future_new
@@ -335,14 +337,17 @@ class Handed(NamedTuple):
 class Read(NamedTuple):
     """A query that was read, and is scheduled and answered by Python, or by respond(). future: of
     the query; None: it is not scheduled.  row: its input then.  error: why it could not be
-    scheduled.  user: empty for nobody's.  The others are as of an Ending."""
+    scheduled.  user: empty for nobody's.  slo_us: of the query.  The others are as of an Ending.
+    """
 
     route: object
     future: object
     row: object
     error: object
     user: str
+    slo_us: int
     id: bytes
+    trace: bytes
     began_ns: int
     worker: int
     ticket: int
@@ -357,7 +362,7 @@ class Gone(NamedTuple):
 class Ending(NamedTuple):
     """A query whose response Python makes, for answer(worker, ticket, ...). future: done.  id:
     X-Request-Id; empty: none came. tag, binary: of infer: the request's own id, as JSON, and
-    whether its output goes back as bytes."""
+    whether its output goes back as bytes. trace: traceparent, if it names a trace; else empty."""
 
     route: object
     future: object
@@ -367,6 +372,22 @@ class Ending(NamedTuple):
     ticket: int
     tag: bytes
     binary: bool
+    trace: bytes
+
+
+cdef bytes _id_of(const Query* q):
+    """Return X-Request-Id as given; empty: none came."""
+    return (<const char*> q.fields.id)[:q.fields.id_bytes]
+
+
+cdef str _user_of(Query* q):
+    """Return the name of the user; empty: nobody's."""
+    return (<const char*> q.user.at())[:q.user.size()].decode("ascii") if q.user.size() else ""
+
+
+cdef bytes _trace_of(const Query* q):
+    """Return traceparent, if it names a trace; else empty."""
+    return (<const char*> q.fields.trace)[:TRACE_PARENT_BYTES] if q.fields.traced else b""
 
 
 cdef Worker* _worker_new(Shared* s, u32 number) except NULL:
@@ -374,6 +395,7 @@ cdef Worker* _worker_new(Shared* s, u32 number) except NULL:
     if w == NULL:
         raise_for(NO_MEMORY, "no memory for a worker of the HTTP server")
     w.shared, w.number = s, number
+    w.draws = int.from_bytes(os.urandom(8), "little")
     w.apply_commands = &_look_up_table
     w.post.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)
     w.buffer = <u8*> malloc(BUFFER_BYTES)
@@ -407,6 +429,7 @@ cdef class HttpServer:
             raise ValueError(f"workers={workers} of the HTTP server: 1 to {WORKERS_MAX}")
         self.engines, self.mailboxes, self.retired, self.finish = list(engines), [], [], finish
         self.encode = encode
+        self.draws = int.from_bytes(os.urandom(8), "little")
         self.guard = threading.Lock()
         self.shared = make[Shared]()
         if self.shared == NULL:
@@ -594,10 +617,10 @@ cdef class HttpServer:
 
     cdef object _ending(self, HandedOver* handed):
         cdef HotRoute route = <HotRoute> handed.query.route.object
-        cdef bytes id = (<const char*> handed.query.id)[:handed.query.id_bytes]
+        cdef bytes id = _id_of(&handed.query)
         cdef bytes tag = ((<const char*> handed.query.tag.at())[:handed.query.tag.size()]
                           if handed.query.tag.size() else b"")
-        cdef object extra = route.subject(id.decode("ascii"), tag)
+        cdef object extra = route.subject(id.decode("ascii"), tag, _user_of(&handed.query))
         cdef Future future
         if handed.query.block == NULL:
             future = future_at_once(route.model.engine.completion, OK, &handed.query.value,
@@ -611,7 +634,7 @@ cdef class HttpServer:
         handed.query.value.tag = TAG_NONE
         ending = Ending(route, future, id, handed.query.began_us * 1000, handed.worker,
                         handed.ticket,
-                        tag, bool(handed.query.binary))
+                        tag, bool(handed.query.binary), _trace_of(&handed.query))
         handed.query.route.users.fetch_sub(1, release)
         return ending
 
@@ -624,20 +647,19 @@ cdef class HttpServer:
         # the route is held by this call from here on
         query.route.users.fetch_sub(1, release)
         self.shared.kept.fetch_sub(handed.bytes.size(), relaxed)
-        id = (<const char*> query.id)[:query.id_bytes]
-        user = (<const char*> query.user.at())[:query.user.size()] if query.user.size() else b""
-        name = user.decode("ascii")
+        id = _id_of(query)
+        name = _user_of(query)
         try:
             if route.application is not None:
                 future = route.application.schedule_row(
-                    handed.bytes.at(), handed.bytes.size(), name, route.state.slo_us,
+                    handed.bytes.at(), handed.bytes.size(), name, query.fields.slo_us,
                     id.decode("ascii"))
             if future is None:
                 row = route._row(handed.bytes.at(), handed.bytes.size())
         except Exception as error:
             failed = error
-        return Read(route, future, row, failed, name, id, query.began_us * 1000, handed.worker,
-                    handed.ticket)
+        return Read(route, future, row, failed, name, query.fields.slo_us, id, _trace_of(query),
+                    query.began_us * 1000, handed.worker, handed.ticket)
 
     def respond(self, read, Future future=None):
         """Answer a query that was Read and whose future is done. Return False if its response is to
@@ -663,8 +685,9 @@ cdef class HttpServer:
         command = _checked(_command_new(ANSWERED))
         command.ticket, command.close = read.ticket, self.draining
         try:
-            answered = route._respond(answer, read.id, <u64> read.began_ns // 1000, self.date,
-                                      self.draining, self.encode, &command.bytes)
+            answered = route._respond(answer, read.id, read.trace, span_new(&self.draws),
+                                      <u64> read.began_ns // 1000, self.date, self.draining,
+                                      self.encode, &command.bytes)
         finally:
             if not answered:
                 del command

@@ -20,6 +20,7 @@ cdef enum:
     IS_WRITTEN = 2              # it is in the store, or is about to be written
     IS_CLAIMED = 4              # this server has claimed it in the store
     ENTRY_WORDS_MAX = 42        # of an entry
+    RING_USER_MAX = 64          # bytes of the user's name in an entry without objects
 
 cdef struct Chunk:
     Chunk* next
@@ -45,9 +46,11 @@ cdef cppclass Ring:
 ctypedef u64 (*NumberOf)(void* answer, void* node) noexcept
 
 # Remember an answer of one output; forget the oldest that are too many, or whose time is over.
-# owner: an AnswerOwner that the caller keeps. False: it is larger than all may be, or there is no
-# memory; then nothing has changed.
-cdef bint ring_add(Ring* r, u64 number, void* owner, const Value* value, u64 now_us) noexcept nogil
+# owner: an AnswerOwner that the caller keeps. user: in UTF-8, of at most RING_USER_MAX bytes; of
+# none: nobody's. False: it is larger than all may be, or there is no memory; then nothing has
+# changed.
+cdef bint ring_add(Ring* r, u64 number, void* owner, const u8* user, u32 user_bytes,
+                   const Value* value, u64 now_us) noexcept nogil
 
 # -- The learner whose models gave an answer, and the models that were queried.
 cdef class AnswerOwner:

@@ -49,6 +49,7 @@ cdef enum:
     IS_OWNED = 16               # it has references to its owner and its user
     HAS_USER = 32
     HAS_PROBABILITY = 64        # of the one model that was chosen
+    NAMES_USER = 128            # its user is there as text: how many bytes, and the bytes
     KEPT = HAS_FEEDBACK | IS_WRITTEN | IS_CLAIMED
     TAG_OBJECT = 0x90           # the word is a PyObject*, with a reference
     APART = 255                 # the answer is no model's output: it follows those
@@ -89,6 +90,11 @@ cdef inline u64 _numbers(u32 n, u32 answer, u32 arrived, u32 sure) noexcept nogi
     return n | <u64> answer << 8 | <u64> arrived << 16 | <u64> sure << 32
 
 
+cdef inline u32 _text_words(u32 nbytes) noexcept nogil:
+    """Return the words of a user's name, with that of its length."""
+    return 1 + (nbytes + 7) // 8
+
+
 cdef void _shape(const u64* entry, Shape* s) noexcept nogil:
     cdef u16 flags = entry_flags(entry)
     cdef u32 at = HEAD_WORDS
@@ -100,7 +106,10 @@ cdef void _shape(const u64* entry, Shape* s) noexcept nogil:
         s.tags = HEAD_WORDS
         s.words = HEAD_WORDS
         return
-    s.user, s.probability = at, at + ((flags & HAS_USER) != 0)
+    s.user = at
+    if flags & NAMES_USER:
+        at += _text_words(<u32> entry[at])
+    s.probability = at + ((flags & HAS_USER) != 0)
     at = s.probability + ((flags & HAS_PROBABILITY) != 0)
     s.n = <u32> (entry[3] & 0xFF) + ((entry[3] >> 8 & 0xFF) == APART)
     s.outputs = at
@@ -300,19 +309,21 @@ cdef u32 _forget_oldest(Ring* r, void** objects) noexcept nogil:
     return n
 
 
-cdef bint ring_add(Ring* r, u64 number, void* owner, const Value* value, u64 now_us) noexcept nogil:
+cdef bint ring_add(Ring* r, u64 number, void* owner, const u8* user, u32 user_bytes,
+                   const Value* value, u64 now_us) noexcept nogil:
     cdef u64* entry
     cdef u64 place
     cdef Value kept = value[0]
     cdef void* objects[OBJECTS_MAX]
-    cdef u64 nbytes = (HEAD_WORDS + 2) * sizeof(u64)
+    cdef u32 at = HEAD_WORDS + (_text_words(user_bytes) if user_bytes else 0)
+    cdef u64 nbytes = (at + 2) * sizeof(u64)
     if value.tag == TAG_BLOB:
         nbytes += blob_of(value.word).nbytes + sizeof(Blob)
     if nbytes > r.bytes_max or number == 0:
         return False
     spin_lock(r.lock)
     place = _place_for(r, number)
-    entry = _room(r, HEAD_WORDS + 2) if place != NO_PLACE and r.index[place] == 0 else NULL
+    entry = _room(r, at + 2) if place != NO_PLACE and r.index[place] == 0 else NULL
     if entry == NULL:
         spin_unlock(r.lock)
         return False
@@ -320,9 +331,14 @@ cdef bint ring_add(Ring* r, u64 number, void* owner, const Value* value, u64 now
     entry[1] = now_us & ADDRESS
     entry[2] = <u64> owner
     entry[3] = _numbers(1, 0, 1, 0)
-    entry[4], entry[5] = value.word, value.tag
+    if user_bytes:
+        entry[1] |= <u64> NAMES_USER << FLAGS_SHIFT
+        entry[HEAD_WORDS] = user_bytes
+        memcpy(entry + HEAD_WORDS + 1, user, user_bytes)
+    entry[at] = value.word
+    entry[at + 1] = value.tag
     value_hold(&kept)
-    _keep(r, place, entry, HEAD_WORDS + 2, nbytes)
+    _keep(r, place, entry, at + 2, nbytes)
     while _is_over(r, now_us):
         _forget_oldest(r, objects)
     spin_unlock(r.lock)
@@ -652,11 +668,16 @@ cdef class AnswerWindow:
         _insert(&self.rings[0], entry, &s, extra)
         _trim(&self.rings[0], <u64> max(0.0, now * 1e6))
 
-    def add_output(self, u64 number, AnswerOwner owner not None, output):
+    def add_output(self, u64 number, AnswerOwner owner not None, output, str user not None=""):
         """Remember an answer of one output as the HTTP threads do. Raises TypeError for an output
-        that cannot be a prediction."""
-        cdef Value value = object_value(output)
-        ring_add(&self.rings[1], number, <void*> owner, &value, <u64> (self.now_s() * 1e6))
+        that cannot be a prediction, ValueError for a user whose name is too long for them."""
+        cdef bytes name = user.encode()
+        cdef Value value
+        if len(name) > RING_USER_MAX:
+            raise ValueError(f"the user's name has {len(name)} bytes: at most {RING_USER_MAX}")
+        value = object_value(output)
+        ring_add(&self.rings[1], number, <void*> owner, <const u8*> (<const char*> name),
+                 <u32> len(name), &value, <u64> (self.now_s() * 1e6))
         value_drop(&value)
 
     def get(self, id):
@@ -804,10 +825,18 @@ cdef AnswerOwner entry_owner(const u64* entry):
 
 cdef str entry_user(const u64* entry):
     cdef Shape s
-    if not entry_flags(entry) & HAS_USER:
-        return ""
+    cdef u16 flags = entry_flags(entry)
     _shape(entry, &s)
-    return <str> <object> <PyObject*> entry[s.user]
+    if flags & HAS_USER:
+        return <str> <object> <PyObject*> entry[s.user]
+    if flags & NAMES_USER:
+        return _text(entry, &s)[:entry[s.user]].decode()
+    return ""
+
+
+cdef inline const char* _text(const u64* entry, const Shape* s) noexcept nogil:
+    """Return the name of the user of an entry that has it as text."""
+    return <const char*> (entry + s.user + 1)
 
 
 cdef double entry_given_s(const u64* entry) noexcept nogil:
@@ -862,6 +891,8 @@ cdef bint entry_read(const u64* entry, Reported* reported) except -1:
     if entry_flags(entry) & HAS_USER:
         if not key_of_output(<object> <PyObject*> entry[s.user], &reported.user):
             return False
+    elif entry_flags(entry) & NAMES_USER:
+        reported.user = text_key(STR_KEY, _text(entry, &s), entry[s.user])
     if said != APART:
         reported.answer = reported.key[said]
         return True
@@ -1128,6 +1159,8 @@ cdef Joined _joined(AnswerWindow window, u64* entry, const Shape* s):
     if flags & HAS_USER:
         joined.user = <str> <object> <PyObject*> entry[s.user]
         Py_DECREF(joined.user)
+    elif flags & NAMES_USER:
+        joined.user = entry_user(entry)
     if flags & HAS_PROBABILITY:
         memcpy(&joined.probability, entry + s.probability, sizeof(double))
     else:

@@ -73,6 +73,9 @@ cdef int wait_for_room(Lanes* lanes, Lane* lane, atomic[u32]* refusing, u64 unti
 cdef u64 row_bytes_end(const EngineState* e) noexcept nogil
 # Prepare the lane of that SLO's class.
 cdef void lane_prepare(EngineState* e, ModelState* m, u64 slo_us) noexcept nogil
+cdef u32 lane_class(u64 slo_us) noexcept nogil
+# Return the classes of SLO that have a lane, one bit each. Threads: any, with the GIL.
+cdef u64 lanes_there(const ModelState* m) noexcept
 # Submit a row. Return OK, or why it was not submitted; FULL without a lane. key NULL: neither
 # joined nor cached.  cost: as the caller gives it, where the model needs one.
 cdef Status row_submit(EngineState* e, ModelState* m, const void* row, u64 nbytes, const Key* key,

@@ -19,7 +19,7 @@ from clipper_core.scheduling.lane cimport (
     Task, chunk_claim, chunk_publish, lane_has_news, lane_new, slots_fill, submitter_enter,
     submitter_leave,
 )
-from clipper_core.scheduling.model_state cimport row_cost
+from clipper_core.scheduling.model_state cimport LANE_CLASSES, row_cost
 from clipper_core.wire.prediction cimport value_drop
 
 # -- Submitting arrays: hash, look up, pack.
@@ -324,6 +324,19 @@ cdef void lane_prepare(EngineState* e, ModelState* m, u64 slo_us) noexcept nogil
         m.lanes[klass] = lane_new(e.lanes, m.index, <u64> 2 << klass,
                                   <u64> 1 << log2_of(m.lane_rows | 2),
                                   m.spec.row_bytes, 0, &m.tally, m.shares.load(relaxed) != 0)
+
+
+cdef u32 lane_class(u64 slo_us) noexcept nogil:
+    return <u32> log2_of(slo_us)
+
+
+cdef u64 lanes_there(const ModelState* m) noexcept:
+    cdef u64 found = 0
+    cdef u32 klass
+    for klass in range(LANE_CLASSES):
+        if m.lanes[klass] != NULL:
+            found |= <u64> 1 << klass
+    return found
 
 
 cdef Status row_submit(EngineState* e, ModelState* m, const void* row, u64 nbytes, const Key* key,

@@ -115,7 +115,7 @@ class World:
             output = draw.choice([v for v in self.values if v is not None])
             if type(output) is int and output >= 2**63:
                 output = np.array(output, np.uint64)
-            window.table.add_output(self.number, owner, output)
+            window.table.add_output(self.number, owner, output, user)
             return f"n-{self.number:x}"
         plan = self.plan()
         arrived = {

@@ -1,7 +1,8 @@
 """The fast path: the core reads and writes HTTP, in threads that never take the GIL.
 
 These requests are answered there: `POST /api/APP/predict` (and the original's `POST
-/APP/predict`) with the body `{"input": [...]}`, and infer requests of one row, as JSON or binary.
+/APP/predict`) with the body `{"input": [...]}`, also with a user, an SLO and a salt, and infer
+requests of one row, as JSON or binary.
 The application must have one model that does not learn online, a policy without learning, no
 decider, no roles, numeric input, and predictions that read no parameter tables. Answers given here
 wait for feedback in a table of the core. Where queries need keys, the request has a valid one. The
@@ -9,9 +10,9 @@ table of routes is rebuilt at each change of the catalog, before the caller of t
 and replaced at each change of the keys. The responses are equal byte by byte to those of the Python
 path, and the fast path adds to the same counters (serving/tally, metrics).
 
-Queries to other applications whose models take the same rows of numbers, `{"input": [...]}` or
-`{"input": [...], "user": "ann"}`, are read there as well. The event loop's thread schedules them,
-all that have come at once, and gives back what is to be sent (`HttpServer.take`, `respond`).
+Queries to other applications whose models take the same rows of numbers are read there as well. The
+event loop's thread schedules them, all that have come at once, and gives back what is to be sent
+(`HttpServer.take`, `respond`).
 
 Any other request is handed over, with its connection, to frontend/http/connection.py. The
 connection comes back after a few requests in a row that the fast path can answer. A query whose
@@ -47,6 +48,7 @@ from clipper.frontend.http.router import HttpRouter
 from clipper.frontend.inference.codec import InferRequest
 from clipper.frontend.inference.operations import InferenceTarget, PendingInference
 from clipper.frontend.server_interface import ServerInterface
+from clipper.frontend.tracing.context import trace_of
 from clipper.metrics import HttpCounts
 from clipper.selection.policies.ensemble import Ensemble
 from clipper.selection.policies.single_model import SingleModel
@@ -71,8 +73,7 @@ _FOREIGN = (
     b"transfer-encoding",
     b"content-encoding",
     b"expect",
-    b"traceparent",
-    b"clipper-deadline-ms",
+    b"tracestate",
     b"origin",
 )
 _UNREAD = ("any", "bool", "f16", "str", "bytes")  # types that the core does not read from JSON
@@ -121,11 +122,11 @@ class FastRoute:
         """The target of an infer request."""
         return InferenceTarget(self.resolved, self.name, self.version)
 
-    def __call__(self, id: str, tag: bytes) -> QueryContext:
-        state, plan = plan_for(self.resolved, None)
+    def __call__(self, id: str, tag: bytes, user: str) -> QueryContext:
+        state, plan = plan_for(self.resolved, user)
         own = tag[1:-1].decode("ascii")
         return QueryContext(
-            self.resolved, plan, state, "", (), None, id or (own if fits_id(own) else "")
+            self.resolved, plan, state, user, (), None, id or (own if fits_id(own) else "")
         )
 
     def respond(self, ending: Ending) -> HttpResponse | StreamedResponse:
@@ -178,6 +179,7 @@ class _FastPathConnection:
     """The connection of an exchange whose socket the compiled server has."""
 
     gone = False
+    client = ""  # it is not known here
 
     def __init__(self, service: HttpService) -> None:
         self.service = service
@@ -221,6 +223,7 @@ class FastPath:
         )
         self._workers = [self._worker(i) for i in range(http.workers)]
         self._routes_by_path: dict[bytes, HotRoute] = {}
+        self._logs = False
         self._table = HotTable({})
         self._untyped: list[ResolvedApplication] = []
         self._hot: list[ResolvedApplication] = []
@@ -290,7 +293,8 @@ class FastPath:
     def _set_table(self) -> None:
         """Have the core use the routes and the keys that are valid now."""
         keys = None if self._keys is None else self._keys.table
-        self._table = HotTable(self._routes_by_path, keys)
+        self._logs = self._service.access_log.logs_sampled
+        self._table = HotTable(self._routes_by_path, keys, self._logs)
         self.core_server.set_table(self._table)
 
     def _add(
@@ -351,6 +355,8 @@ class FastPath:
             owner,
             resolved.core if form == "predict" else None,
             not is_whole,
+            self._node.config.limits.slo_ms_max,
+            is_whole and resolved.rows is None,
         )
 
     def _leads_to(self, path: bytes) -> str:
@@ -365,15 +371,17 @@ class FastPath:
             and request.path in self._table
             and not request.query
             and not any(name in request.headers for name in _FOREIGN)
+            and not (self._logs and request.trace is not None and request.trace.sampled)
         )
 
     def check(self) -> None:
-        """Close idle connections, and rebuild the table if a model's type or capabilities have
-        changed.
+        """Free former tables, and rebuild the table if a model's type or capabilities have changed,
+        or the log of requests was switched on or off.
 
         Called at regular intervals.
         """
         self.core_server.sweep()
+        self._table.look_at_lanes()
         if any(
             core.describe_input() != "any"
             for resolved in self._untyped
@@ -381,7 +389,9 @@ class FastPath:
         ):
             # an untyped model got its type from its first row
             self.rebuild(self._node.catalog.view)
-        elif not all(map(is_eligible, self._hot)):
+        elif not all(map(is_eligible, self._hot)) or (
+            self._logs != self._service.access_log.logs_sampled
+        ):
             self.rebuild(self._node.catalog.view)  # a container with online learning has connected
 
     # -- what comes out
@@ -423,7 +433,7 @@ class FastPath:
                 raise read.error
             if future is None:
                 user, id = read.user or None, read.id.decode("ascii")
-                future = predict(resolved, read.row, user, resolved.slo_us, 0, None, id)
+                future = predict(resolved, read.row, user, read.slo_us, 0, None, id)
         except Exception as error:
             self._answer(read, functools.partial(_raise, error))
             return
@@ -453,6 +463,7 @@ class FastPath:
         headers = {b"x-request-id": ending.id} if ending.id else {}
         request = HttpRequest("POST", subject.path, b"", headers, b"")
         request.route, request.began_ns = subject.pattern, ending.began_ns
+        request.trace = trace_of(ending.trace) if ending.trace else None
         exchange = Exchange(
             cast("HttpConnection", _FastPathConnection(self._service)), request, False
         )
