@@ -88,8 +88,8 @@ cdef class Application:
     cdef Future _scheduled(self, object x, const void* given, u64 nbytes, str user, u64 slo_us,
                            u64 salt, str id)
     cdef object state_of(self, str user)
-    cdef Future decided(self, object x, const void* given, u64 nbytes, u64 slo_us, u64 salt,
-                        str user, str id, object state, const StateView* view)
+    cdef Future by_decider(self, object x, const void* given, u64 nbytes, u64 slo_us, u64 salt,
+                           str user, str id, object state, const StateView* view)
     cdef Deciding deciding_of(self, object state)
     cdef bint find_decision(self, Deciding deciding, u64 time_us, Decision* decision) noexcept
     cdef bint find_output(self, Model model, u32 rank, Decision* decision) noexcept

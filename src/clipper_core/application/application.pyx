@@ -210,7 +210,7 @@ cdef class Application:
             if not self.view_of(state, &view):
                 return None
         if self.orders is not None:
-            return self.decided(x, given, nbytes, slo_us, salt, user, id, state, &view)
+            return self.by_decider(x, given, nbytes, slo_us, salt, user, id, state, &view)
         if self.selection.calls_one:
             if id:                          # the choice depends on it
                 return None
@@ -220,8 +220,8 @@ cdef class Application:
             count_held(self.queries, 1)
         return future
 
-    cdef Future decided(self, object x, const void* given, u64 nbytes, u64 slo_us, u64 salt,
-                        str user, str id, object state, const StateView* view):
+    cdef Future by_decider(self, object x, const void* given, u64 nbytes, u64 slo_us, u64 salt,
+                           str user, str id, object state, const StateView* view):
         """Answer by the decider, if all that it needs is cached. Return None if it is not, or if
         Python has to decide: then nothing was counted."""
         cdef Deciding deciding = self.deciding_of(state)
