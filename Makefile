@@ -15,7 +15,7 @@ export CLIPPER_BUILD
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 unexport PYTHONPATH
 
-.PHONY: help works-with venv build wheels try-wheels demo test quick test-full mutants check stress soak faults fuzz asan tsan bench count dashboard screenshots docs clean distclean micro paper proof peers pins pins-oldest FORCE \
+.PHONY: help works-with venv build wheels try-wheels image release demo test quick test-full mutants check stress soak faults fuzz asan tsan bench count dashboard screenshots docs clean distclean micro paper proof peers pins pins-oldest FORCE \
   .venv/.servers .venv/.clients .venv/.browser .venv/.valgrind .venv/.works-with
 .DEFAULT_GOAL := help
 
@@ -112,6 +112,12 @@ wheels: .venv/.run  ## what a release consists of, in dist/: wheels for any x86-
 
 try-wheels: .venv/.run  ## the wheels of dist/ in a new environment without a compiler: seconds, megabytes, first answer
 	@$(PY) tools/try_wheels.py $(ARGS)
+
+release: .venv/.run  ## a dry run of a release: wheels, sources, parts, provenance, checksums in dist/ (ARGS="--tag")
+	@$(PY) tools/release.py $(ARGS)
+
+image: .venv/.run  ## the image of a server from the wheels of dist/, by Docker or podman (ARGS="--write": its folder alone)
+	@$(PY) tools/image.py $(ARGS)
 
 clean:  ## what was built, but not .venv
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks

@@ -4,31 +4,53 @@
     python tools/try_wheels.py --offline FOLDER     # dependencies from a folder of wheels
 
 The environment is made in a temporary folder. Its PATH has no compiler. Printed: seconds of the
-installation, megabytes and packages of it, `pip check`, what `import clipper` takes, and the
-seconds from the start of a program to the first answer of its model, once as the processor is and
-once with the core for any x86-64.
+installation, megabytes and packages of it, what `pip check` says, what `import clipper` takes, the
+seconds from the start of `clipper serve` to its first answer over HTTP, and those of a program with
+two models and seven policies: both as the processor is, and with the core for any x86-64.
 """
 
 import argparse
+import json
 import os
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 DIST = ROOT / "dist"
 LIMIT_S = 600.0
+LOOK_S = 0.01
 IMPORTS = 7
+FREE = ("--http", "127.0.0.1:0", "--admin", "127.0.0.1:0")
+ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+/api/total/predict")
 PROGRAM = """\
 import clipper, clipper_core.engine.engine as core, numpy
-with clipper.start() as server:
-    server.deploy("sums", lambda rows: rows.sum(axis=1), input="f64[3]")
-    app = server.app("total", models=["sums"], slo_ms=20_000)
-    assert app.predict(numpy.arange(3.0)).result(timeout=60).output == 3.0
-print(core.__file__)
+
+def total(rows):
+    return rows.sum(axis=1)
+
+def zero(rows):
+    return rows[:, 0] * 0
+
+if __name__ == "__main__":
+    with clipper.start() as server:
+        server.deploy("total", total, input="f64[3]")
+        server.deploy("zero", zero, input="f64[3]")
+        for policy in ("ensemble", "mixture", "stacking", "exp3", "exp4", "bandit", "lints"):
+            name, both = f"by-{policy}", ["total", "zero"]
+            app = server.app(name, both, policy=policy, slo_ms=20_000, default=-1.0)
+            for turn in range(20):
+                answer = app.predict(numpy.full(3, turn / 10), user="ann").result(timeout=60)
+                assert not answer.is_default, answer
+                app.feedback(answer, label=turn * 0.3)
+        many = server.model("total").predict_many(numpy.ones((10_000, 3))).result(60)
+        assert (many == 3.0).all()
+    print(core.__file__)
 """
 IMPORT = "import time; a = time.perf_counter(); import clipper; print(time.perf_counter() - a)"
 
@@ -43,12 +65,10 @@ class Environment:
 
     def run(self, *words: str | Path, **variables: str) -> str:
         """Run a command of the environment and return what it printed. Raises SystemExit."""
-        unset = ("PYTHON", "CLIPPER_", "CC", "CXX")
-        kept = {name: text for name, text in os.environ.items() if not name.startswith(unset)}
         done = subprocess.run(
             [str(word) for word in words],
             cwd=self.folder,
-            env={**kept, "PATH": str(self.python.parent), **variables},
+            env=self.variables(variables),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -58,6 +78,48 @@ class Environment:
         if done.returncode:
             raise SystemExit(f"{' '.join(map(str, words[:6]))} failed:\n{done.stdout}")
         return done.stdout
+
+    def variables(self, more: dict[str, str]) -> dict[str, str]:
+        """Return the variables of its commands."""
+        unset = ("PYTHON", "CLIPPER_", "CC", "CXX")
+        kept = {name: text for name, text in os.environ.items() if not name.startswith(unset)}
+        return {**kept, "PATH": str(self.python.parent), **more}
+
+    def serve(self, *words: str, **variables: str) -> float:
+        """Run `clipper serve`, query it and end it; return the seconds to the first answer."""
+        started = time.perf_counter()
+        output = self.folder / "output"
+        with (
+            output.open("w") as file,
+            subprocess.Popen(
+                [self.python.with_name("clipper"), "serve", *words],
+                cwd=self.folder,
+                env=self.variables({"PYTHONUNBUFFERED": "1", **variables}),
+                stdout=file,
+                stderr=file,
+            ) as server,
+        ):
+            try:
+                seconds = self._first_answer(server, output, started)
+            finally:
+                server.terminate()
+        if server.returncode:
+            raise SystemExit(f"clipper serve ended with {server.returncode}:\n{output.read_text()}")
+        return seconds
+
+    def _first_answer(
+        self, server: "subprocess.Popen[bytes]", output: Path, started: float
+    ) -> float:
+        while not (address := ADDRESS.search(output.read_text())):
+            if server.poll() is not None or time.perf_counter() - started > LIMIT_S:
+                raise SystemExit(f"clipper serve prints no address:\n{output.read_text()}")
+            time.sleep(LOOK_S)
+        body = b'{"input": [0, 1, 2]}'
+        with urllib.request.urlopen(address[0], body, timeout=LIMIT_S) as reply:
+            answer = json.load(reply)
+        if answer["output"] != 3.0:
+            raise SystemExit(f"clipper serve answers {answer}")
+        return time.perf_counter() - started
 
     def pip(self, *words: str | Path) -> str:
         """Run pip of the environment."""
@@ -79,25 +141,29 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="clipper-try-") as place:
         environment = Environment(Path(place))
         before = environment.megabytes()
-        more = ["--no-index", "--find-links", arguments.offline.resolve()]
+        offline = arguments.offline
+        more = ["--no-index", "--find-links", offline.resolve()] if offline else []
         started = time.perf_counter()
-        environment.pip("install", "-q", *(more if arguments.offline else []), *wheels)
+        environment.pip("install", "-q", *more, *wheels)
         print(f"{time.perf_counter() - started:7.1f} s   pip install of {len(wheels)} wheels")
         print(f"{environment.megabytes() - before:7.1f} MB  installed")
         names = environment.pip("list", "--format", "freeze").split()
         ours = [name for name in names if name.startswith("clipper")]
         others = len(names) - len(ours) - sum(name.startswith(("pip=", "setup")) for name in names)
         print(f"{others:7d}     packages of others")
-        environment.pip("check")
+        print(f"           pip check: {environment.pip('check').strip()}")
         times = [float(environment.run(environment.python, "-c", IMPORT)) for _ in range(IMPORTS)]
         print(f"{statistics.median(times) * 1e3:7.1f} ms  import clipper (median of {IMPORTS})")
         (Path(place) / "program.py").write_text(PROGRAM)
+        served = ("program:total", "--input", "f64[3]", *FREE)
         for cpu, name in (("", "this processor"), ("baseline", "any x86-64")):
+            seconds = environment.serve(*served, CLIPPER_CPU=cpu)
+            print(f"{seconds:7.1f} s   clipper serve to its first answer, core for {name}")
             started = time.perf_counter()
             core = environment.run(environment.python, "program.py", CLIPPER_CPU=cpu).strip()
             seconds = time.perf_counter() - started
             where = Path(core).relative_to(environment.folder / "venv" / "lib")
-            print(f"{seconds:7.1f} s   to the first answer, core for {name}: {where}")
+            print(f"{seconds:7.1f} s   a program with seven policies, core for {name}: {where}")
     return 0
 
 

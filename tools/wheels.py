@@ -111,24 +111,40 @@ def check(files: list[Path]) -> None:
             print(run(bin / "auditwheel", "show", wheel).strip(), flush=True)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Build what a release consists of into dist/.")
-    parser.add_argument("--only", choices=("wheel", "sdist"), help="build one kind alone")
-    parser.add_argument("--core", choices=("any", "prebuilt"), default="any")
-    arguments = parser.parse_args()
+def build(only: str = "", core: str = "any") -> list[Path]:
+    """Build all distributions into an empty dist/ and check them; return the files.
+
+    only: "wheel", "sdist", or both. core: as of setup.py. Raises SystemExit.
+    """
     tools()
     shutil.rmtree(DIST, ignore_errors=True)
     DIST.mkdir()
     files: list[Path] = []
     for folder in FOLDERS:
-        if arguments.only != "sdist":
-            wheel = build_wheel(folder, DIST, arguments.core)
+        if only != "sdist":
+            wheel = build_wheel(folder, DIST, core)
             files.append(wheel if "-none-any" in wheel.name else named_for_glibc(wheel))
-        if arguments.only != "wheel":
+        if only != "wheel":
             files.append(build_sdist(folder, DIST))
     check(files)
+    return files
+
+
+def write_sums(files: list[Path]) -> Path:
+    """Write the SHA-256 of files into dist/SHA256SUMS, as sha256sum does; return it."""
     lines = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in files]
-    (DIST / "SHA256SUMS").write_text("".join(sorted(lines)))
+    sums = DIST / "SHA256SUMS"
+    sums.write_text("".join(sorted(lines)))
+    return sums
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Build what a release consists of into dist/.")
+    parser.add_argument("--only", choices=("wheel", "sdist"), default="", help="one kind alone")
+    parser.add_argument("--core", choices=("any", "prebuilt"), default="any")
+    arguments = parser.parse_args()
+    files = build(arguments.only, arguments.core)
+    write_sums(files)
     for file in files:
         print(f"{file.stat().st_size / 1e6:7.2f} MB  {file.relative_to(ROOT)}", flush=True)
     return 0

@@ -43,6 +43,12 @@ _RECREATE: Final = {"type": "Recreate"}
 _EXPORT: Final = "clipper/export"
 _HEALTHY: Final = ["python", "-m", "clipper_container", "healthy", ALIVE_FILE]
 _PART: Final = "app.kubernetes.io/component"
+_LIVE: Final = [
+    "python",
+    "-c",
+    f"import urllib.request as r; r.urlopen('http://127.0.0.1:{HTTP_PORT}/v2/health/live',"
+    " timeout=2)",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,9 +200,10 @@ RUN python -m venv /opt/server \\
 FROM ${{BASE}}
 ENV PATH=/opt/server/bin:$PATH PYTHONUNBUFFERED=1 HOME=/tmp
 COPY --from=packages /opt/server /opt/server
-RUN mkdir /state && chown {USER}:{USER} /state
+RUN python -c "import os; os.mkdir('/state'); os.chown('/state', {USER}, {USER})"
 WORKDIR /tmp
 USER {USER}:{USER}
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s CMD {json.dumps(_LIVE)}
 ENTRYPOINT ["clipper"]
 CMD ["up", "{_TOML}"]
 """  # noqa: E501
@@ -302,6 +309,14 @@ def toml_table(at: tuple[str, ...], values: Mapping[str, object]) -> str:
 # -- Docker Compose
 
 
+_CONFINED: Final[Document] = {
+    "read_only": True,
+    "tmpfs": ["/tmp"],
+    "cap_drop": ["ALL"],
+    "security_opt": ["no-new-privileges:true"],
+}
+
+
 def compose(shipment: Shipment) -> Document:
     """Return the contents of docker-compose.yml."""
     services = {"server": _compose_server(shipment)}
@@ -328,10 +343,6 @@ def compose(shipment: Shipment) -> Document:
 
 
 def _compose_server(shipment: Shipment) -> Document:
-    ready = (
-        f"import urllib.request as r; r.urlopen('http://127.0.0.1:{HTTP_PORT}/v2/health/live',"
-        " timeout=2)"
-    )
     return {
         "image": SERVER_IMAGE,
         "build": "./server",
@@ -339,12 +350,7 @@ def _compose_server(shipment: Shipment) -> Document:
         "networks": ["queries", "models"],
         "volumes": [f"./clipper.toml:{_TOML}:ro", "state:/state"],
         "secrets": ["clipper_token"],
-        "healthcheck": {
-            "test": ["CMD", "python", "-c", ready],
-            "interval": "10s",
-            "timeout": "5s",
-            "start_period": "60s",
-        },
+        **_CONFINED,
         "stop_grace_period": "30s",
         "restart": "unless-stopped",
         **({"depends_on": ["redis"]} if shipment.redis else {}),
@@ -369,10 +375,7 @@ def _compose_model(name: str, model: Model, image: Image) -> Document:
         ),
         "networks": ["models"],
         "secrets": ["clipper_token"],
-        "read_only": True,
-        "tmpfs": ["/tmp"],
-        "cap_drop": ["ALL"],
-        "security_opt": ["no-new-privileges:true"],
+        **_CONFINED,
         "deploy": {
             "replicas": max(model.replicas, 1),
             **({"resources": resources} if resources else {}),
