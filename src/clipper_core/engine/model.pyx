@@ -10,7 +10,7 @@ from threading import current_thread, main_thread
 import numpy as np
 
 from clipper_core.cache.clock_cache cimport (
-    CacheState, cache_fill, cache_forget, cache_lookup, key_marked, key_of, key_of_hashed,
+    cache_fill, cache_forget, cache_lookup, key_marked, key_of, key_of_hashed,
     projection_cells,
 )
 from clipper_core.results.completion cimport (

@@ -133,8 +133,8 @@ cdef u64 _blob_bytes(const u64* entry, const Shape* s) noexcept nogil:
 
 
 # -- the index: groups of places. Numbers that differ in their last bits only have the same group,
-#    so that queries in a row use the same lines of memory. In a group, a number has one place; where
-#    that is taken, the same place of the next groups.
+#    so that queries in a row use the same lines of memory. In a group, a number has one place;
+#    where that is taken, the same place of the next groups.
 
 cdef inline u64 _tag(u64 number) noexcept nogil:
     """Return the part of a number that its place in the index has, above the address."""
