@@ -42,7 +42,7 @@ export function Evaluation({ app, running }) {
       {found.length > 0 && (
         <Scroll label="Other policies">
           <table>
-            <caption>Accuracy on the newest feedback, estimated (doubly robust), with its 95 % interval; each policy learns from the first of it on</caption>
+            <caption>Accuracy on the newest feedback, estimated (doubly robust), with its 95 % interval; each policy starts untrained</caption>
             <thead><tr><th scope="col">policy</th><th scope="col" class="n">feedback</th><th scope="col" class="n">effective</th><th scope="col">accuracy</th></tr></thead>
             <tbody>
               {found.map((one) => (

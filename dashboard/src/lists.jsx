@@ -16,7 +16,7 @@ export function Slowest({ now, nowS }) {
       {rows.length === 0 ? <Empty command="clipper predict APP VALUE">No query in the last five minutes.</Empty> : (
         <Scroll label="Slowest queries" tall>
           <p class="key">
-            <i class="swatch" style={{ background: `var(${WAITED})` }} aria-hidden="true" /> on the network and in the queue <i class="swatch" style={{ background: `var(${SERVED})` }} aria-hidden="true" /> in the container, by the model's usual time <i class="swatch hatched" style={{ background: "var(--error)" }} aria-hidden="true" /> no answer
+            <i class="swatch" style={{ background: `var(${WAITED})` }} aria-hidden="true" /> on the network and in the queue <i class="swatch" style={{ background: `var(${SERVED})` }} aria-hidden="true" /> in the container, by the model's usual time <i class="swatch hatched" style={{ background: "var(--error)" }} aria-hidden="true" /> no answer <i class="swatch tick" aria-hidden="true" /> the query is answered
           </p>
           <ol class="slowest">
             {rows.map((row) => (

@@ -9,7 +9,7 @@ import { Configuration, Events, Slowest } from "./lists.jsx";
 import { Mesh } from "./mesh.jsx";
 import { Batching, Models, stateOf } from "./models.jsx";
 import { Params } from "./params.jsx";
-import { Choice, Empty } from "./parts.jsx";
+import { Choice, Empty, useAddress } from "./parts.jsx";
 import { Roles } from "./rollouts.jsx";
 import { ALL, Cache, Latency, lately, Selection, Throughput } from "./traffic.jsx";
 import { TryIt } from "./trying.jsx";
@@ -17,6 +17,21 @@ import "uplot/dist/uPlot.min.css";
 import "./style.css";
 
 const WINDOWS = { "5 min": 300, "1 h": 3600 };
+// id, when it is there, title
+const PANELS = [
+  ["throughput", ({ apps }) => apps.length, "Throughput"],
+  ["latency", ({ apps }) => apps.length, "Latency"],
+  ["selection", ({ apps }) => apps.length, "Selection"],
+  ["batching", ({ models }) => models.length, "Batching"],
+  ["models", null, "Models"],
+  ["mesh", ({ about }) => about.mesh, "Mesh"],
+  ["params", ({ about }) => about.params, "Parameters"],
+  ["try", null, "Try it"],
+  ["slowest", null, "Slowest"],
+  ["events", null, "Events"],
+  ["cache", null, "Cache"],
+  ["configuration", null, "Configuration"],
+];
 const THEMES = ["auto", "light", "dark"];
 
 function Login({ trouble, onToken }) {
@@ -31,7 +46,7 @@ function Login({ trouble, onToken }) {
     <main id="main" class="login">
       <form onSubmit={go} class="panel">
         <h1>clipper</h1>
-        <p>Management of this server needs its token: the value of <code>http.token</code>, or what <code>clipper up</code> printed.</p>
+        <p>Management of this server needs its token: the value of <code>http.token</code>, or a link that <code>clipper dashboard</code> prints.</p>
         <label class="area" for="token"><span>token</span></label>
         <input id="token" ref={box} type="password" autocomplete="current-password" value={text} onInput={(event) => setText(event.currentTarget.value)} aria-describedby="login-trouble" />
         <p id="login-trouble" class="bad-text" role="alert">{trouble}</p>
@@ -55,7 +70,7 @@ function Header({ feed, view, setView, paused, setPaused, theme, setTheme, onLog
       <div class="tools" role="group" aria-label="View">
         {Object.keys(WINDOWS).map((name) => <button type="button" key={name} class="small" aria-pressed={view === name} onClick={() => setView(name)}>{name}</button>)}
         <button type="button" class="small" aria-pressed={paused} onClick={() => setPaused(!paused)}>{paused ? "resume" : "pause"}</button>
-        <button type="button" class="small" aria-label={`colours: ${theme}`} onClick={() => setTheme(THEMES[(THEMES.indexOf(theme) + 1) % 3])}>{theme}</button>
+        <button type="button" class="small theme" onClick={() => setTheme(THEMES[(THEMES.indexOf(theme) + 1) % 3])}>colours: {theme}</button>
         {token.get() && <button type="button" class="small" onClick={onLogout}>log out</button>}
       </div>
     </header>
@@ -73,12 +88,12 @@ function Tiles({ fine, about, now }) {
     .filter((one) => one.us).sort((a, b) => b.us / b.app.slo_ms - a.us / a.app.slo_ms)[0];
   const memory = Object.values(now.models).reduce((total, one) => total + one.replicas.reduce((part, replica) => part + (replica.rss ?? 0), 0), 0);
   const tiles = [
-    ["queries", `${number(sum("q") / seconds)}/s`, "mean of 10 readings", ""],
-    ["answered in time", answers ? percent(sum("ok") / answers) : "–", answers ? `${number(answers - sum("ok"))} without` : "no queries", answers && sum("ok") / answers < 0.99 ? "bad" : ""],
-    ["p99, the tightest", worst ? micros(worst.us) : "–", worst ? `${worst.app.name}, SLO ${micros(worst.app.slo_ms * 1000)}` : "no queries", worst && worst.us > worst.app.slo_ms * 1000 ? "bad" : ""],
-    ["answered by the cache", tasks ? percent((of("hits") + of("joined")) / tasks) : "–", `${number(tasks / seconds)} tasks/s`, ""],
+    ["queries", `${number(sum("q") / seconds)}/s`, "average of 10 s", ""],
+    ["answered in time", answers ? percent(sum("ok") / answers) : "–", answers ? `${number(answers - sum("ok"))} defaults or errors` : "no queries", answers && sum("ok") / answers < 0.99 ? "bad" : ""],
+    ["p99 nearest its SLO", worst ? micros(worst.us) : "–", worst ? `${worst.app.name}, SLO ${micros(worst.app.slo_ms * 1000)}` : "no queries", worst && worst.us > worst.app.slo_ms * 1000 ? "bad" : ""],
+    ["answered by the cache", tasks ? percent((of("hits") + of("joined")) / tasks) : "–", `${number(tasks / seconds)} model queries/s`, ""],
     ["models ready", `${ready}/${about.models.length}`, `containers: ${bytes(memory)}`, ready < about.models.length ? "bad" : ""],
-    ["in flight", number(now.in_flight), `${number(now.feedback.waiting)} wait for feedback`, ""],
+    ["in flight", number(now.in_flight), `${number(now.feedback.waiting)} answers can still get feedback`, ""],
   ];
   return (
     <ul class="tiles" aria-label="At a glance">
@@ -99,8 +114,8 @@ function Board({ shot, view, act }) {
   const { about, now } = shot;
   const window = WINDOWS[view];
   const rows = view === "1 h" && shot.coarse.length > 1 ? shot.coarse : shot.fine;
-  const [app, setApp] = useState("");
-  const [model, setModel] = useState("");
+  const [app, setApp] = useAddress("application", "");
+  const [model, setModel] = useAddress("model", "");
   const apps = about.applications.map((one) => one.name);
   const models = about.models.map((one) => one.id);
   const busyApp = useRef("");
@@ -116,9 +131,12 @@ function Board({ shot, view, act }) {
     <>
       <Tiles fine={shot.fine} about={about} now={now} />
       <div class="row pick">
-        <Choice label="application" value={all} options={[ALL, ...apps]} onChange={setApp} />
+        <Choice label="application" value={all} options={[ALL, ...apps]} onChange={(name) => setApp(name === ALL ? "" : name)} />
         <Choice label="model" value={chosen} options={models.length ? models : ["none yet"]} onChange={setModel} />
       </div>
+      <nav class="jump" aria-label="Panels">
+        {PANELS.filter(([, needs]) => !needs || needs({ about, apps, models })).map(([id, , title]) => <a key={id} href={`#${id}`}>{title}</a>)}
+      </nav>
       {!apps.length && <Empty command="clipper app set NAME --model MODEL --slo-ms 50 --default 0">No application exists yet.</Empty>}
       <div class="grid">
         {apps.length > 0 && <Throughput rows={rows} app={all} window={window} />}
@@ -142,7 +160,7 @@ function Board({ shot, view, act }) {
 function App() {
   const feed = useRef(null);
   const [, setTurn] = useState(0);
-  const [view, setView] = useState("5 min");
+  const [view, setView] = useAddress("time", "5 min", (name) => name in WINDOWS);
   const [frozen, setFrozen] = useState(null);
   const [theme, setThemeTo] = useState(localStorage.getItem("clipper-theme") || "auto");
   const [toast, setToast] = useState(null);

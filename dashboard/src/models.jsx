@@ -16,6 +16,15 @@ export function stateOf(now, id) {
   return state ? [KINDS[state] ?? "warn", state] : ["off", "not yet"];
 }
 
+/** Which applications follow the latest version of a model, as a sentence. */
+function followers(about, name) {
+  const found = about.applications.filter((one) => one.models.includes(name)).map((one) => one.name);
+  const more = found.length > 3 ? ` and ${found.length - 3} more` : "";
+  return found.length ? ` ${found.slice(0, 3).join(", ")}${more} will use it.` : " No application uses it by its name alone.";
+}
+
+export const promoteQuestion = (about, id) => `Make ${id} the latest?${followers(about, id.split(":")[0])}`;
+
 export function Models({ rows, about, now, act }) {
   const [logs, setLogs] = useState(null);
   if (!about.models.length)
@@ -31,7 +40,7 @@ export function Models({ rows, about, now, act }) {
     return undefined;
   };
   return (
-    <Panel id="models" title="Models" wide aside={<span class="unit">{about.models.length} in service · ★ the latest of its name</span>}>
+    <Panel id="models" title="Models" wide aside={<span class="unit">{about.models.length} in service · ★ latest version</span>}>
       <Scroll label="Models">
         <table class="models">
           <thead>
@@ -62,8 +71,8 @@ export function Models({ rows, about, now, act }) {
                   <td class="error-cell">{error ? <><span class="bad-text">{error}</span><br /><code>{next}</code></> : <span class="muted">none</span>}</td>
                   <td class="actions">
                     <button type="button" class="small" aria-expanded={logs?.id === model.id} onClick={() => show(model.id)}>logs</button>{" "}
-                    {!model.latest && <Action label="promote" question={`Make ${model.id} the latest?`} run={() => act("POST", `/admin/models/${path(model.id)}/promote`, {})} />}
-                    {model.latest && older && <Action label="roll back" danger question={`Go back from ${model.id}?`} run={() => act("POST", `/admin/models/${path(model.name)}/rollback`, {})} />}
+                    {!model.latest && <Action label="promote" question={promoteQuestion(about, model.id)} run={() => act("POST", `/admin/models/${path(model.id)}/promote`, {})} />}
+                    {model.latest && older && <Action label="roll back" danger question={`Go back from ${model.id} to the version before?${followers(about, model.name)}`} run={() => act("POST", `/admin/models/${path(model.name)}/rollback`, {})} />}
                   </td>
                 </tr>
               );

@@ -19,7 +19,7 @@ const MARKS = { ok: "●", warn: "▲", bad: "■", off: "○" };
 
 export const Mark = ({ kind, children }) => <span class={`mark ${kind}`}><span aria-hidden="true">{MARKS[kind]}</span> {children}</span>;
 
-/** A button with a confirmation. */
+/** A button with a confirmation, whose question says what follows. */
 export function Action({ label, question, run, danger }) {
   const [confirming, setConfirming] = useState(false);
   const [busy, setBusy] = useState(false);
@@ -36,10 +36,24 @@ export function Action({ label, question, run, danger }) {
   return (
     <span class="confirm" role="group" aria-label={question}>
       {question}{" "}
-      <button type="button" class={danger ? "small danger" : "small primary"} disabled={busy} onClick={go} autoFocus>Yes</button>{" "}
-      <button type="button" class="small" onClick={() => setConfirming(false)}>No</button>
+      <button type="button" class={danger ? "small danger" : "small primary"} disabled={busy} onClick={go}>{label}</button>{" "}
+      <button type="button" class="small" onClick={() => setConfirming(false)} autoFocus>cancel</button>
     </span>
   );
+}
+
+/** A value that is also in the address of the page, so that it can be kept and sent. */
+export function useAddress(name, usual, isOne = () => true) {
+  const given = new URLSearchParams(location.search).get(name);
+  const [value, setValue] = useState(given !== null && isOne(given) ? given : usual);
+  const change = (now) => {
+    setValue(now);
+    const words = new URLSearchParams(location.search);
+    if (now === usual) words.delete(name);
+    else words.set(name, now);
+    history.replaceState(null, "", `${location.pathname}${words.size ? `?${words}` : ""}${location.hash}`);
+  };
+  return [value, change];
 }
 
 export function Choice({ label, value, options, onChange }) {

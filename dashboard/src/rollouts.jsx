@@ -1,7 +1,7 @@
 // How new versions come in: rollouts with their guards, and roles (challengers, shadows, canaries).
 
 import { ago, half, number, percent } from "./format.js";
-import { path } from "./models.jsx";
+import { path, promoteQuestion } from "./models.jsx";
 import { Action, Empty, Mark, Panel, Scroll } from "./parts.jsx";
 
 const STATES = { running: "ok", paused: "warn", promoted: "ok", reverted: "bad", aborted: "off" };
@@ -80,8 +80,8 @@ function RoleRow({ app, model, role, about, now, act }) {
       <td>{diff ? <Mark kind={diff.low > 0 ? "ok" : diff.high < 0 ? "bad" : "off"}>{diff.text}</Mark> : <span class="muted">no feedback yet</span>}</td>
       <td class="n">{psi == null ? "–" : <Mark kind={psi > 0.25 ? "bad" : psi > 0.1 ? "warn" : "ok"}>{number(psi)}</Mark>}</td>
       <td class="actions">
-        {!latest && mine && <Action label="promote" question={`Make ${id} the latest?`} run={() => act("POST", `/admin/models/${path(id)}/promote`, {})} />}{" "}
-        <Action label="revert" danger question={`Unlink ${model} from ${app.name}?`} run={() => act("POST", `/admin/applications/${path(app.name)}/unlink`, { model })} />
+        {!latest && mine && <Action label="promote" question={promoteQuestion(about, id)} run={() => act("POST", `/admin/models/${path(id)}/promote`, {})} />}{" "}
+        <Action label="revert" danger question={`Unlink ${model}? ${app.name} uses it no more.`} run={() => act("POST", `/admin/applications/${path(app.name)}/unlink`, { model })} />
       </td>
     </tr>
   );

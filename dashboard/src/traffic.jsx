@@ -35,7 +35,7 @@ export function Throughput({ rows, app, window }) {
     <Panel id="throughput" title="Throughput and outcomes" aside={<span class="unit">answers/s</span>}>
       <Chart name={`Answers a second, ${app}`} x={x} series={series} format={(v) => number(v)} window={window} summary={summary} />
       <p class="note">
-        {reasons.length === 0 ? "No defaults lately." : <>Without an answer lately, by reason: {reasons.slice(0, 6).map(([reason, n]) => `${reason} ${number(n)}`).join(" · ")}</>}
+        {reasons.length === 0 ? "No defaults or errors lately." : <>Defaults and errors lately: {reasons.slice(0, 6).map(([reason, n]) => `${reason.replaceAll("_", " ")} ${number(n)}`).join(" · ")}</>}
       </p>
     </Panel>
   );
@@ -59,7 +59,8 @@ export function Latency({ rows, app, label, about, window }) {
     <Panel id="latency" title="Latency" aside={<span class="unit">{label}</span>}>
       <Chart name={`Latency of ${app}`} x={x} series={series} format={micros} window={window} summary={summary} />
       <p class="note">
-        {seen === 0 ? "No queries lately." : over === 0 ? `p99 was within its ${micros(slo)} in the last ${seen} readings.` : `p99 was beyond ${micros(slo)} in ${over} of the last ${seen} readings.`}
+        {seen === 0 ? "No queries lately." : over === 0 ? `p99 was within the SLO of ${micros(slo)} in each of the last ${seen} s with queries.` : `p99 was over the SLO of ${micros(slo)} in ${over} of the last ${seen} s with queries.`}
+        {us && us[2] === 0 ? " All answers come from the cache." : ""}
       </p>
     </Panel>
   );
@@ -85,7 +86,7 @@ export function Selection({ rows, app, label, about, now, window }) {
     return n ? (right = right === null ? sum / n : right + (sum / n - right) / 9) : right;
   };
   const [x, ...each] = columns(rows, [...shown.map(used), byFeedback]);
-  const labels = [...shown, "right by feedback"];
+  const labels = [...shown, "accuracy"];
   const series = labels.map((label, i) => ({ label, color: COLORS[i] ?? "--error", values: each[i], dash: label !== shown[i] && [6, 4] }));
   return (
     <Panel id="selection" title="Selection" aside={<span class="unit">{label} · {record?.policy}{record?.decider !== "all" ? ` · ${record?.decider}` : ""}</span>}>
@@ -93,8 +94,8 @@ export function Selection({ rows, app, label, about, now, window }) {
         summary={labels.map((name, i) => `${name} ${percent(each[i].at(-1))}`).join(", ")} />
       <Scroll label="Rewards">
         <table>
-          <caption>{learned ? "Share as learned" : "Share of answers it had a part in"}; reward: how right by feedback, 0 to 1, with its 95 % interval</caption>
-          <thead><tr><th scope="col">model</th><th scope="col" class="n">share</th><th scope="col" class="n">feedback</th><th scope="col">reward</th></tr></thead>
+          <caption>{learned ? "Learned weight" : "Share of answers that use it"}; accuracy by feedback, 0 to 1, with its 95 % interval</caption>
+          <thead><tr><th scope="col">model</th><th scope="col" class="n">share</th><th scope="col" class="n">feedback</th><th scope="col">accuracy</th></tr></thead>
           <tbody>
             {models.map((name, i) => {
               const feedback = now.apps[app].models[name].feedback;
@@ -112,7 +113,7 @@ export function Selection({ rows, app, label, about, now, window }) {
         </table>
       </Scroll>
       {models.every((name) => !now.apps[app].models[name].feedback.n) && (
-        <p class="note">No feedback yet. Next: <code>clipper feedback {app} ID --label VALUE</code>{record?.policy === "ensemble" ? " – this policy does not learn." : ""}</p>
+        <p class="note">No feedback yet. {record?.policy === "ensemble" ? "The policy does not learn from it; it measures accuracy: " : "Next: "}<code>clipper feedback {app} ID --label VALUE</code></p>
       )}
       {models.some((name) => now.apps[app].models[name].feedback.n) && <Evaluation key={app} app={app} running={record?.policy} />}
     </Panel>
@@ -128,10 +129,10 @@ export function Cache({ rows, window }) {
   const [x, hits, joined] = columns(rows, [(row) => ratio(row)?.[0], (row) => ratio(row)?.[1]]);
   const last = rows.at(-1)?.cache ?? {};
   return (
-    <Panel id="cache" title="Cache" aside={<span class="unit">share of tasks</span>}>
-      <Chart name="Share of tasks answered by the cache" x={x} format={percent} window={window} height={150}
-        series={[{ label: "answered at once", color: "--c1", values: hits }, { label: "joined an equal query", color: "--c2", values: joined }]}
-        summary={`answered at once ${percent(hits.at(-1))}, joined ${percent(joined.at(-1))}`} />
+    <Panel id="cache" title="Cache" aside={<span class="unit">share of model queries</span>}>
+      <Chart name="Share of model queries answered by the cache" x={x} format={percent} window={window} height={150}
+        series={[{ label: "hits", color: "--c1", values: hits }, { label: "shared with an equal query", color: "--c2", values: joined }]}
+        summary={`hits ${percent(hits.at(-1))}, shared with an equal query ${percent(joined.at(-1))}`} />
       <p class="note">{number(last.entries ?? 0)} predictions · {number(last.gone ?? 0)} evicted in the last reading</p>
     </Panel>
   );

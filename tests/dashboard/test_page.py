@@ -211,8 +211,7 @@ def test_how_right_a_model_becomes_is_drawn(page: Page, server: clipper.ClipperS
         asks.feedback(asks.predict([i, 0.5, 9]).result(PATIENCE_S), label=i + 9.5)
     page.until("document.querySelector('#selection .plot canvas')")
     page.until(
-        "/right by feedback \\d/.test(document.querySelector('#selection"
-        " .plot').getAttribute('aria-label'))"
+        "/accuracy \\d/.test(document.querySelector('#selection .plot').getAttribute('aria-label'))"
     )
     assert page.troubles == []
 
@@ -260,6 +259,25 @@ def test_names_and_errors_are_text(page: Page, server: clipper.ClipperServer) ->
     assert page.troubles == []
 
 
+@pytest.mark.usefixtures("load")
+def test_what_is_chosen_is_in_the_address_and_panels_are_reached_by_links(
+    page: Page, server: clipper.ClipperServer
+) -> None:
+    opened(page, server)
+    fill(page, ".pick select", "total")
+    page.until("location.search === '?application=total'")
+    press(page, ".tools", "1 h")
+    page.until("new URLSearchParams(location.search).get('time') === '1 h'")
+    page.run("location.reload()")
+    page.until("document.querySelector('.pick select')?.value === 'total'")
+    page.until("document.querySelector('.tools [aria-pressed=true]').innerText === '1 h'")
+    links = page.run("[...document.querySelectorAll('.jump a')].map((one) => one.hash.slice(1))")
+    panels = page.run("[...document.querySelectorAll('.panel')].map((one) => one.id)")
+    assert {"models", "events"} <= set(links) <= set(panels)
+    fill(page, ".pick select", "all applications")
+    page.until("!location.search.includes('application')")
+
+
 def test_a_model_is_promoted_after_a_confirmation_and_the_history_names_the_user(
     page: Page,
 ) -> None:
@@ -270,7 +288,8 @@ def test_a_model_is_promoted_after_a_confirmation_and_the_history_names_the_user
         press(page, "#models", "promote")
         page.until_text("Make sum:2 the latest?")
         assert server.catalog.latest("sum").version == 1
-        press(page, "#models", "Yes")
+        page.until_text("No application uses it by its name alone.")
+        press(page, "#models .confirm", "promote")
         page.until_text("sum:2 is now the latest version of sum")
         page.until_text("by dashboard")
         assert server.catalog.latest("sum").version == 2
@@ -326,7 +345,7 @@ def test_dark_follows_the_system_and_the_button(page: Page, server: clipper.Clip
     page.prefer("dark")
     page.until("getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0] < 60")
     for name, dark in (("light", False), ("dark", True), ("auto", True)):
-        page.click("button[aria-label^='colours']")
+        page.click("button.theme")
         page.until(f"document.documentElement.dataset.theme === '{name}'")
         assert (brightness() < 200) == dark
 
@@ -487,3 +506,12 @@ def test_an_hour_takes_no_more_memory_than_a_minute(
         " JSON.stringify([{...last, t, dt: 10}]), ''); } return [f.fine.length, f.coarse.length] })"
     )
     assert held == [310, 365]
+
+
+def test_the_page_of_the_interface_shows_code_as_code(
+    page: Page, server: clipper.ClipperServer
+) -> None:
+    page.open(f"http://{server.admin_address}/docs")
+    page.until("document.querySelector('#about code')")
+    assert page.run("document.querySelector('#about code').innerText") == "error"
+    assert "`" not in page.text()

@@ -14,6 +14,15 @@ function make(tag, settings = {}, ...children) {
   return found;
 }
 
+// What a text has between backticks is code.
+function prose(text) {
+  return text.split("`").map((part, at) => at % 2 ? make("code", {}, part) : part);
+}
+
+function said(thing) {
+  return thing.description ? [" – ", ...prose(thing.description)] : [];
+}
+
 function resolved(thing) {
   if (!thing || !thing.$ref) return thing || {};
   return thing.$ref.slice(2).split("/").reduce((place, key) => place[key.replace(/~1/g, "/").replace(/~0/g, "~")], description);
@@ -34,7 +43,7 @@ function typeOf(schema) {
 function shown(given, depth = 0) {
   const schema = resolved(given);
   const several = schema.oneOf || schema.anyOf;
-  const found = make("span", { className: "type" }, several ? "one of" : typeOf(schema), schema.description ? " – " + schema.description : "");
+  const found = make("span", { className: "type" }, several ? "one of" : typeOf(schema), ...said(schema));
   if (depth >= DEPTH_MAX) return [found];
   if (several) return [found, make("ul", {}, ...several.map((one) => make("li", {}, ...shown(one, depth + 1))))];
   const below = [];
@@ -69,7 +78,7 @@ function parameterRows(parameters, fields) {
     fields.push([parameter, field]);
     return make("tr", {}, make("td", {}, make("label", { for: id }, make("code", {}, parameter.name))), make("td", {}, field),
       make("td", {}, make("span", { className: "type" }, parameter.in + ", " + typeOf(resolved(parameter.schema)),
-        parameter.description ? " – " + parameter.description : "")));
+        ...said(parameter))));
   });
 }
 
@@ -127,7 +136,7 @@ function operation(method, path, about) {
   const inside = make("div");
   const found = make("details", { className: "operation" + (about.deprecated ? " old" : ""), id: about.operationId },
     make("summary", {}, make("span", { className: "method" }, method.toUpperCase()), make("span", { className: "path" }, path),
-      make("span", { className: "says" }, about.summary || "", about.deprecated ? " (old)" : "")), inside);
+      make("span", { className: "says" }, ...prose(about.summary || ""), about.deprecated ? " (old)" : "")), inside);
   found.addEventListener("toggle", () => {
     if (found.open && !inside.hasChildNodes()) fill(inside, method, path, about, fields);
   });
@@ -135,7 +144,7 @@ function operation(method, path, about) {
 }
 
 function fill(inside, method, path, about, fields) {
-  if (about.description) inside.append(make("p", {}, about.description));
+  if (about.description) inside.append(make("p", {}, ...prose(about.description)));
   const rows = parameterRows((about.parameters || []).map(resolved), fields);
   if (rows.length) inside.append(make("h3", {}, "Parameters"), make("table", {}, make("tbody", {}, ...rows)));
   let body = null;
@@ -185,7 +194,7 @@ async function read() {
   }
   description = await response.json();
   at("title").textContent = document.title = description.info.title + " " + description.info.version;
-  at("about").textContent = description.info.description || "";
+  at("about").replaceChildren(...prose(description.info.description || ""));
   const groups = new Map((description.tags || []).map((tag) => [tag.name, []]));
   for (const [path, operations] of Object.entries(description.paths))
     for (const method of METHODS)

@@ -40,8 +40,8 @@ _READ_ERRORS = (404,)
 
 ABOUT = """Predictions from models in any framework, each by its own deadline.
 
-Errors have one body (RFC 9457, and `error`). `X-Request-Id` comes back in every response: the request's own, or one made up.
-`traceparent` is passed on. gzip and deflate are read. A default is an answer: its status is 200, and `default` is true."""  # noqa: E501
+Errors have one body (RFC 9457, and `error`). `X-Request-Id` comes back in every response: the request's own, or a generated one.
+`traceparent` is passed on. Bodies may be compressed by gzip or deflate. A default is an answer: its status is 200, and `default` is true."""  # noqa: E501
 
 
 # -- schemas
@@ -433,7 +433,7 @@ def of_applications() -> RouteTable:
         ),
         ("POST", "/api/{}/predict/stream"): RouteInfo(
             id="predictStream",
-            summary="The same, each answer when it is there",
+            summary="The same, each answer as soon as it is ready",
             tag=APPLICATIONS,
             names=("application",),
             more=_EVENTS,
