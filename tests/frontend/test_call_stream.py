@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import itertools
 import random
+import socket
 import struct
 import threading
 import zlib
@@ -349,6 +350,31 @@ def test_a_reset_cancels_the_query(server: clipper.ClipperServer) -> None:
         assert line.call(prefixed(REQUEST))[0] == 0
     wait_until(lambda: ours._open.open_calls == 0, "all calls are forgotten")
     assert ours._open.memory.held == 0
+
+
+@pytest.mark.parametrize("sent", ["the end of its side", "the end of both"])
+def test_a_client_that_leaves_ends_its_calls(server: clipper.ClipperServer, sent: str) -> None:
+    """One that only ends its sending side gets its answers."""
+    ours = grpc_of(server)
+    wait_until(lambda: ours._open.open_calls == 0, "calls of other tests have ended")
+    line = CallLine(server.grpc_address)
+    watch = line.client.ask("POST", f"/{HEALTH}/Watch", prefixed(b""), HEAD)
+    while watch not in line.client.replies:
+        for event in line.client.h2.receive_data(line.socket.recv(1 << 16)):
+            line.client._heed(event)
+    if sent == "the end of both":
+        line.socket.close()
+    else:
+        stream = line.client.ask("POST", INFER, prefixed(REQUEST), HEAD)
+        line.socket.shutdown(socket.SHUT_WR)
+        while stream not in line.client.ended:
+            data = line.socket.recv(1 << 16)
+            assert data
+            for event in line.client.h2.receive_data(data):
+                line.client._heed(event)
+        assert line.client.replies[stream][1]["grpc-status"] == "0"
+        line.socket.close()
+    wait_until(lambda: ours._open.open_calls == 0, "the calls have ended")
 
 
 def test_all_messages_under_way_have_one_bound(server: clipper.ClipperServer) -> None:

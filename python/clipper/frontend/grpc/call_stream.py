@@ -15,7 +15,7 @@ import functools
 import logging
 import zlib
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Coroutine, Generator, Iterable, Sequence
 from concurrent.futures import Executor
 from typing import Final, NamedTuple, NoReturn
 from urllib.parse import quote
@@ -32,6 +32,7 @@ from clipper_core.http.grpc_message import GrpcReader
 
 _log = logging.getLogger(__name__)
 READ_AHEAD: Final = 16  # messages of a call that are kept; more stay with the client
+MESSAGE_BYTES: Final = 128  # that a message takes beside its own, so that empty ones count
 _TIMEOUT_DIGITS: Final = 8
 _UNITS_S: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _CODINGS: Final = {b"gzip": GZIP, b"deflate": 15}
@@ -193,6 +194,33 @@ class CallContext:
         raise grpc.aio.AbortError(details)
 
 
+class _Begun:
+    """The rest of a coroutine that was begun outside of a task, to be awaited in one. waits_for:
+    what its first step has yielded."""
+
+    def __init__(self, work: Coroutine[object, object, None], waits_for: object) -> None:
+        self._work, self._waits_for = work, waits_for
+
+    def __await__(self) -> Generator[object, object, None]:
+        """Yield what the coroutine waits for, and hand it what comes of that."""
+        work, waits_for = self._work, self._waits_for
+        while True:
+            try:
+                came = yield waits_for
+            except BaseException as error:
+                step = functools.partial(work.throw, error)
+            else:
+                step = functools.partial(work.send, came)
+            try:
+                waits_for = step()
+            except StopIteration:
+                return
+
+
+async def _go_on(begun: _Begun) -> None:
+    await begun
+
+
 class CallStream:
     """One call. Threads: the event loop's. head: as one of HTTP/1.1."""
 
@@ -234,6 +262,15 @@ class CallStream:
     def _begin(self, work: Coroutine[object, object, None]) -> None:
         self._task = self._server.tasks.spawn(work)
 
+    def _start(self, work: Coroutine[object, object, None]) -> None:
+        """Make the first step of the work at once, and go on in a task: answers that the cache has
+        need none."""
+        try:
+            waits_for = work.send(None)
+        except StopIteration:
+            return
+        self._begin(_go_on(_Begun(work, waits_for)))
+
     # -- the request
 
     def receive(self, text: bytes, credit: int) -> None:
@@ -252,16 +289,19 @@ class CallStream:
 
     def _take(self, text: bytes) -> None:
         """Take the messages that the bytes complete. Raises CallRefused."""
-        if not self._server.memory.take(len(text)):
+        found = self._reader.feed(text)
+        size = len(text) + MESSAGE_BYTES * len(found)
+        if not self._server.memory.take(size):
             most = self._server.memory.bytes_max
             raise CallRefused(
                 Code.RESOURCE_EXHAUSTED,
                 f"the messages of all calls under way have {most} bytes already."
                 " See http.bodies_bytes_max.",
             )
-        self._held_bytes += len(text)
-        found = self._reader.feed(text)
+        self._held_bytes += size
         self._messages.extend(found)
+        if len(self._messages) > 1 and not (self._handler and self._handler.request_streaming):
+            raise self._not_one()
         if self._reader.is_too_large:
             raise self._too_large()
         if self._reader.is_wrong:
@@ -275,6 +315,11 @@ class CallStream:
             Code.RESOURCE_EXHAUSTED,
             f"a message has more than {most} bytes. See grpc.message_bytes_max.",
         )
+
+    def _not_one(self) -> CallRefused:
+        count = len(self._messages) or "no"
+        why = f"{count} messages have come: this method takes one."
+        return CallRefused(Code.UNIMPLEMENTED, why)
 
     def _inflated(self, data: bytes) -> bytes:
         """Return a message without its compression. Raises CallRefused."""
@@ -323,13 +368,11 @@ class CallStream:
         elif self._handler.request_streaming:
             self._wake()
         elif len(self._messages) != 1:
-            count = len(self._messages)
-            why = f"{count or 'no'} messages have come: this method takes one."
-            self._refuse(CallRefused(Code.UNIMPLEMENTED, why))
+            self._refuse(self._not_one())
         elif self._handler.response_streaming:
             self._begin(self._serve_stream(self._handler, None))
         else:
-            self._begin(self._serve(self._handler))
+            self._start(self._serve(self._handler))
 
     async def _requests(self) -> AsyncIterator[bytes]:
         """Yield the messages of the client."""
@@ -346,7 +389,7 @@ class CallStream:
             if not self._messages:
                 self._give_back()
                 self._forget_bytes()
-                self._owner.settle()
+                self._owner.settle_soon()
             yield data
 
     def _give_back(self) -> None:
@@ -407,7 +450,7 @@ class CallStream:
             await self._woken()
         self._owner.protocol.reply(self._id, message)
         self._owner.hold_back(self, self._id)
-        self._owner.settle()
+        self._owner.settle_soon()
 
     def _fail(self, error: BaseException) -> None:
         """End the call by what its handler raised."""
@@ -428,7 +471,7 @@ class CallStream:
         trailing = fields_of(self._context.trailing) if self._context.trailing else ()
         trailers = (*_OK, *trailing) if code is Code.OK else trailers_of(code, text, trailing)
         self._owner.protocol.reply(self._id, message, trailers)
-        self._owner.settle()
+        self._owner.settle_soon()
 
     def _refuse(self, refusal: CallRefused) -> None:
         """End the call by an error of gRPC itself."""
@@ -439,7 +482,7 @@ class CallStream:
             self._task.cancel()
         trailers = trailers_of(refusal.code, refusal.text, refusal.further)
         self._owner.protocol.reply(self._id, None, trailers)
-        self._owner.settle()
+        self._owner.settle_soon()
 
     def _finish(self) -> None:
         """Keep nothing more for the call."""
@@ -472,7 +515,7 @@ class CallStream:
             self._wake()
 
     def lose_client(self) -> None:
-        """Do nothing: the call is answered, and a client that is gone resets the connection."""
+        """Do nothing: the call is answered. A client that is gone resets the connection."""
 
     def check(self, now_s: float) -> None:
         """Refuse a call whose only message comes too slowly."""

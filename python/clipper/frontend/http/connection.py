@@ -42,7 +42,7 @@ from clipper.frontend.access_log import AccessLog
 from clipper.frontend.auth.peer_user import is_own_user
 from clipper.frontend.http.body_memory import BodyMemory
 from clipper.frontend.http.exchange import Exchange
-from clipper.frontend.http.http2 import PREFACE, Calls, Http2Connection
+from clipper.frontend.http.http2 import PREFACE, Calls, Http2Connection, is_broken
 from clipper.frontend.http.messages import (
     KNOWN_HEADERS,
     REPEATED,
@@ -822,12 +822,6 @@ class HttpConnection(asyncio.Protocol):
         """Close the connection at once."""
         self._transport.abort()
 
-    def _is_broken(self) -> bool:
-        """Return whether the connection was reset; the event loop does not notice it while it
-        neither reads nor writes."""
-        sock = self._transport.get_extra_info("socket")
-        return sock is not None and bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
-
     def _probe(self) -> None:
         """Send once what a client skips that waits for a response: one that has closed its
         connection, not only its sending side, resets it."""
@@ -848,7 +842,7 @@ class HttpConnection(asyncio.Protocol):
             if now_s - self._stalled_s > settings.idle_s:
                 self._transport.abort()
         elif self._ended:
-            if self._is_broken():
+            if is_broken(self._transport):
                 self._transport.abort()
             else:
                 self._probe()

@@ -15,6 +15,7 @@ frontend/grpc/call_stream.py.
 """
 
 import asyncio
+import socket
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
@@ -29,6 +30,13 @@ TURN_BYTES: Final = 64 << 10  # of frames that are made before the socket is ask
 STREAM_BYTES: Final = 64 << 10  # of a response that wait; then no more of it is made
 _LINGER_S = 2.0
 _WARNED_S = 1.0  # for a client to answer the first GOAWAY of a drain
+
+
+def is_broken(transport: asyncio.BaseTransport) -> bool:
+    """Return whether the connection was reset; the event loop does not notice it while it neither
+    reads nor writes."""
+    sock = transport.get_extra_info("socket")
+    return sock is not None and bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
 
 
 class StreamAnswer(Protocol):
@@ -212,6 +220,8 @@ class Http2Connection(asyncio.Protocol):
         self._is_crowded = False  # responses that wait have `unsent_bytes_max`
         self._is_paused = False
         self._is_settling = False
+        self._is_posted = False  # `settle` is called in this turn of the loop
+        self._held: set[int] = set()  # streams that were told to make no more
         self._ended = False  # the client sends no more
         self._gone = False  # nothing more is read
         service.connections.add(self)
@@ -263,7 +273,7 @@ class Http2Connection(asyncio.Protocol):
         self._streams[id] = stream = Http2Stream(self, id)
         stream.connection.open_stream(stream)
         if self._is_crowded:
-            stream.hold(True)
+            self._hold(id, stream, True)
         if is_large:
             stream.connection.refuse_head()
         stream.receive(text, credit)
@@ -280,7 +290,7 @@ class Http2Connection(asyncio.Protocol):
             return
         stream = self._streams[id] = self._calls.open(self, id, head)
         if self._is_crowded:
-            stream.hold(True)
+            self._hold(id, stream, True)
 
     def _receive(self, id: int, text: bytes, credit: int) -> None:
         stream = self._streams.get(id)
@@ -291,6 +301,7 @@ class Http2Connection(asyncio.Protocol):
 
     def _end_stream(self, id: int) -> None:
         stream = self._streams.pop(id, None)
+        self._held.discard(id)
         if stream is not None:
             stream.lose()
         if not self._streams:
@@ -331,12 +342,29 @@ class Http2Connection(asyncio.Protocol):
     def hold_back(self, stream: StreamAnswer, id: int) -> None:
         """Let no more of a response be made if too much waits. The stream has just written."""
         if self.protocol.unsent(id) >= STREAM_BYTES:
-            stream.hold(True)
+            self._hold(id, stream, True)
         most = self.service.settings.unsent_bytes_max
         if not self._is_crowded and self.protocol.unsent_bytes >= most:
             self._is_crowded = True
-            for each in tuple(self._streams.values()):
-                each.hold(True)
+            for other, each in tuple(self._streams.items()):
+                self._hold(other, each, True)
+
+    def _hold(self, id: int, stream: StreamAnswer, is_full: bool) -> None:
+        if is_full:
+            self._held.add(id)
+        else:
+            self._held.discard(id)
+        stream.hold(is_full)
+
+    def settle_soon(self) -> None:
+        """Settle at the end of this turn of the loop, so that what it answers leaves together."""
+        if not (self._is_posted or self._is_settling):
+            self._is_posted = True
+            asyncio.get_running_loop().call_soon(self._settle_posted)
+
+    def _settle_posted(self) -> None:
+        self._is_posted = False
+        self.settle()
 
     def settle(self) -> None:
         """Send what may be sent, tell streams whether there is room, and close the connection when
@@ -370,15 +398,20 @@ class Http2Connection(asyncio.Protocol):
     def _tell_room(self) -> bool:
         """Let streams go on, or wait. Return whether one may go on."""
         unsent, most = self.protocol.unsent_bytes, self.service.settings.unsent_bytes_max
-        self._is_crowded = unsent >= (most // 2 if self._is_crowded else most)
+        was_crowded = self._is_crowded
+        self._is_crowded = unsent >= (most // 2 if was_crowded else most)
         resumed = False
-        for id, stream in tuple(self._streams.items()):
+        changed = self._held if self._is_crowded == was_crowded else self._streams
+        for id in tuple(changed):
+            stream = self._streams.get(id)
+            if stream is None:
+                continue
             own = self.protocol.unsent(id)
             is_full = self._is_crowded or own >= STREAM_BYTES
             if stream.is_full and not is_full and own > STREAM_BYTES // 4:
                 continue
             resumed = resumed or (stream.is_full and not is_full)
-            stream.hold(is_full)
+            self._hold(id, stream, is_full)
         return resumed
 
     def _regulate(self) -> None:
@@ -427,6 +460,12 @@ class Http2Connection(asyncio.Protocol):
         if self._is_full and now_s - self._stalled_s > settings.idle_s:
             self.abort()
             return
+        if self._ended:
+            if is_broken(self.transport):
+                self.abort()
+                return
+            if not self._is_full:
+                self.protocol.ping()  # a client that has closed its connection resets it
         for stream in tuple(self._streams.values()):
             stream.check(now_s)
         is_idle = not self._streams and now_s - self._since_s > settings.idle_s
