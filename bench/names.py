@@ -13,6 +13,7 @@ BENCHMARKS = {
     "containers": "bench.system.containers.sdks",
     "coverage": "bench.learning.coverage",
     "deadlines": "bench.system.load.deadlines",
+    "doors": "bench.system.frontends.doors",
     "durability": "bench.system.faults.durability",
     "engine": "bench.system.engine",
     "feedback_kills": "bench.system.faults.feedback_kills",

@@ -52,6 +52,7 @@ PLAN = (
     Planned("application", 120),
     Planned("rest_peers", 900),
     Planned("rest", 300),
+    Planned("doors", 120),
     Planned("client", 120),
     Planned("grpc", 200),
     Planned("attacks", 300),

@@ -104,9 +104,11 @@ def _deploy_noops(server: clipper.ClipperServer) -> None:
         server.app(f"noop{size}", models=[f"noop{size}"], slo_ms=1000)
 
 
-def _noops() -> None:
-    """Serve the models that do nothing, which the cache answers for."""
-    with clipper.start(http={"address": "127.0.0.1:0", "workers": 1}) as server:
+def _noops(keys_file: str = "") -> None:
+    """Serve the models that do nothing, which the cache answers for. keys_file: of API keys, which
+    queries need then."""
+    http = {"address": "127.0.0.1:0", "workers": 1, "api_keys_file": keys_file}
+    with clipper.start(http=http) as server:
         _deploy_noops(server)
         report(server.http_address)
 
@@ -152,7 +154,7 @@ if __name__ == "__main__":
     if which == "fragile":
         _ours(1, sys.argv[2])
     elif which == "noops":
-        _noops()
+        _noops(*sys.argv[2:])
     elif which in ("ours", "python"):
         _ours(1 if which == "ours" else 0)
     else:

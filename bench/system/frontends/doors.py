@@ -1,0 +1,61 @@
+"""What a request costs that says more than its input: CPU of the server's process, in turns with
+plain requests.
+
+Cache hits of one model, 64 connections, one load generator on the same machine. A server with API
+keys and one without are asked, each with one thread of the core. A key, a user, an SLO and a trace
+are what most deployments send, so none of them may cost much.
+"""
+
+import contextlib
+import tempfile
+from pathlib import Path
+
+from bench.harness import Goal, Row, row
+from bench.system.frontends.http_servers import Process
+from bench.system.frontends.rest import CONNECTIONS, take_turns
+from clipper.credential_file import line_of, new_key
+
+GOAL = Goal("at_most", 1.5)
+_TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-"
+# of each kind of request: the lines of its head, and the members of its body beside the input
+KINDS = {
+    "plain": ("", ""),
+    "with a request id": ("X-Request-Id: 5f0c2a9e-5c1d-4a54-9f0e-8f3f6a1c7f10\r\n", ""),
+    "with a user": ("", ', "user": "ann@example.org"'),
+    "with an SLO": ("", ', "slo_ms": 50'),
+    "with a trace": (f"Traceparent: {_TRACE}00\r\n", ""),
+    "with a trace that is recorded": (f"Traceparent: {_TRACE}01\r\n", ""),
+    "with a user, an SLO and a trace": (
+        f"Traceparent: {_TRACE}00\r\nAccept: application/json;q=0.9, */*\r\n",
+        ', "user": "ann@example.org", "slo_ms": 50',
+    ),
+}
+
+
+def request(lines: str, members: str) -> bytes:
+    """Return a query whose head and body say more than the input."""
+    body = f'{{"input": [0.5]{members}}}'
+    head = f"POST /api/noop1/predict HTTP/1.1\r\nHost: bench\r\n{lines}"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
+
+
+def main(quick: bool) -> list[Row]:
+    seconds, turns = (0.2, 1) if quick else (1.0, 7)
+    key = new_key()
+    with contextlib.ExitStack() as stack:
+        file = Path(stack.enter_context(tempfile.TemporaryDirectory()), "keys")
+        file.write_text(f"{line_of('bench', key)}\n")
+        open_, keyed = Process("noops"), Process("noops", str(file))
+        for process in (open_, keyed):
+            stack.callback(process.close)
+        cases = {name: (open_, request(*kind)) for name, kind in KINDS.items()}
+        cases["with a key"] = keyed, request(f"Authorization: Bearer {key}\r\n", "")
+        found = take_turns(cases, CONNECTIONS, seconds, turns)
+    plain = found.pop("plain").cpu_us
+    return [
+        row("a request, plain: CPU", plain, "us"),
+        *(
+            row(f"a request {name}: CPU", one.cpu_us, "us", "plain", plain, GOAL)
+            for name, one in found.items()
+        ),
+    ]
