@@ -151,10 +151,12 @@ def fields_of(metadata: Iterable[tuple[str, str | bytes]]) -> Fields:
 class CallContext:
     """A call, as its handler sees it (grpc.aio.ServicerContext). Threads: the event loop's."""
 
-    __slots__ = ("_details", "_peer", "_until_s", "code", "text", "trailing")
+    __slots__ = ("_details", "_transport", "_until_s", "code", "text", "trailing")
 
-    def __init__(self, details: CallDetails, peer: object, until_s: float | None) -> None:
-        self._details, self._peer, self._until_s = details, peer, until_s
+    def __init__(
+        self, details: CallDetails, transport: asyncio.BaseTransport, until_s: float | None
+    ) -> None:
+        self._details, self._transport, self._until_s = details, transport, until_s
         self.code, self.text = Code.OK, ""
         self.trailing: Metadata = ()
 
@@ -170,9 +172,10 @@ class CallContext:
 
     def peer(self) -> str:
         """Return the client's address, as grpcio writes it."""
-        if not isinstance(self._peer, tuple):
+        name = self._transport.get_extra_info("peername")
+        if not isinstance(name, tuple):
             return "unix:"
-        host, port = self._peer[:2]
+        host, port = name[:2]
         return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
 
     def set_trailing_metadata(self, metadata: Iterable[tuple[str, str | bytes]]) -> None:
@@ -253,8 +256,7 @@ class CallStream:
             loop = asyncio.get_running_loop()
             until_s = loop.time() + timeout_s
             self._timer = loop.call_at(until_s, self._expire)
-        peer = self._owner.transport.get_extra_info("peername")
-        self._context = CallContext(details, peer, until_s)
+        self._context = CallContext(details, self._owner.transport, until_s)
         self._handler = self._server.handler_of(details)
         if self._handler.request_streaming:
             self._begin(self._serve_stream(self._handler, self._requests()))

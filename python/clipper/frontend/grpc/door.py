@@ -63,13 +63,15 @@ class Door:
 
     def _check(self, details: grpc.HandlerCallDetails) -> None:
         """Raise NotAllowed or InvalidInput for a call that may not be made."""
-        metadata = [(str(name), value) for name, value in details.invocation_metadata or ()]
-        repeated = Counter(name for name, _ in metadata if name in _SINGLE)
-        for name, times in repeated.items():
-            if times > 1:
-                raise InvalidInput(f"the metadata {name} comes {times} times.")
-        service = details.method.removeprefix("/").partition("/")[0]
-        if self._check_permission is not None and service not in OPEN_TO_ALL:
+        metadata = details.invocation_metadata or ()
+        once = [name for name, _ in metadata if name in _SINGLE]
+        if len(once) > 1:
+            for name, times in Counter(once).items():
+                if times > 1:
+                    raise InvalidInput(f"the metadata {name} comes {times} times.")
+        if self._check_permission is None:
+            return
+        if details.method.removeprefix("/").partition("/")[0] not in OPEN_TO_ALL:
             self._check_permission(str(dict(metadata).get("authorization", "")).encode())
 
     async def _refuse(
