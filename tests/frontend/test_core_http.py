@@ -395,6 +395,12 @@ def some_infer(rng: random.Random) -> Callable[[bool], bytes]:
             ("sum/versions/9", [1, 3], "f8"),
             ("nobody", [1, 3], "f8"),
             ("learns", [1, 3], "f8"),
+            ("ensemble", [1, 3], "f8"),
+            ("mixture", [1, 3], "f8"),
+            ("majority", [3], "f8"),
+            ("unsure", [1, 3], "f8"),
+            ("half", [1, 3], "f8"),
+            ("none", [1, 3], "f8"),
         ]
     )
     return binary(rng, f"/v2/models/{name}/infer", shape, dtype)
@@ -426,9 +432,10 @@ def test_infer_of_every_kind_of_output(
 def test_infer_is_served_by_the_core(server: clipper.ClipperServer) -> None:
     assert reach_connections(server, 0)
     with connect(server) as connection:
-        for path in ("total", "sum", "sum/versions/1"):
+        for path in ("total", "sum", "sum/versions/1", "learns", "ensemble", "majority", "mixture"):
             connection.sendall(request(f"/v2/models/{path}/infer", INFER))
-            assert b'"data":[6.0]' in responses(connection, 1)[0]
+            output = b"8.0" if path in ("ensemble", "mixture") else b"6.0"
+            assert b'"data":[%s]' % output in responses(connection, 1)[0]
         assert open_connections(server) == 1
 
 

@@ -151,11 +151,19 @@ cdef class HotRoute:
     cpdef void look_at_lanes(self)
     # Return an array of the row that `data` has.
     cdef object _row(self, const u8* data, u64 nbytes)
-    # Append the response to a query that was read, and count it. False: Python must make it; then
-    # nothing was written or counted. encode: makes JSON of a text.
-    # trace: traceparent of the request, answered with this span; empty: none.
-    cdef bint _respond(self, Answer answer, bytes id, bytes trace, u64 span, u64 began_us,
-                       const char* date, bint close, object encode, Bytes* out) except -1
+    # Write the body of the response to a query that was read. False: Python must make the response.
+    # id, tag, binary: as of a Query.  encode: makes JSON of a text.  json_bytes: set to the length
+    # of the JSON that other bytes follow; 0: none do.
+    cdef bint _answer_body(self, Answer answer, bytes id, bytes tag, bint binary, object encode,
+                           u64* json_bytes, Bytes* body) except -1
+    cdef bint _infer_body(self, Answer answer, bytes id, bytes tag, bint binary, object encode,
+                          u64* json_bytes, Bytes* body) except -1
+    # Append the head of that response, up to the last header. made: an id for X-Request-Id, if
+    # neither the request nor the answer has one.
+    cdef int _answer_head(self, Answer answer, bytes id, bytes made, const char* date,
+                          u64 json_bytes, u64 body_bytes, Bytes* out) except -1
+    # Count that response.
+    cdef int _count_answer(self, u64 began_us) except -1
     cdef bytes _names_of(self, tuple models)
 
 cdef class HotTable:

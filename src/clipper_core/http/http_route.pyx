@@ -489,6 +489,8 @@ cdef bint infer_write(Bytes* out, const Value* value, bint binary, u64* json_byt
 
 
 # -- Routes, and the state of a query.
+cdef object I64_END = 1 << 63
+
 cdef enum:
     ROW_BYTES_MAX = 16777216    # longer rows are Python's
     USER_BYTES_MAX = 512        # longer names are Python's
@@ -985,50 +987,87 @@ cdef class HotRoute:
         memcpy(cnp.PyArray_DATA(row), data, nbytes)
         return row.view(self.dtype).reshape(self.model.shape)
 
-    cdef bint _respond(self, Answer answer, bytes id, bytes trace, u64 span, u64 began_us,
-                       const char* date, bint close, object encode, Bytes* out) except -1:
-        cdef Bytes body
-        cdef bytes text
-        cdef Counter ok = self.counters[6]
-        cdef LatencyHistogram requests = self.counters[7]
-        if (answer.is_default or len(answer.missing) or len(answer.set) or answer.beside
-                or type(answer.output) not in (int, float, str, bool)):
+    cdef bint _answer_body(self, Answer answer, bytes id, bytes tag, bint binary, object encode,
+                           u64* json_bytes, Bytes* body) except -1:
+        json_bytes[0] = 0
+        if answer.is_default or len(answer.missing) or len(answer.set) or answer.beside:
+            return False
+        if self.state.form == INFER:
+            return self._infer_body(answer, id, tag, binary, encode, json_bytes, body)
+        if type(answer.output) not in (int, float, str, bool):
             return False
         body.put_text("{\"id\":\"")
-        text = answer.id.encode("ascii")
-        _put(&body, text)
+        _put(body, answer.id.encode("ascii"))
         body.put_text("\",\"output\":")
-        _put(&body, encode(answer.output))
+        _put(body, encode(answer.output))
         body.put_text(",\"confidence\":")
-        json_f64(&body, answer.confidence)
+        json_f64(body, answer.confidence)
         body.put_text(",\"default\":false,\"reason\":\"\",\"models\":")
-        _put(&body, self._names_of(answer.models))
+        _put(body, self._names_of(answer.models))
         body.put_text(",\"missing\":[],\"agreement\":")
-        json_f64(&body, answer.agreement)
+        json_f64(body, answer.agreement)
         body.put_text(",\"latency_us\":")
         body.put_decimal(answer.latency_us)
         if answer.decided_by not in ("", "all"):
             body.put_text(",\"decided_by\":")
-            _put(&body, encode(answer.decided_by))
+            _put(body, encode(answer.decided_by))
         body.put_byte(125)
+        return True
+
+    cdef bint _infer_body(self, Answer answer, bytes id, bytes tag, bint binary, object encode,
+                          u64* json_bytes, Bytes* body) except -1:
+        """Write the response of the Open Inference Protocol to one row."""
+        cdef Value value
+        cdef double number
+        if type(answer.output) is float:
+            number = answer.output
+            value.tag = F64
+            memcpy(&value.word, &number, 8)
+        elif type(answer.output) is int and -I64_END <= answer.output < I64_END:
+            value.tag = I64
+            value.word = <u64> <i64> answer.output
+        else:
+            return False
+        body.put(self.state.head.at(), self.state.head.size())
+        _put(body, tag)
+        body.put_text(",\"parameters\":{\"prediction_id\":\"")
+        _put(body, answer.id.encode("ascii"))
+        body.put_text("\",\"confidence\":")
+        json_f64(body, answer.confidence)
+        if answer.request_id:
+            body.put_text(",\"request_id\":")
+            _put(body, encode(answer.request_id))
+        if answer.decided_by not in ("", "all"):
+            body.put_text(",\"decided_by\":")
+            _put(body, encode(answer.decided_by))
+        body.put_text("},")
+        return infer_write(body, &value, binary, json_bytes, NULL)
+
+    cdef int _answer_head(self, Answer answer, bytes id, bytes made, const char* date,
+                          u64 json_bytes, u64 body_bytes, Bytes* out) except -1:
         out.put_text("HTTP/1.1 200 OK\r\ndate: ")
         out.put(date, 29)
-        out.put_text("\r\ncontent-type: application/json\r\ncontent-length: ")
-        out.put_decimal(body.size())
+        if json_bytes:
+            out.put_text("\r\ncontent-type: application/octet-stream\r\ncontent-length: ")
+        else:
+            out.put_text("\r\ncontent-type: application/json\r\ncontent-length: ")
+        out.put_decimal(body_bytes)
+        if json_bytes:
+            out.put_text("\r\ninference-header-content-length: ")
+            out.put_decimal(json_bytes)
         out.put_text("\r\nx-request-id: ")
-        _put(out, id or text)
-        if trace:
-            out.put_text("\r\ntraceparent: ")
-            trace_parent_put(out, <const u8*> (<const char*> trace), span)
-        if close:
-            out.put_text("\r\nconnection: close")
-        out.put_text("\r\n\r\n")
-        out.put(body.at(), body.size())
-        if body.lost or out.lost:
-            raise_for(NO_MEMORY, "no memory for a response")
-        count(&ok.n, 1)
-        histogram_record(requests.h, monotonic_us() - began_us)
-        return True
+        if id:
+            _put(out, id)
+        elif self.state.form == INFER:
+            _put(out, made)
+        else:
+            _put(out, answer.id.encode("ascii"))
+        return 0
+
+    cdef int _count_answer(self, u64 began_us) except -1:
+        count(&(<Counter> self.counters[6]).n, 1)
+        histogram_record((<LatencyHistogram> self.counters[7]).h, monotonic_us() - began_us)
+        return 0
 
     cdef bytes _names_of(self, tuple models):
         """Return the names of models as JSON."""

@@ -34,6 +34,8 @@ class Read(NamedTuple):
     began_ns: int
     worker: int
     ticket: int
+    tag: bytes
+    binary: bool
 
 class Gone(NamedTuple):
     ticket: int

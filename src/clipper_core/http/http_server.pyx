@@ -24,8 +24,8 @@ from clipper_core.http.http_connection cimport (
     exchange_answered, exchange_slot_ended, http_connection_check_times, http_connection_close,
     http_connection_drain, http_connection_open, http_connection_read, http_connection_settle,
 )
-from clipper_core.http.http_route cimport HotRoute, HotTable, Query, query_drop
-from clipper_core.http.trace_parent cimport TRACE_PARENT_BYTES, span_new
+from clipper_core.http.http_route cimport INFER, HotRoute, HotTable, Query, query_drop
+from clipper_core.http.trace_parent cimport TRACE_PARENT_BYTES, span_new, trace_parent_put
 from clipper_core.results.answer cimport Answer
 from clipper_core.results.completion cimport Mailbox, mailbox_arm, mailbox_must_rescan
 from clipper_core.results.future cimport Future, MailboxReader, future_at_once, future_new
@@ -351,6 +351,8 @@ class Read(NamedTuple):
     began_ns: int
     worker: int
     ticket: int
+    tag: bytes
+    binary: bool
 
 
 class Gone(NamedTuple):
@@ -373,6 +375,13 @@ class Ending(NamedTuple):
     tag: bytes
     binary: bool
     trace: bytes
+
+
+cdef bytes _tag_of(const Query* q):
+    """Return the request's own id of infer, as JSON; empty: it is another request."""
+    if q.route.form != INFER or q.tag.size() == 0:
+        return b""
+    return (<const char*> q.tag.at())[:q.tag.size()]
 
 
 cdef bytes _id_of(const Query* q):
@@ -618,8 +627,7 @@ cdef class HttpServer:
     cdef object _ending(self, HandedOver* handed):
         cdef HotRoute route = <HotRoute> handed.query.route.object
         cdef bytes id = _id_of(&handed.query)
-        cdef bytes tag = ((<const char*> handed.query.tag.at())[:handed.query.tag.size()]
-                          if handed.query.tag.size() else b"")
+        cdef bytes tag = _tag_of(&handed.query)
         cdef object extra = route.subject(id.decode("ascii"), tag, _user_of(&handed.query))
         cdef Future future
         if handed.query.block == NULL:
@@ -644,6 +652,7 @@ cdef class HttpServer:
         cdef Query* query = &handed.query
         cdef Future future = None
         cdef object row = None, failed = None
+        cdef bytes tag = _tag_of(query)
         # the route is held by this call from here on
         query.route.users.fetch_sub(1, release)
         self.shared.kept.fetch_sub(handed.bytes.size(), relaxed)
@@ -653,21 +662,22 @@ cdef class HttpServer:
             if route.application is not None:
                 future = route.application.schedule_row(
                     handed.bytes.at(), handed.bytes.size(), name, query.fields.slo_us,
-                    id.decode("ascii"))
+                    (id or tag[1:-1]).decode("ascii"))
             if future is None:
                 row = route._row(handed.bytes.at(), handed.bytes.size())
         except Exception as error:
             failed = error
         return Read(route, future, row, failed, name, query.fields.slo_us, id, _trace_of(query),
-                    query.began_us * 1000, handed.worker, handed.ticket)
+                    query.began_us * 1000, handed.worker, handed.ticket, tag, bool(query.binary))
 
     def respond(self, read, Future future=None):
         """Answer a query that was Read and whose future is done. Return False if its response is to
         be made in Python."""
         cdef HotRoute route = read.route
         cdef WorkerCommand* command
-        cdef u64 second = wall_s()
-        cdef bint answered = False
+        cdef Bytes body
+        cdef u64 second = wall_s(), json_bytes = 0
+        cdef bint written = False
         if future is None:
             future = read.future
         if not future.is_done() or future.is_cancelled:
@@ -682,18 +692,39 @@ cdef class HttpServer:
             return False
         if type(answer) is not Answer:
             return False
+        if not route._answer_body(answer, read.id, read.tag, read.binary, self.encode, &json_bytes,
+                                  &body):
+            return False
         command = _checked(_command_new(ANSWERED))
         command.ticket, command.close = read.ticket, self.draining
         try:
-            answered = route._respond(answer, read.id, read.trace, span_new(&self.draws),
-                                      <u64> read.began_ns // 1000, self.date, self.draining,
-                                      self.encode, &command.bytes)
+            self._write(route, answer, read, json_bytes, &body, &command.bytes)
+            written = True
         finally:
-            if not answered:
+            if not written:
                 del command
-        if answered:
-            self._post(read.worker, command)
-        return answered
+        route._count_answer(<u64> read.began_ns // 1000)
+        self._post(read.worker, command)
+        return True
+
+    cdef int _write(self, HotRoute route, Answer answer, object read, u64 json_bytes,
+                    const Bytes* body, Bytes* out) except -1:
+        """Write the response to a query that was Read. Raises NO_MEMORY."""
+        cdef bytes made = b"", trace = read.trace
+        if not read.id:
+            made = b"%s%x" % ((<const char*> self.shared.prefix.at())[:self.shared.prefix.size()],
+                              self.shared.tickets.fetch_add(1, relaxed))
+        route._answer_head(answer, read.id, made, self.date, json_bytes, body.size(), out)
+        if trace:
+            out.put_text("\r\ntraceparent: ")
+            trace_parent_put(out, <const u8*> (<const char*> trace), span_new(&self.draws))
+        if self.draining:
+            out.put_text("\r\nconnection: close")
+        out.put_text("\r\n\r\n")
+        out.put(body.at(), body.size())
+        if body.lost or out.lost:
+            raise_for(NO_MEMORY, "no memory for a response")
+        return 0
 
     def adopt(self, int fd, u32 returns=0):
         """Take a connection that is between two requests; the descriptor is the server's now.

@@ -129,14 +129,14 @@ class FastRoute:
             self.resolved, plan, state, user, (), None, id or (own if fits_id(own) else "")
         )
 
-    def respond(self, ending: Ending) -> HttpResponse | StreamedResponse:
-        """Return the response to a query that did not end in a plain prediction."""
+    def respond(self, ending: Ending | Read, future: Future) -> HttpResponse | StreamedResponse:
+        """Return the response to a query, the future of which is done."""
         if self.form == "predict":
-            return one_predicted(ending.future, self.resolved, True)
+            return one_predicted(future, self.resolved, True)
         if self.form == "old_predict":
-            return old_one(ending.future, True)
+            return old_one(future, True)
         infer_request = InferRequest(ending.tag[1:-1].decode("ascii"), {}, [], ending.binary)
-        pending = PendingInference([ending.future], self.resolved, False)
+        pending = PendingInference([future], self.resolved, False)
         return inferred(pending, self.target, infer_request, True)
 
 
@@ -308,7 +308,7 @@ class FastPath:
     ) -> None:
         stats = resolved.rollout.stats
         is_whole = is_eligible(resolved)
-        if stats is None or not (is_whole or (form == "predict" and is_readable(resolved))):
+        if stats is None or not (is_whole or (form != "old_predict" and is_readable(resolved))):
             return
         model = resolved.models[0]
         core = resolved.cores[model]
@@ -353,7 +353,7 @@ class FastPath:
             subject,
             None if window is None else window.table,
             owner,
-            resolved.core if form == "predict" else None,
+            resolved.core if form != "old_predict" else None,
             not is_whole,
             self._node.config.limits.slo_ms_max,
             is_whole and resolved.rows is None,
@@ -406,7 +406,7 @@ class FastPath:
                 self._cancel(item)
             else:
                 subject: FastRoute = item.route.subject
-                self._answer(item, functools.partial(subject.respond, item))
+                self._answer(item, functools.partial(subject.respond, item, item.future))
 
     def _adopt(self, handed: Handed) -> None:
         make = functools.partial(
@@ -432,7 +432,7 @@ class FastPath:
             if read.error is not None:
                 raise read.error
             if future is None:
-                user, id = read.user or None, read.id.decode("ascii")
+                user, id = read.user or None, (read.id or read.tag[1:-1]).decode("ascii")
                 future = predict(resolved, read.row, user, read.slo_us, 0, None, id)
         except Exception as error:
             self._answer(read, functools.partial(_raise, error))
@@ -447,7 +447,7 @@ class FastPath:
         if self._scheduled.pop(read.ticket, None) is None or self.core_server.respond(read, future):
             return
         subject: FastRoute = read.route.subject
-        self._answer(read, functools.partial(one_predicted, future, subject.resolved, True))
+        self._answer(read, functools.partial(subject.respond, read, future))
 
     def _cancel(self, gone: Gone) -> None:
         """Cancel a query for which nobody waits."""
