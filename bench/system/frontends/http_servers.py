@@ -105,11 +105,17 @@ def _deploy_noops(server: clipper.ClipperServer) -> None:
 
 
 def _noops(keys_file: str = "") -> None:
-    """Serve the models that do nothing, which the cache answers for. keys_file: of API keys, which
-    queries need then."""
+    """Serve the models that do nothing, which the cache answers for, and applications of three of
+    them. keys_file: of API keys, which queries need then."""
     http = {"address": "127.0.0.1:0", "workers": 1, "api_keys_file": keys_file}
     with clipper.start(http=http) as server:
         _deploy_noops(server)
+        three = [f"three{i}" for i in range(3)]
+        for name in three:
+            server.deploy(name, first, input="f64[1]")
+        for policy in ("ensemble", "stacking", "exp3"):
+            server.app(f"{policy}3", models=three, slo_ms=1000, policy=policy)
+        server.app("majority3", models=three, slo_ms=1000, decider="majority")
         report(server.http_address)
 
 
