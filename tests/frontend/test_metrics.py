@@ -641,3 +641,33 @@ def test_a_server_logs_json_when_it_is_set(capfd: pytest.CaptureFixture[str]) ->
         200,
     )
     assert {line["model"] for line in lines if "container" in line["message"]} == {"sum:1"}
+
+
+def test_the_access_log_has_requests_over_http_and_calls_of_grpc(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    grpc = pytest.importorskip("grpc", reason="pip install 'clipper-serving[grpc]'")
+    log = {"format": "json", "access_lines_s_max": 1000}
+    ports = {"http": "127.0.0.1:0", "admin": "127.0.0.1:0", "grpc": "127.0.0.1:0"}
+    with clipper.start(logging=log, **ports, **QUICK) as server:
+        server.deploy("sum", total, input="f64[3]")
+        server.app("total", models=["sum"], slo_ms=5000)
+        assert ask(server.http_address, "POST", PREDICT, {"input": [1, 2, 3]}).status == 200
+        assert ask(server.http_address, "GET", "/nothing?key=secret").status == 404
+        assert ask(server.admin_address, "GET", "/livez").status == 200
+        with grpc.insecure_channel(server.grpc_address) as channel:
+            channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=PATIENCE_S)
+    text = capfd.readouterr().err
+    assert "secret" not in text
+    lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    logged = [line for line in lines if line["logger"] == "clipper.requests"]
+    assert [
+        (one.get("path", one["method"]), one.get("status", one.get("code"))) for one in logged
+    ] == [
+        (PREDICT, 200),
+        ("/nothing", 404),
+        ("/livez", 200),
+        ("grpc.health.v1.Health/Check", "OK"),
+    ]
+    assert all("127.0.0.1:" in one["client"] for one in logged)
+    assert logged[0]["application"] == "total"

@@ -1,27 +1,36 @@
 """Checks of a configuration: what a server would refuse, found without starting one."""
 
 import contextlib
+import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 
 from clipper.config import Config, roles_in
 from clipper.deploy.packages.artifact import artifact_of, is_data
 from clipper.deploy.packages.package import check_found, pack
 from clipper.deploy.packages.pulling import url_of
-from clipper.errors import ClipperError, UnknownModel, did_you_mean
+from clipper.errors import ClipperError, ConfigError, UnknownModel, did_you_mean
 from clipper.frontend.auth.credential_files import CredentialFiles, tls_of_listeners
 from clipper.frontend.http.listeners import bind_listener
+from clipper.frontend.influx_push import InfluxPush
+from clipper.frontend.tracing.exporter import SpanExporter
+from clipper.frontend.tracing.spans import Batch
 from clipper.manage.declared import declared, declared_model
 from clipper.manage.model_record import input_of
 from clipper.manage.running import running
 from clipper.metrics import TlsCounts
+from clipper.metrics.samples import Samples
 from clipper.selection import create_policy, default_policy, with_coverage
+from clipper.serving.models.address import listen
 from clipper.serving.query.missing_outputs import check_missing
 from clipper.serving.query.speculation import check_decider, check_times
 from clipper.serving.rollout.roles import check_roles
 from clipper.settings.server import ApplicationSettings
+from clipper.settings.tracing import export_settings
 from clipper.spec.model import ModelSpec
-from clipper.types import VersionedModel
+from clipper.store import check_kind
+from clipper.types import VERSION, VersionedModel
 
 
 def check_declared(config: Config, folder: str = "") -> list[str]:
@@ -49,6 +58,9 @@ def check_start(config: Config) -> list[str]:
     ConfigError, AddressInUse, with the line.
     """
     http, grpc = config.http, config.grpc
+    with _named(config, "server.state"):
+        check_kind(config.server.state)
+    _check_exports(config)
     counts = {listener: TlsCounts(listener) for listener in tls_of_listeners(http, grpc)}
     CredentialFiles().read(http, grpc, counts)
     own = [one for one in running() if config.file and one.file == config.file]
@@ -63,7 +75,30 @@ def check_start(config: Config) -> list[str]:
             if address and setting not in config.may_move:
                 with _named(config, setting):
                     bound.enter_context(bind_listener(setting, address, http.backlog))
+    with _named(config, "server.address"), tempfile.TemporaryDirectory() as place:
+        listener = listen(config.server.address, Path(place))
+        os.close(listener.fd)
+        listener.remove()
     return []
+
+
+def _no_batches(ids: Iterable[int]) -> Mapping[int, Batch]:
+    """Return no batch: no span is made."""
+    return {}
+
+
+def _check_exports(config: Config) -> None:
+    """Check the addresses to which spans and metrics are sent. Raises ConfigError."""
+    with _named(config, "tracing.endpoint"):
+        try:
+            spans = export_settings(config.tracing, os.environ)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        if spans.url:
+            SpanExporter(config.tracing, spans, VERSION, _no_batches)
+    if config.influx.url:
+        with _named(config, "influx.url"):
+            InfluxPush(config.influx, Samples, VERSION)
 
 
 @contextlib.contextmanager

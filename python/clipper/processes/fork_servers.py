@@ -292,11 +292,8 @@ class ForkServers:
             except OSError as error:
                 self._end(one, str(error))
                 raise
-        log.info(
-            "fork server %d: %s",
-            one.pid,
-            ", ".join([*sorted(key.packages), *key.preload]) or "numpy",
-        )
+        imported = ", ".join([*sorted(key.packages), *key.preload]) or "numpy"
+        log.info("process %d forks replicas that import %s", one.pid, imported)
         return one
 
     def _guarded(self, one: _ForkServer) -> None:

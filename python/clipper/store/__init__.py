@@ -68,20 +68,27 @@ def open_store(state: str, bytes_max: int = 0) -> Store:
     """
     if state in ("", "memory", "memory://"):
         return MemoryStore()
-    kind, colon, rest = state.partition(":")
+    kind, _, rest = state.partition(":")
     if kind == "sqlite" and rest:
         return SqliteStore(rest.removeprefix("//"), bytes_max=bytes_max)
     if kind in REDIS:
         return RedisStore(state)
     if kind in ETCD:
         return _open_etcd(state)
-    if colon and "://" in state:
+    check_kind(state)
+    return SqliteStore(Path(state) / STATE_FILE, bytes_max=bytes_max)
+
+
+def check_kind(state: str) -> None:
+    """Raise ConfigError if no store has the kind of URL that `state` is."""
+    kind, colon, _ = state.partition(":")
+    is_known = kind in (*REDIS, *ETCD, "sqlite", "memory")
+    if colon and "://" in state and not is_known:
         hint = (
             "Use a folder, 'sqlite:FILE', 'redis://HOST:PORT/DB', 'etcd://HOST:PORT/PREFIX', or"
             " 'memory://'."
         )
         raise ConfigError(f"no store for state={state!r}.", hint=hint)
-    return SqliteStore(Path(state) / STATE_FILE, bytes_max=bytes_max)
 
 
 def _open_etcd(url: str) -> "EtcdStore":
@@ -121,6 +128,7 @@ __all__ = [
     "Transaction",
     "TxnResult",
     "Watch",
+    "check_kind",
     "open_server_store",
     "open_store",
 ]

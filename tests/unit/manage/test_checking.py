@@ -97,6 +97,23 @@ def test_an_address_that_is_taken_is_named_with_its_line(tmp_path: Path) -> None
     assert check_start(load(path, {})) == []
 
 
+def test_a_store_and_addresses_that_cannot_be_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "clipper.toml"
+    for text, message in (
+        ('[server]\nstate = "mongo://x"', ":2: no store for state='mongo://x'"),
+        ('[server]\naddress = "unix:/nowhere/x.sock"', ":2: "),
+        ('[tracing]\nendpoint = "no url"', ":2: "),
+        ('[influx]\nurl = "no url"', ":2: "),
+    ):
+        path.write_text(f"{text}\n")
+        with pytest.raises(ConfigError) as caught:
+            check_start(load(path, {}))
+        assert message in str(caught.value)
+    path.write_text(f'[server]\naddress = "unix:{tmp_path}/x.sock"\n')
+    assert check_start(load(path, {})) == []
+    assert not (tmp_path / "x.sock").exists()
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
