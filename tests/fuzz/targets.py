@@ -188,6 +188,10 @@ def _http_seeds() -> dict[str, bytes]:
         ),
         "expect": post + b"Expect: 100-continue\r\nContent-Length: 1\r\n\r\nx",
         "upgrade": b"GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n",
+        "keyed": (
+            post + b"Authorization: Bearer ck_a\r\nClipper-Deadline-Ms: 20\r\nContent-Length: 2\r\n"
+            b"Traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\r\n\r\n{}"
+        ),
     }
 
 
