@@ -124,6 +124,13 @@ MEMBERS = {
     "context": ["[1.0]", "null"],
     "unknown": ["1"],
 }
+PARAMETERS = {
+    "binary_data_output": ["true", "false", "1"],
+    "timeout": ["9000000", "9000001", "0", "-1", "60000001", '"9000000"', "9e6", "true", "null"],
+    "user": MEMBERS["user"],
+    "salt": ["7", "0", '"7"', "-1", "7.0", "null"],
+    "priority": ["1"],
+}
 
 
 def some_request(rng: random.Random) -> tuple[str, str, str]:
@@ -141,7 +148,13 @@ def some_request(rng: random.Random) -> tuple[str, str, str]:
         ]
     )
     if path.startswith("/v2"):
-        return path, INFER, lines
+        parameters = [
+            f'"{name}": {rng.choice(values[:2] if rng.random() < 0.5 else values)}'
+            for name, values in PARAMETERS.items()
+            if rng.random() < 0.3
+        ]
+        said = f', "parameters": {{{", ".join(parameters)}}}}}'
+        return path, (INFER[:-1] + said if rng.random() < 0.8 else INFER), lines
     row = [rng.randrange(9) for _ in range(numbers)]
     members = [f'"input": {json.dumps(row)}']
     for name, values in MEMBERS.items():
@@ -200,7 +213,9 @@ def is_answered_by_the_core(
 def test_headers_stay_with_the_core(server: clipper.ClipperServer, lines: str) -> None:
     for path in ("/api/total/predict", "/total/predict"):
         assert is_answered_by_the_core(server, path, '{"input": [1, 2, 3]}', lines)
-    assert is_answered_by_the_core(server, "/v2/models/total/infer", INFER, lines)
+    said = f'{INFER[:-1]}, "parameters": {{"timeout": {SLO_MS * 1000}, "user": "ann", "salt": 3}}}}'
+    for body in (INFER, said):
+        assert is_answered_by_the_core(server, "/v2/models/total/infer", body, lines)
 
 
 @pytest.mark.parametrize(

@@ -32,11 +32,17 @@ from clipper_core.wire.prediction cimport Value
 # Threads: any (pure functions). Requests that are not plain are not read: tensors of several rows,
 # nested data, other members.
 #
+cdef struct InferParameters:
+    u64 timeout_us              # 0: none
+    u64 salt
+    const u8* user              # in the body
+    u64 user_bytes              # 0: nobody's
+
 # Read a request: write the row to `row`, and the request's own id, as JSON, to `tag`. Return False
 # if it is not plain. json_bytes: length of the JSON, if the row follows it; else NO_LENGTH.
 cdef bint infer_read(const Wanted* wanted, bint finite, const u8* body, u64 n, u64 json_bytes,
-                     Bytes* row, Bytes* tag,
-                     bint* binary) noexcept nogil
+                     Bytes* row, Bytes* tag, bint* binary,
+                     InferParameters* parameters) noexcept nogil
 # Write the output tensor and the end of the response: `"outputs":[...]}`, and the bytes that follow
 # it. Return False if it is not plain. large: takes the elements, or the bytes, and what follows
 # them; NULL: everything is written to `out`.

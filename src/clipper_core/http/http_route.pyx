@@ -74,6 +74,7 @@ cdef struct Request:
     u32 seen                    # members, one bit each
     bint all_binary
     int this_binary             # -1: not given
+    InferParameters parameters
 
 
 # -- the JSON that is needed here
@@ -266,13 +267,40 @@ cdef bint _output(Text* text, Request* r) noexcept nogil:
 cdef bint _parameters(Text* text, Request* r) noexcept nogil:
     cdef const u8* key
     cdef u64 n
+    cdef u32 seen = 0
+    cdef int more = 1
     if not _accept(text, 123):
         return False
     if _accept(text, 125):
         return True
-    return (_key(text, &key, &n) and _is(key, n, "binary_data_output", 18)
-            and _bool(text, &r.all_binary)
-            and _accept(text, 125))
+    while more == 1:
+        if not (_key(text, &key, &n) and _parameter(text, key, n, &seen, r)):
+            return False
+        more = _next(text)
+    return more == 0
+
+
+cdef bint _parameter(Text* text, const u8* key, u64 n, u32* seen, Request* r) noexcept nogil:
+    """Read the value of a parameter. Each comes once."""
+    cdef InferParameters* said = &r.parameters
+    if _is(key, n, "binary_data_output", 18):
+        return _once(seen, 1) and _bool(text, &r.all_binary)
+    if _is(key, n, "timeout", 7):
+        return _once(seen, 2) and _whole(text, &said.timeout_us)
+    if _is(key, n, "salt", 4):
+        return _once(seen, 4) and _whole(text, &said.salt)
+    return (_is(key, n, "user", 4) and _once(seen, 8)
+            and _string(text, &said.user, &said.user_bytes))
+
+
+cdef bint _whole(Text* text, u64* value) noexcept nogil:
+    """Read a whole number from 0."""
+    cdef i64 found = 0
+    _skip_blanks(text)
+    if not json_read_i64(text, &found) or found < 0:
+        return False
+    value[0] = <u64> found
+    return True
 
 
 cdef bint _member(Text* text, Request* r) noexcept nogil:
@@ -334,8 +362,8 @@ cdef bint _read_data(const Wanted* wanted, const Tensor* t, u64 elements,
 
 
 cdef bint infer_read(const Wanted* wanted, bint finite, const u8* body, u64 n, u64 json_bytes,
-                     Bytes* row, Bytes* tag,
-                     bint* binary) noexcept nogil:
+                     Bytes* row, Bytes* tag, bint* binary,
+                     InferParameters* parameters) noexcept nogil:
     cdef Request r
     cdef Text text
     cdef u64 elements = 1, behind
@@ -367,6 +395,7 @@ cdef bint infer_read(const Wanted* wanted, bint finite, const u8* body, u64 n, u
     tag.put(r.id, r.id_bytes)
     tag.put_byte(34)
     binary[0] = r.this_binary if r.this_binary >= 0 else r.all_binary
+    parameters[0] = r.parameters
     return True
 
 
@@ -554,15 +583,6 @@ cdef bint _read_user(Query* q, Text* text) noexcept nogil:
     return not q.user.lost
 
 
-cdef bint _read_salt(Query* q, Text* text) noexcept nogil:
-    cdef i64 salt = 0
-    _skip_blanks(text)
-    if not json_read_i64(text, &salt) or salt < 0:
-        return False
-    q.fields.salt = <u64> salt
-    return True
-
-
 cdef inline bint _predict_member(Query* q, Text* text, u32* seen, Bytes* row) noexcept nogil:
     """Read a member of a predict request. Each comes once."""
     if _take(text, "\"input\"", 7):
@@ -574,7 +594,7 @@ cdef inline bint _predict_member(Query* q, Text* text, u32* seen, Bytes* row) no
     if _take(text, "\"slo_ms\"", 8):
         return _once(seen, 4) and _accept(text, 58) and _read_slo(q, text)
     return (_take(text, "\"salt\"", 6) and _once(seen, 8) and _accept(text, 58)
-            and _read_salt(q, text))
+            and _whole(text, &q.fields.salt))
 
 
 cdef bint _read_predict(Query* q, const u8* body, u64 n, Bytes* row) noexcept nogil:
@@ -595,7 +615,7 @@ cdef bint _read_predict(Query* q, const u8* body, u64 n, Bytes* row) noexcept no
 
 
 cdef bint _read_deadline(Query* q, const Head* head) noexcept nogil:
-    """Read Clipper-Deadline-Ms, which is of infer requests alone."""
+    """Read Clipper-Deadline-Ms, which is of infer requests without a timeout."""
     cdef Text text
     cdef double slo_ms = 0.0
     if head.deadline_bytes == 0:
@@ -694,22 +714,35 @@ cdef inline bint _is_read_only(Query* q) noexcept nogil:
     return r.read_only or q.user.size() > (RING_USER_MAX if r.takes_users else 0)
 
 
+cdef bint _read_infer(Query* q, const Head* head, const u8* body, Bytes* row) noexcept nogil:
+    cdef RouteState* r = q.route
+    cdef InferParameters said
+    cdef bint binary = False
+    if not (_is_quotable(head)
+            and infer_read(&r.wanted, r.model.finite, body, head.body_bytes, head.json_bytes, row,
+                           &q.tag, &binary, &said)):
+        return False
+    if said.user_bytes > (RING_USER_MAX if r.takes_users else 0):
+        return False
+    q.binary = binary
+    q.fields.salt = said.salt
+    q.user.put(said.user, said.user_bytes)
+    if said.timeout_us:
+        return _set_slo(q, <double> said.timeout_us / 1000.0)
+    return _read_deadline(q, head)
+
+
 cdef QueryOutcome query_submit(Query* q, const TableState* table, const Head* head,
                                const u8* body, Bytes* row, u64* draws) noexcept nogil:
     cdef RouteState* r = q.route
-    cdef bint binary = False
     q.fields.slo_us, q.fields.salt = r.slo_us, 0
     q.fields.traced = False
     q.user.clear()
     if head.trace != NULL and not _read_trace(q, table, head, draws):
         return OTHER
     if r.form == INFER:
-        if not (_is_quotable(head) and _read_deadline(q, head)
-                and infer_read(&r.wanted, r.model.finite, body, head.body_bytes, head.json_bytes,
-                               row, &q.tag,
-                                                  &binary)):
+        if not _read_infer(q, head, body, row):
             return OTHER
-        q.binary = binary
     elif head.json_bytes != NO_LENGTH or not _read_predict(q, body, head.body_bytes, row):
         return OTHER
     q.fields.id_bytes = head.id_bytes
