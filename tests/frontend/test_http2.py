@@ -18,7 +18,7 @@ import pytest
 
 import clipper
 from clipper.errors import ClipperError
-from clipper.frontend.http.http2 import PREFACE, STREAM_BYTES
+from clipper.frontend.http.http2 import PREFACE, STREAM_BYTES, TURN_CALLS
 from clipper.frontend.http.messages import (
     DeferredResponse,
     HandlerResult,
@@ -523,6 +523,31 @@ def test_an_error_of_the_connection_is_told_with_its_reason() -> None:
     pair.connection.feed(b"more")
     pair.connection.at(3.0)
     assert pair.transport.aborted
+
+
+def test_calls_of_a_connection_let_those_of_others_pass() -> None:
+    pair = Pair(echo)
+    other = pair.connection.beside()
+    other.feed(PREFACE + bytes(3) + b"\4" + bytes(5))
+    pair.connection.service._turn_s = 0.0
+    order: list[str] = []
+    many, few = (each.transport.protocol for each in (pair.connection, other))
+    for i in range(2 * TURN_CALLS + 2):
+        many.begin_call(lambda i=i: order.append(f"many {i}"))
+    assert len(order) == TURN_CALLS
+    few._begun = TURN_CALLS
+    few.begin_call(lambda: order.append("few"))
+    while pair.connection.watcher.turn():
+        pass
+    first, last = (f"many {i}" for i in (2 * TURN_CALLS - 1, 2 * TURN_CALLS))
+    assert order.index(first) < order.index("few") < order.index(last)
+    assert len(order) == 2 * TURN_CALLS + 3
+    many.begin_call(lambda: order.append("late"))
+    many.begin_call(lambda: order.append("later"))
+    many.connection_lost(None)
+    while pair.connection.watcher.turn():
+        pass
+    assert "later" not in order
 
 
 # -- over sockets

@@ -264,9 +264,12 @@ class CallStream:
     def _begin(self, work: Coroutine[object, object, None]) -> None:
         self._task = self._server.tasks.spawn(work)
 
-    def _start(self, work: Coroutine[object, object, None]) -> None:
-        """Make the first step of the work at once, and go on in a task: answers that the cache has
-        need none."""
+    def _start(self) -> None:
+        """Answer the one request: the first step is made at once, the rest by a task. So an answer
+        that the cache has needs none."""
+        if self._is_over or self._handler is None:
+            return
+        work = self._serve(self._handler)
         try:
             waits_for = work.send(None)
         except StopIteration:
@@ -374,7 +377,7 @@ class CallStream:
         elif self._handler.response_streaming:
             self._begin(self._serve_stream(self._handler, None))
         else:
-            self._start(self._serve(self._handler))
+            self._owner.begin_call(self._start)
 
     async def _requests(self) -> AsyncIterator[bytes]:
         """Yield the messages of the client."""

@@ -135,20 +135,21 @@ class HttpService:
         self.draining = False
         self.now_s = 0.0
         self.date = b""
-        self._waiting: deque[HttpConnection] = deque()  # for the next turn of the loop
+        # for the next turn of the loop
+        self._waiting: deque[HttpConnection | Http2Connection] = deque()
         self._is_posted = False
         self._has_made_large = False  # in this turn
         self._turn_s, self._until_s = turn_s, 0.0
 
     # -- turns of the loop
 
-    def take_turn(self, connection: "HttpConnection") -> None:
+    def take_turn(self, connection: "HttpConnection | Http2Connection") -> None:
         """Call the connection's `advance` in the next turn of the loop, or in a later one if it
         has to wait."""
         self._waiting.append(connection)
         self._post()
 
-    def must_wait(self, connection: "HttpConnection") -> bool:
+    def must_wait(self, connection: "HttpConnection | Http2Connection") -> bool:
         """Return whether a large response has been made in this turn, and the connection may ask
         for another one: its last response was large, or it has had none."""
         return self._has_made_large and not connection.is_small
@@ -174,7 +175,7 @@ class HttpService:
     def _turn(self) -> None:
         self._has_made_large = False
         self._until_s = time.monotonic() + self._turn_s
-        passed: list[HttpConnection] = []
+        passed: list[HttpConnection | Http2Connection] = []
         for i in range(len(self._waiting)):
             if i and self.is_late():
                 break

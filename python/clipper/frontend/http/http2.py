@@ -17,6 +17,7 @@ frontend/grpc/call_stream.py.
 import asyncio
 import socket
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from clipper.frontend.http.connection import HttpConnection, HttpService
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+TURN_CALLS: Final = 16  # of one connection; more wait if the turn has taken its time
 TURN_BYTES: Final = 64 << 10  # of frames that are made before the socket is asked for room
 STREAM_BYTES: Final = 64 << 10  # of a response that wait; then no more of it is made
 _LINGER_S = 2.0
@@ -222,6 +224,9 @@ class Http2Connection(asyncio.Protocol):
         self._is_settling = False
         self._is_posted = False  # `settle` is called in this turn of the loop
         self._held: set[int] = set()  # streams that were told to make no more
+        self._waiting: deque[Callable[[], object]] = deque()  # calls, for the next turns
+        self._begun = 0  # calls of this turn
+        self.is_small = True  # a call does not wait for large responses of others
         self._ended = False  # the client sends no more
         self._gone = False  # nothing more is read
         service.connections.add(self)
@@ -243,6 +248,7 @@ class Http2Connection(asyncio.Protocol):
         """Read frames, and answer what they complete."""
         if self._gone:
             return
+        self._begun = 0
         self._is_settling = True  # answers to all of them leave together
         try:
             self.protocol.feed(data, self._now_us())
@@ -277,6 +283,26 @@ class Http2Connection(asyncio.Protocol):
         if is_large:
             stream.connection.refuse_head()
         stream.receive(text, credit)
+
+    def begin_call(self, run: Callable[[], object]) -> None:
+        """Run a call whose request is complete. After the first ones of a turn, and once the turn
+        has taken its time, calls wait, and connections take turns."""
+        self._begun += 1
+        is_first = not self._waiting
+        if is_first and not (self._begun > TURN_CALLS and self.service.is_late()):
+            run()
+            return
+        self._waiting.append(run)
+        if is_first:
+            self.service.take_turn(self)
+
+    def advance(self) -> None:
+        """Run calls that waited. Called by the service."""
+        for _ in range(min(TURN_CALLS, len(self._waiting))):
+            self._waiting.popleft()()
+        if self._waiting:
+            self.service.take_turn(self)
+        self.settle()
 
     def _take_call(self, kind: int, id: int, head: bytes) -> None:
         """Begin a call, or end its request."""
@@ -320,6 +346,7 @@ class Http2Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """Cancel the open requests."""
         self._gone = True
+        self._waiting.clear()
         self.service.connections.discard(self)
         self._lose_streams()
         self.service.changed()
