@@ -1,5 +1,6 @@
 """What systemd is told of a server: a real socket of datagrams, a real server of the shell."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -49,6 +50,13 @@ class Listener:
         lines = self._socket.recv(4096).decode().split("\n")
         self.seen.append(dict(line.split("=", 1) for line in lines))
         return self.seen[-1]
+
+    def rest(self) -> None:
+        """Read what is there already."""
+        self._socket.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while self.next():
+                pass
 
     def until(self, wanted: Callable[[dict[str, str]], Any]) -> dict[str, str]:
         """Return the next message for which this is true."""
@@ -125,8 +133,10 @@ def test_a_server_that_has_failed_asks_to_be_killed(listener: Listener) -> None:
             listener.next()
         assert not [one for one in listener.seen[count:] if "WATCHDOG" in one]
         service.stopping(0.0)
+        listener.has(stopping="1")
         with service.reloading():
             pass
+    listener.rest()
     assert not [one for one in listener.seen if "RELOADING" in one], "it ends"
 
 
