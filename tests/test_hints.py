@@ -14,6 +14,7 @@ from typing import Any, get_args
 import click
 import pytest
 
+from clipper.cli.command_group import CommandGroup
 from tests.style import parsed
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,8 +39,8 @@ def trouble_of(words: list[str], positionals: bool) -> str:
     command: click.Command = shell()
     while isinstance(command, click.Group) and words and words[0] in command.commands:
         command, words = command.commands[words[0]], words[1:]
-    if command is shell().commands["rollout"] and words and not words[0].startswith("-"):
-        command = shell().commands["rollout"].commands["start"]  # type: ignore[attr-defined]  # the word may be left out
+    if isinstance(command, CommandGroup) and command.default and words:
+        command = command.commands[command.default]  # the word may be left out
     if isinstance(command, click.Group) and words and re.fullmatch(r"[a-z][a-z-]*", words[0]):
         return (
             f"{command.name!r} has no command {words[0]!r}"

@@ -31,13 +31,13 @@ class CommandGroup(click.Group):
         **settings: Any,
     ) -> None:
         super().__init__(name, **settings)
-        self._default = default
+        self.default = default
         self._sections = sections or {}
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Insert the default command."""
-        if self._default and args and args[0] not in (*self.commands, "-h", "--help"):
-            args = [self._default, *args]
+        if self.default and args and args[0] not in (*self.commands, "-h", "--help"):
+            args = [self.default, *args]
         return super().parse_args(ctx, args)
 
     def resolve_command(
