@@ -187,6 +187,13 @@ def test_open_connections_are_counted_by_listener(server: clipper.ClipperServer)
 def test_the_trace_of_a_caller_goes_on(query: Ask, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "clipper.requests")
     trace, span = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+
+    def is_logged() -> bool:
+        query("POST", PREDICT, {"input": [1, 2, 3]}, {"traceparent": f"00-{trace}-{span}-01"})
+        return bool(caplog.records)
+
+    wait_until(is_logged, "the core is told of another level of the log")
+    caplog.clear()
     for flags in ("01", "00"):
         reply = query(
             "POST", PREDICT, {"input": [1, 2, 3]}, {"traceparent": f"00-{trace}-{span}-{flags}"}
