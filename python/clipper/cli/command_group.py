@@ -36,7 +36,8 @@ class CommandGroup(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Insert the default command."""
-        if self.default and args and args[0] not in (*self.commands, "-h", "--help"):
+        is_named = bool(args) and args[0] in (*self.commands, "-h", "--help")
+        if self.default and not is_named and (args or not self.no_args_is_help):
             args = [self.default, *args]
         return super().parse_args(ctx, args)
 

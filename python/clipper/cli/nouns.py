@@ -42,7 +42,9 @@ def _noun(
     """Return a group. verbs: by name, the form that the command's examples have, and the command.
     default: the verb of arguments that name none."""
     help_ = f"{text}\n\n\b\n{example}"
-    group = CommandGroup(name, help=help_, short_help=text, default=default)
+    group = CommandGroup(
+        name, help=help_, short_help=text, default=default, no_args_is_help=default is None
+    )
     for verb, (form, command) in verbs.items():
         group.add_command(_placed(command, f"clipper {form}", f"clipper {name} {verb}"), verb)
     return group
