@@ -393,6 +393,17 @@ def test_qualifiers_are_read_by_python(world):
     assert future.result(0).qualifiers == {served.models[0]: {"p:a": 0.7}}
 
 
+def test_a_salt_is_a_whole_number(world):
+    served = Served(world, "ensemble", 2)
+    table = ApplicationTable()
+    table.replace({"app": served.core})
+    handle = QueryHandle("app", table, 1e6, None)
+    for salt in (-1, 2**64, 1.5, "1", None):
+        with pytest.raises(StatusError, match="salt="):
+            handle.predict(np.zeros(2), salt=salt)
+    assert served.counters.queries.value == 0
+
+
 def test_a_wrong_input_changes_nothing(world):
     served = Served(world, "ensemble", 2)
     for x in ("text", np.zeros(3), None):

@@ -62,7 +62,15 @@ def http() -> Loop:
         "unsent_bytes_max": 4096,
     }
     server = HttpServer(
-        [], 1, b"", header_s=60, idle_s=60, connections_max=9, finish=repr, **limits
+        [],
+        1,
+        b"",
+        header_s=60,
+        idle_s=60,
+        connections_max=9,
+        finish=repr,
+        encode=bytes,
+        **limits,
     )
     return server.listen, lambda: server.run(0), server.stop
 

@@ -1,6 +1,7 @@
 """A query to an application, from its arguments to its answer."""
 cimport cython
 from cpython.dict cimport PyDict_GetItemWithError
+from cpython.number cimport PyNumber_Index
 from cpython.object cimport PyObject
 from libc.math cimport NAN, rint
 from libc.string cimport memset
@@ -728,7 +729,7 @@ cdef class ApplicationTable:
         if read_member(&ID, request) != "":
             return None
         return application.schedule(read_member(&INPUT, request), "" if user is None else user,
-                                    application.slo_us, read_member(&SALT, request), "")
+                                    application.slo_us, salt_of(read_member(&SALT, request)), "")
 
 
 cdef class RequestScheduler:
@@ -750,6 +751,14 @@ cdef class RequestScheduler:
         """
         cdef Future future = self.requests.scheduled(request)
         return self.other_requests.schedule(request) if future is None else future
+
+
+cdef u64 salt_of(object salt) except? 0:
+    """Return the salt of a query. Raises BAD_INPUT."""
+    try:
+        return PyNumber_Index(salt)
+    except (OverflowError, TypeError):
+        raise_for(BAD_INPUT, f"salt={salt!r:.40}: it is a whole number from 0 to 2**64 - 1")
 
 
 cdef inline bint _is_plain_name(object user) noexcept:
@@ -792,7 +801,7 @@ cdef class QueryHandle:
         """
         cdef Application application
         cdef Future future
-        cdef u64 slo_us
+        cdef u64 slo_us, number = salt_of(salt)
         if self.table.by_name is not self.seen:
             self.seen = self.table.by_name
             self.found = self.table.application(self.name)
@@ -805,7 +814,7 @@ cdef class QueryHandle:
             slo_us = self._slo_us(slo_ms)
         if slo_us == 0:
             return self.others.predict(x, user, slo_ms, salt, context, id, outputs)
-        future = application.schedule(x, "" if user is None else user, slo_us, salt, NO_ID)
+        future = application.schedule(x, "" if user is None else user, slo_us, number, NO_ID)
         if future is None:
             return self.others.predict(x, user, slo_ms, salt, context, id, outputs)
         return future

@@ -149,14 +149,16 @@ def fields_of(metadata: Iterable[tuple[str, str | bytes]]) -> Fields:
 
 
 class CallContext:
-    """A call, as its handler sees it (grpc.aio.ServicerContext). Threads: the event loop's."""
+    """A call, as its handler sees it (grpc.aio.ServicerContext). Threads: the event loop's;
+    `time_remaining` any."""
 
-    __slots__ = ("_details", "_transport", "_until_s", "code", "text", "trailing")
+    __slots__ = ("_details", "_now_s", "_transport", "_until_s", "code", "text", "trailing")
 
     def __init__(
         self, details: CallDetails, transport: asyncio.BaseTransport, until_s: float | None
     ) -> None:
         self._details, self._transport, self._until_s = details, transport, until_s
+        self._now_s = asyncio.get_running_loop().time
         self.code, self.text = Code.OK, ""
         self.trailing: Metadata = ()
 
@@ -168,7 +170,7 @@ class CallContext:
         """Return the seconds until the call's deadline; None without one."""
         if self._until_s is None:
             return None
-        return max(self._until_s - asyncio.get_running_loop().time(), 0.0)
+        return max(self._until_s - self._now_s(), 0.0)
 
     def peer(self) -> str:
         """Return the client's address, as grpcio writes it."""
