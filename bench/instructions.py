@@ -129,14 +129,19 @@ def lookup() -> Callable[[int], None]:
     return lambda n: (cache.lookup_many(1, some[: 8 * n], 8), None)[1]
 
 
-def application(policy: str, models: int, user: str = "") -> Callable[[int], None]:
+def application(
+    policy: str, models: int, user: str = "", decider: str = "all"
+) -> Callable[[int], None]:
     """Return queries to an application that the cache answers. The models say 0, 0, 1, ...;
     with floats 0.5, 1.5, ..."""
+    import msgspec
+
     from clipper.selection import create_policy
     from clipper.serving.feedback.states import States
     from clipper.serving.feedback.window import FeedbackWindow
     from clipper.serving.query.core_application import core_of
     from clipper.serving.query.processor import FeedbackState, ResolvedApplication, RolloutState
+    from clipper.serving.query.speculation import speculation_of
     from clipper.serving.query.stats import ApplicationCounters
     from clipper.store.journal import Journal
     from clipper.store.memory import MemoryStore
@@ -164,7 +169,10 @@ def application(policy: str, models: int, user: str = "") -> Callable[[int], Non
         rollout=RolloutState(ApplicationCounters().for_models(ids, None)),
     )
     table = ApplicationTable()
-    core = core_of(resolved)
+    # it has no decider of a user's, so no thread runs it
+    threads: Any = None
+    speculation = speculation_of(decider, resolved, threads)
+    core = core_of(msgspec.structs.replace(resolved, speculation=speculation))
     if core is None:
         raise AssertionError(f"the core does not take {policy}")
     table.replace({"a": core})
@@ -273,6 +281,7 @@ CALLS: dict[str, tuple[int, Callable[[], Callable[[int], None]]]] = {  # name ->
     "hit, stacking of three for a user": (1000, lambda: application("stacking", 3, "ann")),
     "hit, exp3 of three": (1000, lambda: application("exp3", 3)),
     "hit, ridge of three floats": (1000, lambda: application("ridge floats", 3)),
+    "hit, majority of three": (1000, lambda: application("ensemble", 3, decider="majority")),
     "HTTP, a query that the cache answers": (1000, http),
     "HTTP, the same with a key": (1000, lambda: http(keyed=True)),
     "HTTP, the same with a trace": (1000, lambda: http(f"Traceparent: {TRACE_PARENT}\r\n")),

@@ -117,7 +117,11 @@ cdef struct CacheState:
 
 cdef Key key_of(const CacheState* cache, u64 model, u64 salt, const void* row,
                 u64 nbytes) noexcept nogil:
-    return key_of_hashed(cache, model, salt, row_hashed(cache, row, nbytes), nbytes)
+    cdef Key key = hash_hashed(cache.secret, model, salt,
+                               hash_bytes(cache.secret, <const u8*> row, nbytes), nbytes)
+    key.lo += key.lo == 0                   # an empty way has lo 0
+    key.hi &= KEY_HI
+    return key
 
 
 cdef Key row_hashed(const CacheState* cache, const void* row, u64 nbytes) noexcept nogil:
@@ -127,7 +131,7 @@ cdef Key row_hashed(const CacheState* cache, const void* row, u64 nbytes) noexce
 cdef Key key_of_hashed(const CacheState* cache, u64 model, u64 salt, Key hashed,
                        u64 nbytes) noexcept nogil:
     cdef Key key = hash_hashed(cache.secret, model, salt, hashed, nbytes)
-    key.lo += key.lo == 0                   # an empty way has lo 0
+    key.lo += key.lo == 0
     key.hi &= KEY_HI
     return key
 
