@@ -330,7 +330,9 @@ def test_hits_misses_and_loads_are_counted(
 ) -> None:
     before = mesh_client.stats()
     mesh_client.register("c1", "models.py:double", key=folder)
-    for _ in range(5):
+    infer(server, "c1")
+    wait_until(lambda: server.mesh.router.get("c1").served)  # the node's loop may be late
+    for _ in range(4):
         infer(server, "c1")
     wait_until(lambda: mesh_client.stats()["queries_hit"] >= before["queries_hit"] + 4)
     after = mesh_client.stats()
