@@ -166,12 +166,15 @@ class Cache:
     def settle(self) -> None:
         """Wait until all rows were pulled and every shard has answered two more requests."""
         until(lambda: not self.watched.moves.has_new)
-        now = [post.number for post in self.watching._posts]
-        until(
-            lambda: all(
-                post.number > n + 2 for post, n in zip(self.watching._posts, now, strict=True)
-            )
-        )
+        first: dict[int, tuple[Any, int]] = {}  # a set that moves has other shards meanwhile
+
+        def have_answered() -> bool:
+            posts = list(self.watching._posts)
+            for post in posts:
+                first.setdefault(id(post), (post, post.number))
+            return all(post.number > first[id(post)][1] + 2 for post in posts)
+
+        until(have_answered)
 
 
 @pytest.fixture
