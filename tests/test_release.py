@@ -1,4 +1,4 @@
-"""What keeps a commit from being a release, in a checkout of its own."""
+"""Refusals of commits that cannot be a release, in a checkout of its own."""
 
 import importlib
 import subprocess

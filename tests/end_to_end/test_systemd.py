@@ -1,4 +1,4 @@
-"""What systemd is told of a server: a real socket of datagrams, a real server of the shell."""
+"""Notices to systemd, by a real server of the shell over a real socket of datagrams."""
 
 import contextlib
 import os

@@ -228,7 +228,7 @@ def kept(server: clipper.ClipperServer) -> int:
 
 
 def test_only_who_has_a_key_takes_memory_for_bodies(server: clipper.ClipperServer) -> None:
-    """What counts is what follows an admitted head: parts of heads have a bound of their own."""
+    """Bytes count if they follow an admitted head: parts of heads have a bound of their own."""
     whole = request(PATH, BODY, more=bearing(KEY))
     head = whole.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
     with contextlib.ExitStack() as stack:

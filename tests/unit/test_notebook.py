@@ -1,4 +1,4 @@
-"""What a notebook shows, and what a cell that runs again leaves behind."""
+"""Objects as a notebook shows them, and cells that run again."""
 
 import re
 from collections.abc import Iterator

@@ -1,5 +1,5 @@
-"""What a request costs that says more than its input, or that several models answer: CPU of the
-server's process, in turns with plain requests.
+"""The CPU of requests that say more than their input, or that several models answer, beside plain
+requests in turns.
 
 Cache hits of one model, 64 connections, one load generator on the same machine. A server with API
 keys and one without are asked, each with one thread of the core. A key, a user, an SLO and a trace

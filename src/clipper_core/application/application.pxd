@@ -10,7 +10,7 @@
 from clipper_core.application.deciding cimport Deciding
 from clipper_core.application.output_means cimport OutputMeans
 from clipper_core.application.selection cimport (
-    TASKS_MAX, Outputs, Selection, StateView,
+    TASKS_MAX, Combination, Outputs, Selection, StateView,
 )
 from clipper_core.engine.model cimport Model
 from clipper_core.learning.answer_counts cimport AnswerCounts
@@ -108,6 +108,8 @@ cdef class Application:
     cdef Future answer_later(self, Outputs* outputs, ApplicationQuery query)
     cdef Answer answer(self, Outputs* outputs, tuple models, const Asked* asked, str user, str id,
                        const StateView* state, u64 number, u32 took_us)
+    cdef Answer answer_of(self, Outputs* outputs, const Combination* found, tuple models,
+                          u32 took_us, u64 number, str decided_by, str id)
     cdef int _add_to_means(self, Outputs* outputs, object output) except -1
     cdef int look_at_slowest(self, Future future, tuple models, u32 took_us) except -1
     cdef double uniform(self) noexcept

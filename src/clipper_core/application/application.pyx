@@ -237,7 +237,9 @@ cdef class Application:
         for core in self.cores:
             if (<Model> core).watch is not None:
                 return None
-        decision.row, decision.nbytes, decision.salt = given, nbytes, salt
+        decision.row = given
+        decision.nbytes = nbytes
+        decision.salt = salt
         if given == NULL:
             _row = model._row(x, &decision.row, &decision.nbytes)
         model._check_bytes(decision.nbytes)
@@ -353,29 +355,10 @@ cdef class Application:
             return None
         if found.confidence < self.confidence_min:
             return None
-        answer = Answer.__new__(Answer)
-        if found.winner == NO_WINNER:
-            answer.output = found.mean
-            right = number_key(found.mean)
-        else:
-            answer.output = value_object(&outputs.value[found.winner])
-            right = outputs.key[found.winner]
-        answer.confidence = found.confidence
-        answer.agreement = found.agreement
-        answer.is_default = False
-        answer.reason = ""
-        if is_one:
-            answer.models = self.called[places[one]]
-        else:
-            answer.models = self.models_at(places, outputs.n)
-        answer.missing = NOTHING
-        answer.set = NOTHING
-        answer.latency_us = 0
-        answer.node = self.node
         number = id_claim(model.engine.state.completion)
-        answer.number = number
-        answer.decided_by = deciding.names[step]
-        answer.request_id = id
+        used = self.called[places[one]] if is_one else self.models_at(places, outputs.n)
+        answer = self.answer_of(&outputs, &found, used, 0, number, deciding.names[step], id)
+        right = _key_of_answer(&outputs, &found)
         now_s = self.window.now_s()
         window_keep(self.window, now_s, number, <AnswerOwner> self.owners[self.selection.k], user,
                     outputs.n, arrived, outputs.value, outputs.key, outputs.confidence,
@@ -615,25 +598,8 @@ cdef class Application:
             return None
         if found.confidence < self.confidence_min:
             return None
-        answer = Answer.__new__(Answer)
-        if found.winner == NO_WINNER:
-            answer.output = found.mean
-            right = number_key(found.mean)
-        else:
-            answer.output = value_object(&outputs.value[found.winner])
-            right = outputs.key[found.winner]
-        answer.confidence = CERTAIN if found.confidence == 1.0 else found.confidence
-        answer.agreement = CERTAIN if found.agreement == 1.0 else found.agreement
-        answer.is_default = False
-        answer.reason = ""
-        answer.models = models
-        answer.missing = NOTHING
-        answer.set = NOTHING
-        answer.latency_us = took_us
-        answer.node = self.node
-        answer.number = number
-        answer.decided_by = "all"
-        answer.request_id = id
+        answer = self.answer_of(outputs, &found, models, took_us, number, "all", id)
+        right = _key_of_answer(outputs, &found)
         if self.means is not None:
             self._add_to_means(outputs, answer.output)
         now_s = self.window.now_s()
@@ -646,6 +612,28 @@ cdef class Application:
         self.counts.add_whole(now_s, took_us, outputs.n,
                               self.places + self.first_place(asked.chosen), outputs.key, &right)
         count_held(self.decided, 1)
+        return answer
+
+    cdef Answer answer_of(self, Outputs* outputs, const Combination* found, tuple models,
+                          u32 took_us, u64 number, str decided_by, str id):
+        """Return the answer that models give together."""
+        cdef Answer answer = Answer.__new__(Answer)
+        if found.winner == NO_WINNER:
+            answer.output = found.mean
+        else:
+            answer.output = value_object(&outputs.value[found.winner])
+        answer.confidence = CERTAIN if found.confidence == 1.0 else found.confidence
+        answer.agreement = CERTAIN if found.agreement == 1.0 else found.agreement
+        answer.is_default = False
+        answer.reason = ""
+        answer.models = models
+        answer.missing = NOTHING
+        answer.set = NOTHING
+        answer.latency_us = took_us
+        answer.node = self.node
+        answer.number = number
+        answer.decided_by = decided_by
+        answer.request_id = id
         return answer
 
     cdef int _add_to_means(self, Outputs* outputs, object output) except -1:
@@ -673,6 +661,11 @@ cdef class Application:
         z = (z ^ z >> 27) * <u64> 0x94D049BB133111EB
         z ^= z >> 31
         return <double> (z >> 11) * 2.0 ** -53
+
+
+cdef inline ValueKey _key_of_answer(const Outputs* outputs, const Combination* found) noexcept:
+    """Return the key of the output that is the answer."""
+    return number_key(found.mean) if found.winner == NO_WINNER else outputs.key[found.winner]
 
 
 cdef bint _is_current(Held held) except -1:

@@ -209,7 +209,9 @@ cdef void _tell_gone(Worker* w, u64 ticket) noexcept nogil:
     cdef HandedOver* handed = make[HandedOver]()
     if handed == NULL:
         return
-    handed.kind, handed.ticket, handed.fd = GONE, ticket, -1
+    handed.kind = GONE
+    handed.ticket = ticket
+    handed.fd = -1
     if not w.shared.away.put(handed):
         del handed
 
@@ -305,7 +307,9 @@ cdef void _pass_to_python(Worker* w, Exchange* x, const Bytes* row) noexcept nog
         _over(x)
         _starve(x)
         return
-    handed.kind, handed.worker, handed.fd = ENDING if row == NULL else ROW, w.number, -1
+    handed.kind = ENDING if row == NULL else ROW
+    handed.worker = w.number
+    handed.fd = -1
     handed.ticket = w.shared.tickets.fetch_add(1, relaxed)
     handed.query.route, handed.query.block, handed.query.slot = (x.query.route, x.query.block,
             x.query.slot)

@@ -194,7 +194,9 @@ cdef bint _grow(Ring* r) noexcept nogil:
             break
         free(index)
     free(r.index)
-    r.index, r.mask, r.shift = index, places - 1, shift
+    r.index = index
+    r.mask = places - 1
+    r.shift = shift
     return True
 
 

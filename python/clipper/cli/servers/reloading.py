@@ -114,7 +114,9 @@ class FollowedFile:
         service: "SystemdService",
         sources: SourceWatch,
     ) -> None:
-        self._server, self._path, self._read = server, path, read
+        self._server = server
+        self._path = path
+        self._read = read
         self._service = service
         self._config = self._known = config
         self._seen = self._last = seen

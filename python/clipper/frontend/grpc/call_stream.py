@@ -62,7 +62,9 @@ class CallRefused(Exception):
 
     def __init__(self, code: Code, text: str, further: Fields = ()) -> None:
         super().__init__(text)
-        self.code, self.text, self.further = code, text, further
+        self.code = code
+        self.text = text
+        self.further = further
 
 
 class CallDetails(NamedTuple):
@@ -157,7 +159,9 @@ class CallContext:
     def __init__(
         self, details: CallDetails, transport: asyncio.BaseTransport, until_s: float | None
     ) -> None:
-        self._details, self._transport, self._until_s = details, transport, until_s
+        self._details = details
+        self._transport = transport
+        self._until_s = until_s
         self._now_s = asyncio.get_running_loop().time
         self.code, self.text = Code.OK, ""
         self.trailing: Metadata = ()
@@ -186,7 +190,9 @@ class CallContext:
 
     def abandon(self, code: Code, text: str, trailing: Iterable[tuple[str, str | bytes]]) -> None:
         """Say how the call ends if its task is cancelled, which the caller does."""
-        self.code, self.text, self.trailing = code, text, tuple(trailing)
+        self.code = code
+        self.text = text
+        self.trailing = tuple(trailing)
 
     async def abort(
         self,
@@ -231,7 +237,9 @@ class CallStream:
 
     def __init__(self, server: "CallServer", owner: Http2Connection, id: int, head: bytes) -> None:
         self.is_full = False
-        self._server, self._owner, self._id = server, owner, id
+        self._server = server
+        self._owner = owner
+        self._id = id
         self._reader = GrpcReader(server.message_bytes_max)
         self._messages: deque[tuple[bool, bytes]] = deque()  # (is it compressed, its bytes)
         self._encoding = b""
@@ -562,7 +570,9 @@ class CallServer:
         open_max: int,
         ping_s_min: float,
     ) -> None:
-        self.message_bytes_max, self.memory, self.workers = message_bytes_max, memory, workers
+        self.message_bytes_max = message_bytes_max
+        self.memory = memory
+        self.workers = workers
         self.ping_s_min = ping_s_min
         self.tasks = Tasks("gRPC")
         self.open_calls = 0

@@ -31,6 +31,7 @@ from clipper_core.application.selection import Combining, Selection
 from clipper_core.learning.bandit import RuleKind
 
 MODELS_MAX = 16  # of a query that the core combines
+# by rule; the others answer with the output of one model
 _ANSWERING = {
     "all": Answering.BY_POLICY,
     "majority": Answering.BY_VOTES,
@@ -38,7 +39,7 @@ _ANSWERING = {
     "weighted": Answering.BY_WEIGHTS,
     "mean": Answering.BY_MEAN,
     "median": Answering.BY_MEDIAN,
-}  # the others answer with the output of one model
+}
 
 
 class DeciderOrders:
@@ -55,7 +56,9 @@ class DeciderOrders:
         models: tuple[VersionedModel, ...],
         stats: ApplicationCounters,
     ) -> None:
-        self._speculation, self._models, self._stats = speculation, models, stats
+        self._speculation = speculation
+        self._models = models
+        self._stats = stats
         decided = [speculation.decided(i) for i in range(len(speculation.steps))]
         self._steps = [
             (name, _ANSWERING.get(rule, Answering.BY_ONE), stats.step(name))
