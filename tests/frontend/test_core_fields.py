@@ -1,5 +1,7 @@
-"""Requests with an id, a trace, a user, an SLO or a salt, on the HTTP path without the GIL. Each request goes twice, as in test_core_http: plain, and with a header
-that makes it Python's; the responses are the same but for the ids that are made up.
+"""Requests with an id, a trace, a user, an SLO or a salt, on the HTTP path without the GIL.
+
+Each request goes twice, as in test_core_http: plain, and with a header that makes it Python's; the
+responses are the same but for the ids that are made up.
 """
 
 import json
