@@ -8,7 +8,11 @@ given; and `exception`, a traceback in one string.
 import json
 import logging
 import threading
+import warnings
 from datetime import UTC, datetime
+from typing import TextIO
+
+_log = logging.getLogger(__name__)
 
 _PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -49,10 +53,27 @@ class JsonLines(logging.Formatter):
 
 
 def log_to_terminal(*, quiet: bool = False) -> None:
-    """Send the log of this process to stderr, for commands. quiet: warnings only."""
+    """Send the log of this process, and warnings of Python, to stderr, for commands. quiet:
+    warnings only."""
     handler = logging.StreamHandler()
     handler.setFormatter(TextLines())
     logging.basicConfig(level=logging.WARNING if quiet else logging.INFO, handlers=[handler])
+    warnings.showwarning = _log_warning
+
+
+def _log_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Log a warning of Python as a line of the log, with its place if it is not of Clipper."""
+    text = str(message)
+    if category.__module__.partition(".")[0] != "clipper":
+        text = f"{category.__name__}: {text} ({filename}:{lineno})"
+    _log.warning("%s", text)
 
 
 class LogOutput:

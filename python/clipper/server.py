@@ -245,6 +245,7 @@ class ClipperServer(RequestScheduler):
         each("the containers' connections", containers.stop)
         each("the deciders", self._decider_threads.close)
         each("the frontends", self._endpoints.stop)
+        each("the applications", self._resolver.close)
         each("the loops of the engines", self._dispatch.stop)
         each("the mesh", self._mesh.close)
         each("the deployments", self._deployment.stop)

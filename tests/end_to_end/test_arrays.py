@@ -115,7 +115,10 @@ def test_schedule_predictions(deploy, server, app):
 
 @pytest.mark.parametrize(
     "inputs",
-    [np.zeros((3, 5)), np.zeros(4), np.zeros((2, 2, 2)), np.zeros((3, 4), complex), ["a", "b"]],
+    [
+        *(np.zeros((3, 5)), np.zeros(4), np.zeros((2, 2, 2)), np.zeros((3, 4), complex)),
+        *(["a", "b"], 3.0, None, object()),
+    ],
 )
 def test_arrays_that_are_none_of_its_type(deploy, app, inputs):
     handle = app(deploy(total, input="f64[4]"), default=-1.0)

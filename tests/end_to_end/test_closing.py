@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import clipper
+from clipper import errors
 from tests.frontend.conftest import ask
 
 QUICK = {"heartbeat_ms": 100, "warmup": False, "drain_s": 0.2, "stop_grace_s": 1.0}
@@ -23,6 +24,7 @@ CLOSED = (  # an attribute of the server, and the method that closes it
     ("_deployment", "stop"),
     ("_mesh", "close"),
     ("_dispatch", "stop"),
+    ("_resolver", "close"),
     ("_endpoints", "stop"),
     ("_decider_threads", "close"),
     ("_parameters", "stop"),
@@ -103,3 +105,32 @@ def test_two_threads_that_close_a_server_both_return_when_it_is_closed(tmp_path:
         thread.join(until - time.monotonic())
         assert not thread.is_alive()
     clipper.start(state=f"sqlite:{tmp_path}/state", **QUICK).close()  # type: ignore[arg-type]
+
+
+def test_a_closed_server_does_not_answer_from_its_cache() -> None:
+    server = clipper.start(**QUICK)  # type: ignore[arg-type]
+    server.deploy("twice", double, input="f64[2]")
+    model = server.model("twice")
+    plain = server.app("plain", models=["twice"], slo_ms=60_000)
+    lasting = server.app("lasting", models=["twice"], slo_ms=60_000, default=[0.0, 0.0])
+    row = [1.0, 2.0]
+    rows = [row] * 40
+    assert plain.predict(row).result(60).output.tolist() == [2.0, 4.0]
+    assert model.predict(row).result(60).tolist() == [2.0, 4.0]
+    server.close()
+    for ask_again in (
+        lambda: plain.predict(row),
+        lambda: plain.predict(row, user="ann"),
+        lambda: lasting.predict(row),
+        lambda: lasting.predict_many(rows),
+        lambda: plain.feedback(input=row, label=1.0),
+        lambda: server.schedule_prediction(
+            clipper.PredictionRequest(input=row, candidate_models=("twice",))
+        ),
+        lambda: model.predict(row).result(60),
+        lambda: model.predict_many([row]).result(60),
+        lambda: model.predict_many(rows).result(60),
+    ):
+        with pytest.raises(errors.ShuttingDown):
+            ask_again()
+    assert "this server is closed" in repr(plain)

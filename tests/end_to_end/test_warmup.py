@@ -99,7 +99,11 @@ def test_a_model_that_fails_on_every_batch_is_not_deployed(
     assert error in str(caught.value)
     assert name not in server.catalog.view.versions
     assert name not in {one["name"] for one in server.manage.ps()}
+    kept = "\n".join(server.logs(name))
+    assert error in kept
+    assert server.logs(f"{name}:1") == server.logs(name)
     server.deploy(name, lambda rows: rows[:, 0], input="f64[2]")
+    assert error not in "\n".join(server.logs(name))
     assert server.model(name).predict([4.0, 1.0]).result(60) == 4.0
 
 

@@ -3,14 +3,16 @@
 import json
 import logging
 import re
+import warnings
 from collections.abc import Iterator
 from datetime import datetime
 
 import pytest
 
+from clipper.errors import ModelWarning
 from clipper.frontend.access_log import AccessLog
 from clipper.frontend.http.messages import HttpRequest, HttpResponse
-from clipper.log_output import LogOutput, TextLines
+from clipper.log_output import LogOutput, TextLines, log_to_terminal
 
 _logger = logging.getLogger("clipper")
 
@@ -124,3 +126,19 @@ def test_no_access_log_is_the_default(capsys: pytest.CaptureFixture[str]) -> Non
     log.close()
     assert not access.logs_all
     assert capsys.readouterr().err == ""
+
+
+def test_a_warning_of_a_command_is_a_line_of_its_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    log_to_terminal()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        shown = warnings.showwarning
+        shown(ModelWarning("model 'm:1' is deployed, but it fails"), ModelWarning, "a.py", 3)
+        shown("old", DeprecationWarning, "b.py", 7)
+    assert [record.getMessage() for record in caplog.records] == [
+        "model 'm:1' is deployed, but it fails",
+        "DeprecationWarning: old (b.py:7)",
+    ]

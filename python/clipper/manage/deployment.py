@@ -92,6 +92,7 @@ _APART = {
 }
 INCIDENTS_MAX = 200
 INCIDENT_CHARS_MAX = 500
+FAILED_LOGS_MAX = 16
 
 
 class Incident(msgspec.Struct, frozen=True):
@@ -166,6 +167,8 @@ class Deployment:
             config.limits.log_lines_max,
         )
         self._failures: dict[VersionedModel, str] = {}
+        # of versions whose deployment failed, the last of them last
+        self._failed_logs: dict[VersionedModel, Sequence[str]] = {}
         environments = Environments(
             processes,
             folder.environments,
@@ -275,7 +278,9 @@ class Deployment:
                 self._await_replicas(record)
             self.catalog.register(record, promote=promote)
             self._files.keep(record.id)
+            self._failed_logs.pop(record.id, None)
         except BaseException as error:
+            self._keep_log(record)
             self._deployer.stop(record.name, record.version)
             self._running.forget(record.id)
             self._building.forget(record.id)
@@ -368,12 +373,35 @@ class Deployment:
                 quiet = time.monotonic()
 
     def logs(self, name: str | VersionedModel, replica: int = 0) -> Sequence[str]:
-        """Return the last lines a container wrote."""
-        model = self.catalog.view.model(name)
+        """Return the last lines a container wrote: of a version that was not deployed, those before
+        its end. Raises UnknownModel, UnknownVersion."""
+        try:
+            model = self.catalog.view.model(name)
+        except Unknown:
+            kept = self._failed_log(VersionedModel.parse(name))
+            if kept is None:
+                raise
+            return kept
         try:
             return self._deployer.logs(model.name, model.version, replica)
         except KeyError:
             raise UnknownModel(f"no container {model.id}/{replica} was started here.") from None
+
+    def _keep_log(self, record: Model) -> None:
+        """Keep what the first container of a deployment that fails has written."""
+        with contextlib.suppress(KeyError):
+            lines = self._deployer.logs(record.name, record.version, 0)
+            self._failed_logs.pop(record.id, None)
+            self._failed_logs[record.id] = lines
+        while len(self._failed_logs) > FAILED_LOGS_MAX:
+            del self._failed_logs[next(iter(self._failed_logs))]
+
+    def _failed_log(self, id_: VersionedModel) -> Sequence[str] | None:
+        """Return the lines that were kept of a version, or of the last one of a name; None if there
+        are none."""
+        kept = [*self._failed_logs.items()]
+        found = (lines for one, lines in reversed(kept) if id_ in (one, VersionedModel(one.name)))
+        return next(found, None)
 
     # -- looking in
 
@@ -693,7 +721,7 @@ class Deployment:
             self._check_open()
         if any(replica.hello.broken for replica in self.containers.of(model.id)):
             raise DeployFailed(
-                f"model '{model.id}': {self.warmup_error(model.id)}",
+                f"model '{model.id}': {self.warmup_error(model.id).rstrip('. ')}.",
                 hint="Deploy it again when it is mended; if it fails so on made-up rows only, with"
                 " rows that it takes: warmup=[...].",
             )
@@ -810,7 +838,7 @@ class Deployment:
             self._expected.stopped(id_, replica)
         level = (
             logging.INFO
-            if notice.kind in (NoticeKind.STARTED, NoticeKind.STOPPED)
+            if notice.kind in (NoticeKind.STARTED, NoticeKind.RESTARTING, NoticeKind.STOPPED)
             else logging.WARNING
         )
         about = {"model": str(id_), "replica": replica, "event": str(notice.kind)}

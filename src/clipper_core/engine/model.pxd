@@ -56,6 +56,7 @@ cdef class Model:
     cdef object _packed(self, object record, const void** row, u64* nbytes)
     cdef int _check_bytes(self, u64 nbytes) except -1       # raises the error of TOO_LARGE for a
                                                             # row that is too large
+    cdef list _sequence(self, object rows)       # of an iterable
     cdef object _rows(self, object rows)         # all of them checked
     cdef cnp.ndarray _array(self, object x)
     cdef cnp.ndarray _array_of(self, object x)

@@ -380,6 +380,15 @@ cdef class Model:
                       f"limits.input_bytes_max and limits.frame_bytes_max")
         return 0
 
+    cdef list _sequence(self, object rows):
+        """Return the rows of an iterable as a list. Raises BAD_INPUT for anything else."""
+        try:
+            each = iter(rows)
+        except TypeError:
+            raise self._refuse(rows, "predict_many takes an array of rows, or a sequence of "
+                                     "them") from None
+        return list(each)
+
     cdef object _rows(self, object rows):
         """Check all rows before the first is submitted, and return them. Rows of named tensors of
         fixed sizes are not packed yet."""
@@ -392,7 +401,7 @@ cdef class Model:
                 self._check_bytes(self.state.spec.row_bytes or int(rows.sizes.max()))
             return rows
         if not isinstance(rows, np.ndarray):
-            rows = list(rows)
+            rows = self._sequence(rows)
         if self.state.spec.dtype == ANY and len(rows):
             _keep = self._row(rows[0], &row, &nbytes)
         if self.typenum >= 0 and not self.state.spec.variable:
@@ -568,8 +577,14 @@ cdef class Model:
         return self._found(key, value)
 
     cdef bint _found(self, const Key* key, Value* value) noexcept nogil:
-        """Look up a key in the cache. Return whether it is there, and count that."""
+        """Look up a key in the cache. Return whether it is there, and count that. An engine that
+        accepts nothing any more does not answer from its cache either."""
         if not cache_lookup(self.engine.state.cache, key, value):
+            return False
+        if self.engine.state.refusing.load(relaxed):
+            value_drop(value)
+            value.word = 0
+            value.tag = TAG_NONE
             return False
         count(&self.state.tally.hits, 1)
         return True
@@ -950,7 +965,7 @@ cdef class Model:
         intake.lanes = e.lanes
         intake.lane = m.array_lanes[klass]
         intake.tally = &m.tally
-        intake.cache = e.cache if m.cached else NULL
+        intake.cache = e.cache if m.cached and e.refusing.load(relaxed) == 0 else NULL
         intake.refusing = &e.refusing
         intake.patient = not e.manual
         intake.uid = m.spec.uid

@@ -6,7 +6,7 @@ from typing import Unpack
 
 from numpy.typing import ArrayLike
 
-from clipper.errors import InvalidInput, UnknownApplication, refuse_unknown
+from clipper.errors import InvalidInput, ShuttingDown, UnknownApplication, refuse_unknown
 from clipper.options import NoKeywords, keywords_of, refusing_unknown_keywords
 from clipper.schema import Tensors
 from clipper.selection.learning.off_policy import Evaluation
@@ -76,7 +76,7 @@ class ApplicationHandle(QueryHandle):
         """
         try:
             cores = self._resolve(self.name).cores.values()
-        except UnknownApplication:  # which a query says
+        except (UnknownApplication, ShuttingDown):  # which a query says
             return None
         return next((core.tensors for core in cores if core.tensors is not None), None)
 
@@ -183,7 +183,10 @@ class ApplicationHandle(QueryHandle):
         )
 
     def __repr__(self) -> str:
-        resolved = self._resolve(self.name)
+        try:
+            resolved = self._resolve(self.name)
+        except (UnknownApplication, ShuttingDown) as error:
+            return f"<Application {self.name}: {error.message}>"
         models = ", ".join(map(str, resolved.models))
         return (
             f"<Application {self.name}: {models} by {resolved.policy.name}, SLO"

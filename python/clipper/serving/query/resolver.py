@@ -13,6 +13,7 @@ from clipper.errors import (
     ClipperError,
     InvalidInput,
     PolicyFailed,
+    ShuttingDown,
     TypeConflict,
     UnknownApplication,
 )
@@ -108,11 +109,22 @@ class ApplicationResolver:
         self._may_roll: Callable[[Rollout], bool] = lambda _: True
         self._stages: dict[str, StageStats] = {}
         self._external, self._contexts = external, contexts
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Refuse every query from now on, with ShuttingDown. Idempotent."""
+        self._is_closed = True
+        self.table.replace({})
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ShuttingDown("this server is closed.", hint="Start another with clipper.start().")
 
     def application(self, name: str) -> ResolvedApplication:
         """Return an application, or a model of the mesh, resolved for a query. Raises
-        UnknownApplication.
+        UnknownApplication, ShuttingDown.
         """
+        self._check_open()
         try:
             return self._by_name[name]
         except KeyError:
@@ -123,8 +135,9 @@ class ApplicationResolver:
     def request(self, request: PredictionRequest) -> ResolvedApplication:
         """Return the resolved target of a request.
 
-        Raises UnknownApplication, UnknownModel, InvalidInput.
+        Raises UnknownApplication, UnknownModel, InvalidInput, ShuttingDown.
         """
+        self._check_open()
         if request.application is not None and not request.candidate_models:
             return self.application(request.application)
         return self._of_candidates(request)
@@ -171,7 +184,9 @@ class ApplicationResolver:
             _log.warning("%s", error)
 
     def resolve(self, view: View) -> None:
-        """Resolve all applications for a new view of the catalog."""
+        """Resolve all applications for a new view of the catalog; none once it is closed."""
+        if self._is_closed:
+            return
         for model in view.models():
             self._running.ensure(model)
         self._tallies = {
