@@ -130,6 +130,17 @@ def test_a_set_is_started_and_stopped_from_a_shell(
         assert [one["tables"]["t"]["rows"] for one in found["shards"]] == [1, 1]
         assert "serves" in CliRunner().invoke(main, ["params", "ps"]).output
         assert np.allclose(clipper("pull", "t", "5", "4")["5"], 0.01)
+        changes: tuple[tuple[str, ...], ...] = (
+            ("create", "u", "4"),
+            ("alter", "t", "--set", "rate=0.5"),
+            ("copy", "t", "u"),
+            ("erase", "t", "5"),
+            ("drop", "t"),
+        )
+        for words in changes:
+            clipper(*words, "--dry-run")
+        assert np.allclose(clipper("pull", "t", "5", "4")["5"], 0.01)
+        assert [[*one["tables"]] for one in clipper("ps")["shards"]] == [["t"], ["t"]]
         page = http.client.HTTPConnection(
             said.rpartition("http://")[2].partition("/")[0], timeout=20
         )
@@ -143,6 +154,7 @@ def test_a_set_is_started_and_stopped_from_a_shell(
         assert found["snapshots"][-1]["complete"]
         assert all("away" in one for one in found["shards"])
         assert clipper("reshard", "--shards", "3")["shards"] == 3
+        assert clipper("restore", "--number", "1", "--dry-run")["number"] == 1
         assert clipper("restore", "--number", "1")["number"] == 1
     done = CliRunner().invoke(main, ["params", "down"])
     assert done.exit_code == 1

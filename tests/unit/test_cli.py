@@ -280,6 +280,26 @@ def test_an_error_is_a_line_and_a_hint(here: Path) -> None:
     assert result.stdout == ""
 
 
+def test_an_error_is_an_object_where_output_is_data(here: Path) -> None:
+    result = run("models", "--url", "http://127.0.0.1:1", "-o", "yaml")
+    assert 'type: "urn:clipper:error:no-server"\n' in result.stderr
+    result = run("models", "--url", "http://127.0.0.1:1", "-o", "json")
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    found = json.loads(result.stderr)
+    assert found["type"] == "urn:clipper:error:no-server"
+    assert found["error"] == f"{found['detail']} {found['hint']}"
+    assert "no server answers at http://127.0.0.1:1" in found["detail"]
+
+
+def test_init_has_a_dry_run(here: Path) -> None:
+    shown = run("init", "shop", "--dry-run").output
+    assert shown == "dry run: would write shop/clipper.toml and shop/model.py\n"
+    assert not (here / "shop").exists()
+    run("init", "shop")
+    assert "already exists" in run("init", "shop", "--dry-run").output
+
+
 def test_an_error_is_red_on_a_terminal(here: Path) -> None:
     result = CliRunner().invoke(main, ["config", "show", "nowhere.toml"], color=True)
     assert result.stderr.startswith("\x1b[31merror: ")

@@ -1,12 +1,14 @@
 """The format of what commands print: a table for people, or JSON or YAML for programs."""
 
 import json
+import sys
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NoReturn
 
 import click
 
-from clipper.cli.command_group import Verb
+from clipper.cli.command_group import EXIT_FAILED, Verb
+from clipper.errors import ClipperError
 
 TABLE: Final = "table"
 # `text` is what `table` was called
@@ -24,6 +26,13 @@ STATE_COLOURS: Final = {
     "TRANSITION_FAILED": "red",
     "NOT_FOUND": "red",
 }
+
+
+dry = click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Run all checks and print what would change, but change nothing.",
+)
 
 
 class CommandOutput:
@@ -50,26 +59,45 @@ class CommandOutput:
         else:
             click.echo(text)
 
-    def emit(self, value: object, *, one_of_many: bool = False) -> None:
+    def emit(self, value: object, *, one_of_many: bool = False, to_errors: bool = False) -> None:
         """Print a value as data. one_of_many: of several, as one line of JSON, or as a document of
-        YAML."""
+        YAML. to_errors: on standard error."""
         import msgspec
 
         plain = msgspec.to_builtins(value)
         if self._form != "yaml":
-            click.echo(json.dumps(plain, indent=None if one_of_many else 2))
+            click.echo(json.dumps(plain, indent=None if one_of_many else 2), err=to_errors)
             return
         from clipper.deploy.kubernetes.yaml import to_yaml
 
         start = "---\n" if one_of_many else ""
-        click.echo(f"{start}{to_yaml(plain)}", nl=False)
+        click.echo(f"{start}{to_yaml(plain)}", nl=False, err=to_errors)
+
+    def fail(self, error: ClipperError) -> NoReturn:
+        """Print an error as data on standard error, as management over HTTP does, and exit with
+        EXIT_FAILED."""
+        found = {
+            "error": str(error),
+            "type": f"urn:clipper:error:{error.slug}",
+            "detail": error.message,
+            "hint": error.hint,
+        }
+        self.emit(found, to_errors=True)
+        sys.exit(EXIT_FAILED)
 
 
 def with_output(verb: Verb) -> Verb:
-    """Add -o to a command, which receives its output. `--json`, its form before, stays."""
+    """Add -o to a command, which receives its output. `--json`, its form before, stays. A
+    ClipperError of the command is printed in that format too."""
 
     def with_format(form: str, as_json: bool, **words: object) -> None:
-        verb(output=CommandOutput("json" if as_json else form), **words)
+        output = CommandOutput("json" if as_json else form)
+        try:
+            verb(output=output, **words)
+        except ClipperError as error:
+            if not output.is_data:
+                raise
+            output.fail(error)
 
     with_format.__doc__, with_format.__name__ = verb.__doc__, verb.__name__
     with_format.__click_params__ = getattr(verb, "__click_params__", [])  # type: ignore[attr-defined]

@@ -109,13 +109,6 @@ def with_server(verb: Callable[..., None]) -> Callable[..., None]:
     return connected(with_output(with_connection))
 
 
-dry = click.option(
-    "--dry-run",
-    is_flag=True,
-    help="Run all checks and print what would change, but change nothing.",
-)
-
-
 # -- printing and reading
 
 

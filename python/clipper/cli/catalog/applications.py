@@ -3,8 +3,8 @@
 import click
 
 from clipper.cli.amounts import Share
-from clipper.cli.output import table
-from clipper.cli.server_command import ServerCommand, dry, read_json, short, with_server
+from clipper.cli.output import dry, table
+from clipper.cli.server_command import ServerCommand, read_json, short, with_server
 from clipper.manage.rows import ApplicationRow
 
 _SETTINGS = (

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from clipper.cli.catalog.specification import members_of, with_options_of
-from clipper.cli.server_command import ServerCommand, bounds, dry, with_server
+from clipper.cli.output import dry
+from clipper.cli.server_command import ServerCommand, bounds, with_server
 from clipper.errors import ClipperError
 from clipper.spec.model import ModelSpec
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 import click
 
 from clipper.cli.command_group import CommandGroup
-from clipper.cli.output import table
-from clipper.cli.server_command import ServerCommand, dry, with_server
+from clipper.cli.output import dry, table
+from clipper.cli.server_command import ServerCommand, with_server
 from clipper.manage.rollouts.decisions import ERROR_RATE, GUARD
 from clipper.manage.rows import ChangeResult, RolloutRow, SideRow
 

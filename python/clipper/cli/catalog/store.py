@@ -2,7 +2,8 @@
 
 import click
 
-from clipper.cli.server_command import ServerCommand, dry, with_server
+from clipper.cli.output import dry
+from clipper.cli.server_command import ServerCommand, with_server
 from clipper.errors import InvalidInput
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 
 from clipper.cli.command_group import CommandGroup
-from clipper.cli.server_command import ServerCommand, dry, with_server
+from clipper.cli.output import dry
+from clipper.cli.server_command import ServerCommand, with_server
 
 
 @click.group(cls=CommandGroup)

@@ -12,13 +12,8 @@ import click
 
 from clipper.cli.amounts import Share
 from clipper.cli.command_group import CommandGroup
-from clipper.cli.output import STATE_COLOURS, styled
-from clipper.cli.server_command import (
-    ServerCommand,
-    dry,
-    until_interrupted,
-    with_server,
-)
+from clipper.cli.output import STATE_COLOURS, dry, styled
+from clipper.cli.server_command import ServerCommand, until_interrupted, with_server
 from clipper.clock import age_of, wall_time_us
 from clipper.errors import UnknownModel
 
@@ -192,13 +187,17 @@ def status(command: ServerCommand, id: str) -> None:
 @mesh.command(short_help="Load a model unless it is loaded.")
 @click.argument("id")
 @_sync
+@dry
 @with_server
-def ensure(command: ServerCommand, id: str, sync: bool) -> None:
+def ensure(command: ServerCommand, id: str, sync: bool, dry_run: bool) -> None:
     """Load model ID unless it is loaded, as a query would. This counts as a use.
 
     \b
     clipper mesh ensure m1 --sync
     """
+    if dry_run:
+        _show_model(command, command.server.mesh.status(id), False, dry_run)
+        return
     _show_model(command, command.server.mesh.ensure_loaded(id, sync=sync), sync)
 
 

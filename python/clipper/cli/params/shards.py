@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from clipper.cli.command_group import CommandGroup, with_options
-from clipper.cli.output import CommandOutput
+from clipper.cli.output import CommandOutput, dry
 from clipper.cli.params.tables import (
     FILE,
     FOLDER,
@@ -22,6 +22,7 @@ from clipper.cli.params.tables import (
     client_of,
     in_folder,
     of_set,
+    would,
 )
 from clipper.cli.servers.end_process import end_process
 from clipper.cli.servers.up import file_or_default
@@ -310,8 +311,11 @@ def snapshot(folder: Path, output: CommandOutput, whole: bool) -> None:
     type=click.IntRange(1),
     help="Number of the snapshot.  [the newest complete one]",
 )
+@dry
 @of_set
-def restore(folder: Path, output: CommandOutput, source: Path | None, number: int | None) -> None:
+def restore(
+    folder: Path, output: CommandOutput, source: Path | None, number: int | None, dry_run: bool
+) -> None:
     """Select the snapshot that the shards of a stopped set read at their next start. Newer
     snapshots are set aside.
 
@@ -321,10 +325,11 @@ def restore(folder: Path, output: CommandOutput, source: Path | None, number: in
     """
     from clipper.params.local.local_set import restore as restored
 
-    result = restored(folder, source or folder, number or 0)
+    result = restored(folder, source or folder, number or 0, dry_run=dry_run)
     output.say(
         {"number": result},
-        f"snapshot {result} is what is read at the next start: clipper params up --folder {folder}",
+        f"{would(dry_run)}snapshot {result} is what is read at the next start: clipper params up"
+        f" --folder {folder}",
     )
 
 

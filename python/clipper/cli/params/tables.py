@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from clipper.cli.output import CommandOutput, with_output
+from clipper.cli.output import CommandOutput, dry, with_output
 from clipper.cli.servers.up import file_or_default
 from clipper_container.model import UserValue
 
@@ -37,6 +37,11 @@ in_folder = click.option(
 def of_set(verb: Callable[..., None]) -> Callable[..., None]:
     """Add the options --folder and -o to a command, which receives an CommandOutput."""
     return in_folder(with_output(verb))
+
+
+def would(dry_run: bool) -> str:
+    """Return the words before what a command prints: of a dry run that it is one."""
+    return "dry run: " if dry_run else ""
 
 
 def client_of(folder: Path) -> "Client":
@@ -86,6 +91,7 @@ def pull(table: str, ids: tuple[int, ...], folder: Path, output: CommandOutput) 
     "--rows-max", type=click.IntRange(1), default=(1 << 32) - 1, help="Maximum of one shard."
 )
 @click.option("--evicts", is_flag=True, help="Drop the oldest row of a full table.")
+@dry
 @of_set
 def create(
     table: str,
@@ -93,6 +99,7 @@ def create(
     settings: tuple[str, ...],
     folder: Path,
     output: CommandOutput,
+    dry_run: bool,
     **given: UserValue,
 ) -> None:
     """Create TABLE with rows of DIM floats on all shards. If it exists with the same settings,
@@ -105,9 +112,11 @@ def create(
 
     fields = {**given, "name": table, "dim": dim, "optimizer_settings": _numbers(settings)}
     spec = msgspec.convert(fields, TableSpec)
+    spec.check()
     with client_of(folder) as client:
-        client.create(spec)
-    _show_spec(spec, output)
+        if not dry_run:
+            client.create(spec)
+    _show_spec(spec, output, dry_run)
 
 
 def _numbers(settings: tuple[str, ...]) -> dict[str, float]:
@@ -123,10 +132,10 @@ def _numbers(settings: tuple[str, ...]) -> dict[str, float]:
     return found
 
 
-def _show_spec(spec: "TableSpec", output: CommandOutput) -> None:
+def _show_spec(spec: "TableSpec", output: CommandOutput, dry_run: bool) -> None:
     found = msgspec.to_builtins(spec)
     text = ", ".join(f"{key} {value}" for key, value in found.items() if key != "name")
-    output.say(found, f"{spec.name}: {text}")
+    output.say(found, f"{would(dry_run)}{spec.name}: {text}")
 
 
 @click.command(short_help="Change settings of a table while it is trained.")
@@ -147,12 +156,14 @@ def _show_spec(spec: "TableSpec", output: CommandOutput) -> None:
 )
 @click.option("--quota-rows", type=click.IntRange(0), help="Quota of one shard; 0: none.")
 @click.option("--quota-bytes", type=click.IntRange(0), help="Quota of one shard; 0: none.")
+@dry
 @of_set
 def alter(
     table: str,
     settings: tuple[str, ...],
     folder: Path,
     output: CommandOutput,
+    dry_run: bool,
     **given: UserValue,
 ) -> None:
     """Change settings of TABLE on all shards. Workers continue.
@@ -168,13 +179,15 @@ def alter(
             "nothing to change: give --set, --rows-max, --quota-rows or another option."
         )
     with client_of(folder) as client:
-        _show_spec(client.alter(table, **changes), output)
+        after = client.spec(table).altered(changes) if dry_run else client.alter(table, **changes)
+    _show_spec(after, output, dry_run)
 
 
 @click.command(short_help="Remove a table.")
 @click.argument("table")
+@dry
 @of_set
-def drop(table: str, folder: Path, output: CommandOutput) -> None:
+def drop(table: str, folder: Path, output: CommandOutput, dry_run: bool) -> None:
     """Remove TABLE and its rows from shards and replicas. Its name can be used again at once.
     Earlier snapshots contain it until they are deleted.
 
@@ -182,17 +195,30 @@ def drop(table: str, folder: Path, output: CommandOutput) -> None:
     clipper params drop users-before --folder shop
     """
     with client_of(folder) as client:
-        count = client.drop(table)
-    output.say({"rows": count}, f"table {table} is dropped, with {count} rows")
+        count = _rows_of(client, table) if dry_run else client.drop(table)
+    output.say({"rows": count}, f"{would(dry_run)}table {table} is dropped, with {count} rows")
+
+
+def _rows_of(client: "Client", table: str) -> int:
+    """Return the rows that a table has on all shards. Raises UnknownTable."""
+    client.spec(table)
+    stats = [answer["tables"] for _, answer in client.call_all("stats")]
+    return sum(int(each.get(table, {}).get("rows", 0)) for each in stats)
 
 
 @click.command(short_help="Remove rows of a table.")
 @click.argument("table")
 @click.argument("ids", nargs=-1, type=int)
 @click.option("--file", type=FILE, help="File with one id per line.")
+@dry
 @of_set
 def erase(
-    table: str, ids: tuple[int, ...], file: Path | None, folder: Path, output: CommandOutput
+    table: str,
+    ids: tuple[int, ...],
+    file: Path | None,
+    folder: Path,
+    output: CommandOutput,
+    dry_run: bool,
 ) -> None:
     """Remove rows of TABLE from shards and replicas. Later whole snapshots do not contain them;
     earlier snapshots do, until they are deleted.
@@ -210,6 +236,10 @@ def erase(
     if not each:
         raise click.UsageError("no ids: give IDS, or --file with one id per line.")
     with client_of(folder) as client:
+        if dry_run:
+            client.spec(table)
+            output.say({"ids": len(each)}, f"dry run: rows of {len(each)} ids are erased")
+            return
         count = client.erase(table, each)
     output.say({"erased": count}, f"{count} rows are erased")
 
@@ -235,28 +265,37 @@ def export(table: str, path: Path, folder: Path, output: CommandOutput) -> None:
 @click.argument("table")
 @click.argument("path", type=FILE)
 @click.option("--create", is_flag=True, help="Create the table, with the width of the rows.")
+@dry
 @of_set
-def import_(table: str, path: Path, create: bool, folder: Path, output: CommandOutput) -> None:
+def import_(
+    table: str, path: Path, create: bool, folder: Path, output: CommandOutput, dry_run: bool
+) -> None:
     """Write the rows of PATH into TABLE, over those with the same ids. An .npy file has only rows,
     with the ids 0, 1, 2 and so on.
 
     \b
     clipper params import words glove.npy --create --folder shop
     """
-    from clipper.params.client.table_files import create_for, import_table
+    from clipper.params.client.table_files import create_for, import_table, read_rows
 
     with client_of(folder) as client:
-        if create:
-            create_for(client, table, path)
-        count = import_table(client, table, path)
-    output.say({"rows": count}, f"{count} rows of {path} are in {table}")
+        if dry_run:
+            if not create:
+                client.spec(table)
+            count = len(read_rows(path)[0])
+        else:
+            if create:
+                create_for(client, table, path)
+            count = import_table(client, table, path)
+    output.say({"rows": count}, f"{would(dry_run)}{count} rows of {path} are in {table}")
 
 
 @click.command(short_help="Copy a table.")
 @click.argument("table")
 @click.argument("name")
+@dry
 @of_set
-def copy(table: str, name: str, folder: Path, output: CommandOutput) -> None:
+def copy(table: str, name: str, folder: Path, output: CommandOutput, dry_run: bool) -> None:
     """Create table NAME as a copy of TABLE: settings, rows, and their optimizer state.
 
     \b
@@ -265,8 +304,12 @@ def copy(table: str, name: str, folder: Path, output: CommandOutput) -> None:
     from clipper.params.client.table_files import copy_table
 
     with client_of(folder) as client:
-        count = copy_table(client, table, name)
-    output.say({"rows": count}, f"{count} rows of {table} are in {name}")
+        if dry_run:
+            msgspec.structs.replace(client.spec(table), name=name).check()
+            count = _rows_of(client, table)
+        else:
+            count = copy_table(client, table, name)
+    output.say({"rows": count}, f"{would(dry_run)}{count} rows of {table} are in {name}")
 
 
 TABLE_COMMANDS = (pull, create, alter, drop, erase, export, import_, copy)

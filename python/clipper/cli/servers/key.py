@@ -6,8 +6,7 @@ from pathlib import Path
 import click
 
 from clipper.cli.command_group import CommandGroup
-from clipper.cli.output import CommandOutput, table, with_output
-from clipper.cli.server_command import dry
+from clipper.cli.output import CommandOutput, dry, table, with_output
 
 _file = click.option(
     "--file",

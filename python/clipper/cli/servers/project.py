@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from clipper.cli.output import dry
 from clipper.cli.servers.end_process import end_process
 from clipper.errors import ClipperError, InvalidInput, NoServer
 
@@ -52,7 +53,8 @@ default = 0                       # if necessary with this
 @click.argument(
     "folder", required=False, default=".", type=click.Path(file_okay=False, path_type=Path)
 )
-def init(folder: Path) -> None:
+@dry
+def init(folder: Path, dry_run: bool) -> None:
     """Write a commented clipper.toml and model.py into FOLDER (default: here). Existing files are
     never overwritten.
 
@@ -68,6 +70,10 @@ def init(folder: Path) -> None:
             f"{folder / there[0]} already exists.",
             hint="Name another folder: clipper init FOLDER",
         )
+    if dry_run:
+        names = [str(folder / name) for name in files]
+        click.echo(f"dry run: would write {' and '.join(names)}")
+        return
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():

@@ -490,11 +490,12 @@ def reshard(folder: Path, shards: int) -> int:
     return max(chain[-1].number for chain in chains)
 
 
-def restore(folder: Path, source: Path, number: int = 0) -> int:
+def restore(folder: Path, source: Path, number: int = 0, *, dry_run: bool = False) -> int:
     """Choose a snapshot of `source` as what the shards of a set that does not run read next.
 
     number: 0 for the newest complete one. Newer snapshots of the set itself, and its logs on disk,
-    are set aside. Returns the number. Raises DoesNotFit, InvalidInput.
+    are set aside. dry_run: choose it, and change nothing. Returns the number. Raises DoesNotFit,
+    InvalidInput.
     """
     _must_rest(folder)
     root = source / "snapshots" if (source / "snapshots").is_dir() else source
@@ -505,6 +506,8 @@ def restore(folder: Path, source: Path, number: int = 0) -> int:
             f"{root} has no complete snapshot{which}.", hint="`clipper params ps` lists them."
         )
     chosen, own = complete[-1], folder / "snapshots"
+    if dry_run:
+        return chosen.number
     if root.absolute() != own.absolute():
         _set_aside(own, 0)
         _copied(root, own, chosen.number)
