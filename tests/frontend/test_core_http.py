@@ -333,6 +333,8 @@ def some_request(rng: random.Random) -> Callable[[bool], bytes]:
 
 def binary(rng: random.Random, path: str, shape: list[int], dtype: str) -> Callable[[bool], bytes]:
     """Return an infer request as tritonclient writes it, either valid or with one error."""
+    if rng.random() < 0.4:
+        shape = [rng.choice([1, 2, 3, 7, 32, 33]), *shape[-(len(shape) > 2) - 1 :]]
     count = int(np.prod(shape))
     row = np.array([rng.choice([0, 1, -2, 7.5, 1e9]) for _ in range(count)]).astype(dtype)
     tensor: dict[str, Any] = {"name": "input", "shape": shape, "datatype": DATATYPES[dtype]}
@@ -401,6 +403,9 @@ def some_infer(rng: random.Random) -> Callable[[bool], bytes]:
             ("unsure", [1, 3], "f8"),
             ("half", [1, 3], "f8"),
             ("none", [1, 3], "f8"),
+            ("kinds", [2, 1], "f8"),
+            ("stacking", [2, 3], "f8"),
+            ("half", [2, 3], "f8"),
         ]
     )
     return binary(rng, f"/v2/models/{name}/infer", shape, dtype)
@@ -417,10 +422,12 @@ def test_infer_alike(server: clipper.ClipperServer, seed: int) -> None:
 
 @pytest.mark.parametrize("kind", range(len(KINDS)))
 @pytest.mark.parametrize("wanted", [False, True])
+@pytest.mark.parametrize("others", [[], [0], [1], [4, 4], [0, 8, 2]])
 def test_infer_of_every_kind_of_output(
-    server: clipper.ClipperServer, kind: int, wanted: bool
+    server: clipper.ClipperServer, kind: int, wanted: bool, others: list[int]
 ) -> None:
-    tensor = {"name": "x", "shape": [1, 1], "datatype": "FP64", "data": [kind]}
+    data = [kind, *(kind if other == 0 else other for other in others)]
+    tensor = {"name": "x", "shape": [len(data), 1], "datatype": "FP64", "data": data}
     body = json.dumps({"id": "a", "inputs": [tensor], "parameters": {"binary_data_output": wanted}})
     requests = [
         exchanged(server, request("/v2/models/any/infer", body, by_python))[0]
@@ -429,14 +436,31 @@ def test_infer_of_every_kind_of_output(
     assert len({normalized(one) for one in requests}) == 1
 
 
-def test_infer_is_served_by_the_core(server: clipper.ClipperServer) -> None:
+@pytest.mark.parametrize("rows", [1, 2, 32])
+def test_infer_is_served_by_the_core(server: clipper.ClipperServer, rows: int) -> None:
+    tensor = {"name": "x", "shape": [rows, 3], "datatype": "FP64", "data": [1, 2, 3] * rows}
+    body = json.dumps({"inputs": [tensor]})
     assert reach_connections(server, 0)
     with connect(server) as connection:
         for path in ("total", "sum", "sum/versions/1", "learns", "ensemble", "majority", "mixture"):
-            connection.sendall(request(f"/v2/models/{path}/infer", INFER))
+            connection.sendall(request(f"/v2/models/{path}/infer", body))
             output = b"8.0" if path in ("ensemble", "mixture") else b"6.0"
-            assert b'"data":[%s]' % output in responses(connection, 1)[0]
+            assert b'"data":[%s]' % b",".join([output] * rows) in responses(connection, 1)[0]
         assert open_connections(server) == 1
+
+
+@pytest.mark.parametrize("path", ["total", "broken"])
+def test_clients_that_leave_while_their_rows_are_open(
+    server: clipper.ClipperServer, path: str
+) -> None:
+    numbers = 3 if path == "total" else 1
+    for i in range(30):
+        data = [i + 0.5] * (5 * numbers)
+        tensor = {"name": "x", "shape": [5, numbers], "datatype": "FP64", "data": data}
+        with connect(server) as connection:
+            body = json.dumps({"inputs": [tensor]})
+            connection.sendall(request(f"/v2/models/{path}/infer", body))
+    assert reach_connections(server, 0)
 
 
 INFER = '{"inputs": [{"name": "input", "shape": [1, 3], "datatype": "FP64", "data": [1, 2, 3]}]}'
@@ -552,18 +576,29 @@ def test_a_connection_that_went_before_comes_back_after_more_requests(
             assert reach_connections(server, 1)
 
 
+def counted_body(rng: random.Random, i: int, rows: int) -> tuple[str, str]:
+    """Return the path and the body of a query of one row, or of an infer request."""
+    row = [rng.random(), i, 2]
+    if not rows:
+        return "/api/counted/predict", json.dumps({"input": row})
+    tensor = {"name": "x", "shape": [rows, 3], "datatype": "FP64", "data": row * rows}
+    return "/v2/models/counted/infer", json.dumps({"inputs": [tensor]})
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3])
 @pytest.mark.parametrize("models", [["sum"], ["sum", "twice"]])
-def test_what_is_counted_is_the_same(server: clipper.ClipperServer, models: list[str]) -> None:
+def test_what_is_counted_is_the_same(
+    server: clipper.ClipperServer, models: list[str], rows: int
+) -> None:
     server.app("counted", models=models, slo_ms=10_000, policy='static(weights={"sum": 2})')
     rng = random.Random(7)
     counts = []
     for by_python in (False, True):
         before = server.stats()["applications"]["counted"]
         for i in range(20):
-            body = json.dumps({"input": [rng.random(), i, 2]})
-            assert exchanged(server, request("/api/counted/predict", body, by_python))[
-                0
-            ].startswith(b"HTTP/1.1 200")
+            path, body = counted_body(rng, i, rows)
+            (found,) = exchanged(server, request(path, body, by_python))
+            assert found.startswith(b"HTTP/1.1 200")
         after = server.stats()["applications"]["counted"]
         of, was = after["models"]["sum:1"], before["models"].get("sum:1", {"used": 0, "wins": 0})
         counts.append(
@@ -577,7 +612,7 @@ def test_what_is_counted_is_the_same(server: clipper.ClipperServer, models: list
             )
         )
     assert counts[0] == counts[1]
-    assert counts[0][:2] == (20, 20)
+    assert counts[0][:2] == (20 * max(rows, 1), 20 * max(rows, 1))
 
 
 def test_feedback_and_ids(server: clipper.ClipperServer) -> None:

@@ -121,12 +121,12 @@ class Place:
                 continue
             if isinstance(item, Read):
                 self.read += 1
-                text = b'{"output":%s}' % as_json((2 * item.row).tolist())
+                text = b'{"output":%s}' % as_json((2 * item.rows[0]).tolist())
                 self.core_server.answer(item.worker, item.ticket, REPLY % (len(text), text), False)
                 continue
             if not isinstance(item, Handed):
                 self.endings += 1
-                assert item.future.done()
+                assert all(future.done() for future in item.futures)
                 self.core_server.answer(item.worker, item.ticket, ENDED, False)
                 continue
             self.handed += 1

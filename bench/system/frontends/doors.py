@@ -7,8 +7,11 @@ are what most deployments send, so none of them may cost much.
 """
 
 import contextlib
+import json
 import tempfile
 from pathlib import Path
+
+import numpy as np
 
 from bench.harness import Goal, Row, row
 from bench.system.frontends.http_servers import Process
@@ -38,6 +41,18 @@ THREE = {
     "to one of three models by exp3, with a user": ("exp33", ', "user": "ann"'),
 }
 GOAL_OF_THREE = Goal("at_most", 2.0)
+# infer requests: the application, the rows, and whether they are bytes behind the JSON
+INFER = {
+    "to infer one row": ("noop1", 1, False),
+    "to infer two rows": ("noop1", 2, False),
+    "to infer two rows in binary": ("noop1", 2, True),
+    "to infer 32 rows": ("noop1", 32, False),
+    "to infer two rows by stacking": ("stacking3", 2, False),
+}
+GOAL_OF_INFER = {
+    "to infer two rows by stacking": Goal("at_most", 2.5),
+    "to infer 32 rows": None,
+}
 
 
 def request(lines: str, members: str, app: str = "noop1") -> bytes:
@@ -45,6 +60,29 @@ def request(lines: str, members: str, app: str = "noop1") -> bytes:
     body = f'{{"input": [0.5]{members}}}'
     head = f"POST /api/{app}/predict HTTP/1.1\r\nHost: bench\r\n{lines}"
     return f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
+
+
+def infer_request(app: str, rows: int, is_binary: bool) -> bytes:
+    """Return an infer request of some rows."""
+    values = [i + 0.5 for i in range(rows)]
+    tensor: dict[str, object] = {"name": "input", "shape": [rows, 1], "datatype": "FP64"}
+    data = np.array(values).tobytes() if is_binary else b""
+    said = {"parameters": {"binary_data_size": len(data)}} if is_binary else {"data": values}
+    body: dict[str, object] = {"id": "", "inputs": [{**tensor, **said}]}
+    if is_binary:
+        body["parameters"] = {"binary_data_output": True}
+    text = json.dumps(body).encode()
+    head = f"POST /v2/models/{app}/infer HTTP/1.1\r\nHost: bench\r\n"
+    if is_binary:
+        head += f"Inference-Header-Content-Length: {len(text)}\r\n"
+    return f"{head}Content-Length: {len(text + data)}\r\n\r\n".encode() + text + data
+
+
+def goal_of(name: str) -> Goal | None:
+    """Return the most that a request may take, beside a plain one."""
+    if name in GOAL_OF_INFER:
+        return GOAL_OF_INFER[name]
+    return GOAL_OF_THREE if name in THREE or name in INFER else GOAL
 
 
 def main(quick: bool) -> list[Row]:
@@ -59,20 +97,15 @@ def main(quick: bool) -> list[Row]:
         cases = {name: (open_, request(*kind)) for name, kind in KINDS.items()}
         for name, (app, members) in THREE.items():
             cases[name] = open_, request("", members, app)
+        for name, asked in INFER.items():
+            cases[name] = open_, infer_request(*asked)
         cases["with a key"] = keyed, request(f"Authorization: Bearer {key}\r\n", "")
         found = take_turns(cases, CONNECTIONS, seconds, turns)
     plain = found.pop("plain").cpu_us
     return [
         row("a request, plain: CPU", plain, "us"),
         *(
-            row(
-                f"a request {name}: CPU",
-                one.cpu_us,
-                "us",
-                "plain",
-                plain,
-                GOAL_OF_THREE if name in THREE else GOAL,
-            )
+            row(f"a request {name}: CPU", one.cpu_us, "us", "plain", plain, goal_of(name))
             for name, one in found.items()
         ),
     ]

@@ -15,12 +15,12 @@ cdef enum Answered:             # of an exchange
     NOT_YET = 0                 # its slot is pending
     BY_PYTHON = 1               # its future went there
     READY = 2                   # its response is in `text`, and `rest`
-    SCHEDULED = 3               # its row went to Python
+    SCHEDULED = 3               # its rows went to Python
 
 cdef enum GivenKind:            # to Python
     CONNECTION = 0              # a connection
     ENDING = 1                  # a query whose response is to be made there
-    ROW = 2                     # a query that is to be scheduled and answered there
+    ROWS = 2                    # a query that is to be scheduled and answered there
     GONE = 3                    # the client of such a query does not wait any more
 
 cdef struct Settings:
@@ -31,7 +31,7 @@ cdef struct Settings:
 cdef cppclass HandedOver:
     u32 kind
     int fd
-    Bytes bytes                 # read and not used; the row of a query
+    Bytes bytes                 # read and not used; the rows of a query
     u64 age_us                  # since the request that is partly there began
     u32 returns                 # how often it has come back
     u32 worker
@@ -69,7 +69,7 @@ cdef cppclass Exchange:
     Query query
     HttpConnection* connection  # NULL: the client is gone
     Exchange* next
-    u64 key                     # its slot's id, or its ticket
+    u64 key                     # the id of the slot that it waits for, or its ticket
     u8 how
     bint close
     Bytes text
@@ -114,7 +114,7 @@ cdef cppclass Worker:
     bint draining
     bint stopping
     vector[void*] later         # WorkerCommand*, seen in the middle of a turn
-    Bytes row, body, made
+    Bytes rows, body, made
     u8* buffer
     char[40] date
     u64 date_s
@@ -141,6 +141,7 @@ cdef void http_connection_settle(Worker* w, HttpConnection* connection) noexcept
 # its times
 cdef void http_connection_check_times(Worker* w, HttpConnection* connection) noexcept nogil
 cdef void http_connection_drain(Worker* w, HttpConnection* connection) noexcept nogil
-cdef void exchange_slot_ended(Worker* w, Exchange* x) noexcept nogil    # its slot has ended
+# The slot that it waited for has ended.
+cdef void exchange_slot_ended(Worker* w, Exchange* x) noexcept nogil
 # by Python
 cdef void exchange_answered(Worker* w, Exchange* x, const Bytes* text, bint close) noexcept nogil

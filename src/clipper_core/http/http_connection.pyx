@@ -21,19 +21,17 @@ from posix.unistd cimport close as close_fd
 
 from clipper_core.http.http_head cimport HEAD_PLAIN, HEAD_UNFINISHED, Head, head_read
 from clipper_core.http.http_route cimport (
-    OPEN, OTHER, READ, VALUE, QueryOutcome, RouteState, has_key, query_answer, query_drop,
-    query_home, query_submit, route_at,
+    ENDED, OPEN, OTHER, READ, VALUE, QueryOutcome, RouteState, has_key, query_answer, query_cancel,
+    query_drop, query_first_open, query_home, query_submit, route_at,
 )
 from clipper_core.http.json_value cimport large_body_drop, large_body_go_on
 from clipper_core.results.completion cimport (
-    CompletionState, completion_notify_outside, completion_wake_loop_thread, slot_boxes,
-    slot_state, slot_try_cancel, slot_watch,
+    CompletionState, completion_wake_loop_thread, slot_watch,
 )
 from clipper_core.runtime.allocation cimport make, make_room
 from clipper_core.runtime.machine cimport acquire, monotonic_us, relaxed, release
 from clipper_core.runtime.reactor cimport EPOLLIN, EPOLLOUT, connection_tag, tag_number
-from clipper_core.runtime.status cimport CANCELLED, OK
-from clipper_core.wire.prediction cimport TAG_NONE, Value
+from clipper_core.wire.prediction cimport TAG_NONE
 
 cdef extern from "<sys/socket.h>" nogil:
     int MSG_NOSIGNAL
@@ -196,13 +194,6 @@ cdef void _over(Exchange* x) noexcept nogil:
     x.query.route.users.fetch_sub(1, release)
 
 
-cdef void _cancel(Exchange* x) noexcept nogil:
-    cdef CompletionState* d = query_home(&x.query)
-    if slot_try_cancel(x.query.block[0], x.query.slot, CANCELLED):
-        d.answered.fetch_add(1, relaxed)
-        completion_notify_outside(d, slot_boxes(x.query.block[0], x.query.slot))
-
-
 cdef void _tell_gone(Worker* w, u64 ticket) noexcept nogil:
     """Have the query of a client cancelled that does not wait any more. Without memory it goes on
     to its deadline."""
@@ -224,7 +215,7 @@ cdef void _give_up(Worker* w, HttpConnection* connection) noexcept nogil:
         connection.first = x.next
         if x.how == NOT_YET:
             w.waiting.take(x.key)
-            _cancel(x)
+            query_cancel(&x.query)
             _over(x)
         elif x.how == BY_PYTHON:
             w.tickets.take(x.key)
@@ -299,20 +290,21 @@ cdef void _go_on(Worker* w, HttpConnection* connection) noexcept nogil:
         _flush(w, connection)
 
 
-cdef void _pass_to_python(Worker* w, Exchange* x, const Bytes* row) noexcept nogil:
-    """Pass the query to Python, which returns the response as bytes. row: of a query that was only
-    read; NULL: it has a future."""
+cdef void _pass_to_python(Worker* w, Exchange* x, const Bytes* rows) noexcept nogil:
+    """Pass the query to Python, which returns the response as bytes. rows: of a query that was only
+    read; NULL: they have slots."""
     cdef HandedOver* handed = make[HandedOver]()
     if handed == NULL:
         _over(x)
         _starve(x)
         return
-    handed.kind = ENDING if row == NULL else ROW
+    handed.kind = ENDING if rows == NULL else ROWS
     handed.worker = w.number
     handed.fd = -1
     handed.ticket = w.shared.tickets.fetch_add(1, relaxed)
     handed.query.route, handed.query.block, handed.query.slot = (x.query.route, x.query.block,
             x.query.slot)
+    handed.query.rows = x.query.rows
     handed.query.binary, handed.query.value, handed.query.number = (x.query.binary, x.query.value,
             x.query.number)
     handed.query.began_us, handed.query.fields = x.query.began_us, x.query.fields
@@ -321,16 +313,16 @@ cdef void _pass_to_python(Worker* w, Exchange* x, const Bytes* row) noexcept nog
     x.query.block = NULL
     x.query.value.tag = TAG_NONE
     x.how, x.key = BY_PYTHON, handed.ticket
-    if row != NULL:
+    if rows != NULL:
         x.how = SCHEDULED
-        handed.bytes.put(row.at(), row.size())
-        w.shared.kept.fetch_add(row.size(), relaxed)
+        handed.bytes.put(rows.at(), rows.size())
+        w.shared.kept.fetch_add(rows.size(), relaxed)
     # no memory, or the server is at its end
     if (handed.bytes.lost or handed.query.user.lost or not w.tickets.put(x.key, x)
             or not w.shared.away.put(handed)):
         w.tickets.take(x.key)
-        if row != NULL:
-            w.shared.kept.fetch_sub(row.size(), relaxed)
+        if rows != NULL:
+            w.shared.kept.fetch_sub(rows.size(), relaxed)
         _over_given(handed)
         _starve(x)
 
@@ -348,14 +340,12 @@ cdef void _made_up(Worker* w) noexcept nogil:
     w.made.put_hex(w.shared.tickets.fetch_add(1, relaxed))
 
 
-cdef bint _answer(Worker* w, Exchange* x, const Value* value, u32 latency_us,
-                  Bytes* out) noexcept nogil:
+cdef bint _answer(Worker* w, Exchange* x, Bytes* out) noexcept nogil:
     cdef u64 before = out.size()
     x.close = x.close or w.draining
     if x.query.route.form and x.query.fields.id_bytes == 0:
         _made_up(w)
-    if not query_answer(&x.query, value, latency_us, w.date, &w.made, x.close, &w.body, out,
-                        &x.rest):
+    if not query_answer(&x.query, w.date, &w.made, x.close, &w.body, out, &x.rest):
         return False
     if out.lost:
         out.end -= out.size() - before
@@ -367,15 +357,14 @@ cdef bint _answer(Worker* w, Exchange* x, const Value* value, u32 latency_us,
 
 cdef void exchange_slot_ended(Worker* w, Exchange* x) noexcept nogil:
     cdef HttpConnection* connection = x.connection
-    cdef Value value
-    cdef u32 slot = x.query.slot
-    value.word, value.tag = x.query.block.word[slot], x.query.block.tag[slot]
-    if (slot_state(x.query.block[0], slot) == OK
-            and _answer(w, x, &value, x.query.block.latency_us[slot], &x.text)):
-        _over(x)
-        _set_ready(x)
-    else:
-        _pass_to_python(w, x, NULL)
+    if _wait_for_next(w, x):
+        return
+    if x.how == NOT_YET:
+        if _answer(w, x, &x.text):
+            _over(x)
+            _set_ready(x)
+        else:
+            _pass_to_python(w, x, NULL)
     if connection.first == x and x.how == READY:
         _flush(w, connection)
         http_connection_settle(w, connection)
@@ -404,14 +393,14 @@ cdef bint _request(Worker* w, HttpConnection* connection, RouteState* route, con
         connection.starved = True
         return True
     x.query.route, x.query.began_us, x.query.binary = route, monotonic_us(), False
-    came = query_submit(&x.query, w.table, head, body, &w.row, &w.draws)
-    if came == OTHER or (came == READ and not _has_memory(w.shared, w.row.size())):
+    came = query_submit(&x.query, w.table, head, body, &w.rows, &w.draws)
+    if came == OTHER or (came == READ and not _has_memory(w.shared, w.rows.size())):
         _put_back(w, x)
         return False
     route.users.fetch_add(1, relaxed)
     x.close = False
-    if came == VALUE and _answer(w, x, &x.query.value, 0,
-                                 &connection.out if connection.first == NULL else &x.text):
+    if (came == VALUE or came == ENDED) and _answer(
+            w, x, &connection.out if connection.first == NULL else &x.text):
         _over(x)
         if connection.first == NULL and x.rest == NULL:
             connection.last = x.close
@@ -422,9 +411,9 @@ cdef bint _request(Worker* w, HttpConnection* connection, RouteState* route, con
         return True
     _append(connection, x, False)
     if came == OPEN:
-        _wait(w, x)
+        _wait(w, x, x.query.slot)
     else:
-        _pass_to_python(w, x, &w.row if came == READ else NULL)
+        _pass_to_python(w, x, &w.rows if came == READ else NULL)
     return True
 
 
@@ -434,22 +423,33 @@ cdef bint _has_memory(const Shared* s, u64 nbytes) noexcept nogil:
             <= s.settings.bodies_bytes_max)
 
 
-cdef void _wait(Worker* w, Exchange* x) noexcept nogil:
+cdef void _wait(Worker* w, Exchange* x, u32 slot) noexcept nogil:
+    """Wait for a slot of the query. The slots are waited for one after another: when one has ended,
+    those that ended meanwhile need no wait."""
     cdef size_t i
     cdef CompletionState* d = query_home(&x.query)
     x.how = NOT_YET
-    x.key = x.query.block.first_id + x.query.slot
+    x.key = x.query.block.first_id + slot
     if not (make_room(w.over, w.over.size() + 1) and w.waiting.put(x.key, x)):
-        _cancel(x)
+        query_cancel(&x.query)
         _over(x)
         _starve(x)
         return
     for i in range(w.inboxes.size()):
         if w.inboxes[i].completion == d:
-            if slot_watch(x.query.block[0], x.query.slot, w.inboxes[i].bit):
+            if slot_watch(x.query.block[0], slot, w.inboxes[i].bit):
                 completion_wake_loop_thread(d)
                 return
     w.over.push_back(x.key)     # it has ended already
+
+
+cdef bint _wait_for_next(Worker* w, Exchange* x) noexcept nogil:
+    """Wait for the next slot, after one that has ended. Return False if there is none."""
+    cdef u32 slot = query_first_open(&x.query, <u32> (x.key - x.query.block.first_id))
+    if slot == x.query.slot + x.query.rows:
+        return False
+    _wait(w, x, slot)
+    return x.how == NOT_YET
 
 
 cdef bint _has_room(Worker* w, HttpConnection* connection) noexcept nogil:

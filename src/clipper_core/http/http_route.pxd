@@ -26,11 +26,11 @@ from clipper_core.scheduling.model_state cimport ModelState
 from clipper_core.scheduling.scheduler cimport EngineState
 from clipper_core.wire.prediction cimport Value
 
-# -- Infer requests of the Open Inference Protocol with one row: the request, as JSON or as JSON
-# followed by the bytes of the row, and the response.
+# -- Infer requests of the Open Inference Protocol: the request, as JSON or as JSON followed by the
+# bytes of the rows, and the response.
 #
-# Threads: any (pure functions). Requests that are not plain are not read: tensors of several rows,
-# nested data, other members.
+# Threads: any (pure functions). Requests that are not plain are not read: several tensors, nested
+# data, other members.
 #
 cdef struct InferParameters:
     u64 timeout_us              # 0: none
@@ -38,15 +38,17 @@ cdef struct InferParameters:
     const u8* user              # in the body
     u64 user_bytes              # 0: nobody's
 
-# Read a request: write the row to `row`, and the request's own id, as JSON, to `tag`. Return False
-# if it is not plain. json_bytes: length of the JSON, if the row follows it; else NO_LENGTH.
-cdef bint infer_read(const Wanted* wanted, bint finite, const u8* body, u64 n, u64 json_bytes,
-                     Bytes* row, Bytes* tag, bint* binary,
-                     InferParameters* parameters) noexcept nogil
+# Read a request: write its rows to `rows`, and the request's own id, as JSON, to `tag`. Return how
+# many rows it has, up to rows_max; 0 if it is not plain. json_bytes: length of the JSON, if the
+# rows follow it; else NO_LENGTH.
+cdef u32 infer_read(const Wanted* wanted, bint finite, const u8* body, u64 n, u64 json_bytes,
+                    u32 rows_max, Bytes* rows, Bytes* tag, bint* binary,
+                    InferParameters* parameters) noexcept nogil
 # Write the output tensor and the end of the response: `"outputs":[...]}`, and the bytes that follow
-# it. Return False if it is not plain. large: takes the elements, or the bytes, and what follows
-# them; NULL: everything is written to `out`.
-cdef bint infer_write(Bytes* out, const Value* value, bint binary, u64* json_bytes,
+# it. Return False if it is not plain. stacked: the value is an array of the outputs of several
+# rows; False: it is the output of one row. large: takes the elements, or the bytes, and what
+# follows them; NULL: everything is written to `out`.
+cdef bint infer_write(Bytes* out, const Value* value, bint stacked, bint binary, u64* json_bytes,
                       LargeBody* large) noexcept nogil
 
 # -- Routes, and the state of a query.
@@ -58,15 +60,16 @@ cdef enum Form:                 # of a request and its answer
 cdef enum QueryOutcome:         # of query_submit
     OTHER = 0                   # the body is not plain: nothing was submitted
     VALUE = 1                   # answered at once, by a cache hit; `value` holds a reference
-    ENDED = 2                   # refused, or ended already: the status is in its slot
-    OPEN = 3                    # its slot is pending
-    READ = 4                    # its row was read: the event loop's thread schedules it
+    ENDED = 2                   # each row was refused or answered: the statuses are in its slots
+    OPEN = 3                    # a slot is pending
+    READ = 4                    # its rows were read: the event loop's thread schedules them
 
 cdef cppclass RouteState:
     atomic[u32] users           # queries that are open
     u8 form
     bint read_only              # its queries are only read here
     bint variable
+    u32 rows_max                # of a request whose rows are queries of their own
     Wanted wanted
     EngineState* engine
     ModelState* model
@@ -93,7 +96,7 @@ cdef cppclass RouteState:
 cdef enum:
     REQUEST_ID_MAX = 128        # bytes
 
-cdef struct Fields:             # of a request, beside its row
+cdef struct Fields:             # of a request, beside its rows
     u64 slo_us
     u64 salt
     u64 span                    # of this server, in the trace
@@ -102,13 +105,14 @@ cdef struct Fields:             # of a request, beside its row
     u8[REQUEST_ID_MAX] id
     u8[TRACE_PARENT_BYTES] trace        # traceparent as given
 
-cdef cppclass Query:
+cdef cppclass Query:            # of one row, or of several, which are queries of their own
     RouteState* route
-    Block* block                # NULL: it was answered at once
-    u32 slot
+    u32 rows
+    Block* block                # NULL: one row that was answered at once
+    u32 slot                    # of the first row; those of the others follow it
     bint binary                 # V2: the output is returned as bytes
-    Value value
-    u64 number                  # its id
+    Value value                 # if it was answered at once
+    u64 number                  # the id of the first row; those of the others follow it
     u64 began_us
     Fields fields
     Bytes tag                   # V2: the request's own id, as JSON
@@ -131,15 +135,20 @@ cdef cppclass TableState:
 cdef RouteState* route_at(const TableState* table, const u8* path, u64 n) noexcept nogil
 # Return whether a request has a key of the table, which needs one.
 cdef bint has_key(const TableState* table, const Head* head) noexcept nogil
-# Submit a query whose route and began_us are set. draws: of `span_new`
+# Submit a query whose route and began_us are set. rows: takes what was read. draws: of `span_new`
 cdef QueryOutcome query_submit(Query* q, const TableState* table, const Head* head,
-                               const u8* body, Bytes* row, u64* draws) noexcept nogil
-# Append the response to `out` and count it. Return False if Python must write it; then nothing was
-# written or counted. made: an id for X-Request-Id, if neither the request nor the answer has one.
-# body: scratch space. rest: set to the unwritten rest of a large response; else unchanged.
-cdef bint query_answer(Query* q, const Value* value, u32 latency_us, const char* date,
-                       const Bytes* made, bint close,
+                               const u8* body, Bytes* rows, u64* draws) noexcept nogil
+# Return the first slot from `at` on that is pending; else the slot after those of the query, which
+# has slots.
+cdef u32 query_first_open(const Query* q, u32 at) noexcept nogil
+# Append the response to a query of which no row is pending to `out`, and count it. Return False if
+# Python must write it; then nothing was written or counted. made: an id for X-Request-Id, if
+# neither the request nor the answer has one. body: scratch space. rest: set to the unwritten rest
+# of a large response; else unchanged.
+cdef bint query_answer(Query* q, const char* date, const Bytes* made, bint close,
                        Bytes* body, Bytes* out, LargeBody** rest) noexcept nogil
+# End the rows that are pending: nobody waits for them.
+cdef void query_cancel(Query* q) noexcept nogil
 cdef void query_drop(Query* q) noexcept nogil          # release the results that it holds
 cdef CompletionState* query_home(const Query* q) noexcept nogil
 
@@ -157,12 +166,13 @@ cdef class HotRoute:
     cpdef void look_at_lanes(self)
     # Return an array of the row that `data` has.
     cdef object _row(self, const u8* data, u64 nbytes)
-    # Write the body of the response to a query that was read. False: Python must make the response.
-    # id, tag, binary: as of a Query.  encode: makes JSON of a text.  json_bytes: set to the length
-    # of the JSON that other bytes follow; 0: none do.
-    cdef bint _answer_body(self, Answer answer, bytes id, bytes tag, bint binary, object encode,
+    # Write the body of the response to a query that was read, from the answers to its rows. False:
+    # Python must make the response. id, tag, binary: as of a Query.  encode: makes JSON of a text.
+    # json_bytes: set to the length of the JSON that other bytes follow; 0: none do.
+    cdef bint _answer_body(self, list answers, bytes id, bytes tag, bint binary, object encode,
                            u64* json_bytes, Bytes* body) except -1
-    cdef bint _infer_body(self, Answer answer, bytes id, bytes tag, bint binary, object encode,
+    cdef bint _predict_body(self, Answer answer, object encode, Bytes* body) except -1
+    cdef bint _infer_body(self, list answers, bytes id, bytes tag, bint binary, object encode,
                           u64* json_bytes, Bytes* body) except -1
     # Append the head of that response, up to the last header. made: an id for X-Request-Id, if
     # neither the request nor the answer has one.

@@ -28,6 +28,7 @@ class HotRoute:
         read_only: bool = False,
         slo_ms_max: float = 0.0,
         takes_users: bool = False,
+        rows_max: int = 1,
     ) -> None: ...
     def look_at_lanes(self) -> None: ...
     @property

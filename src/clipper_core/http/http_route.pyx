@@ -27,7 +27,10 @@ from clipper_core.http.trace_parent cimport (
 from clipper_core.learning.answer_window cimport (
     RING_USER_MAX, AnswerOwner, AnswerWindow, ring_add,
 )
-from clipper_core.results.completion cimport block_drop, slot_fill, slots_claim
+from clipper_core.results.completion cimport (
+    block_drop, completion_notify_outside, slot_boxes, slot_fill, slot_state, slot_try_cancel,
+    slots_claim,
+)
 from clipper_core.runtime.dtype cimport (
     ANY, BOOL, BYTES, F16, F32, F64, I16, I32, I64, I8, STR, U16, U32, U64, U8, all_finite,
     itemsize,
@@ -46,10 +49,10 @@ from clipper_core.scheduling.submit cimport (
     lane_class, lane_prepare, lanes_there, row_bytes_end, row_refused, row_submit,
 )
 from clipper_core.wire.prediction cimport (
-    TAG_BLOB, TAG_NONE, Blob, blob_data, record_type, value_drop,
+    RANK_MAX, TAG_BLOB, TAG_NONE, Blob, blob_data, blob_drop, blob_room, record_type, value_drop,
 )
 
-# -- Infer requests of one row, read without a copy. Source: kserve.github.io, "Open Inference
+# -- Infer requests, read without a copy. Source: kserve.github.io, "Open Inference
 # Protocol", and Triton's extension `binary_tensor_data`; frontend/inference/codec.py handles every
 # request that is not read here.
 
@@ -331,17 +334,16 @@ cdef bint _request(Text* text, Request* r) noexcept nogil:
             and r.tensor.dtype != 0)
 
 
-cdef bint _is_one_row(const Wanted* wanted, const Tensor* t) noexcept nogil:
-    """Return whether the tensor is one row of this shape, with a first dimension of 1 or without
-    it."""
+cdef u64 _rows_of(const Wanted* wanted, const Tensor* t) noexcept nogil:
+    """Return how many rows of this shape the tensor has: its first dimension, which one row may
+    omit. 0: they have another shape or type."""
     cdef u32 i, ahead = t.rank - wanted.rank
-    if t.dtype != wanted.dtype or t.rank < wanted.rank or ahead > 1 or (ahead == 1
-                                                                        and t.dims[0] != 1):
-        return False
+    if t.dtype != wanted.dtype or t.rank < wanted.rank or ahead > 1:
+        return 0
     for i in range(wanted.rank):
         if t.dims[i + ahead] != wanted.dims[i]:
-            return False
-    return True
+            return 0
+    return t.dims[0] if ahead == 1 else 1
 
 
 cdef bint _read_data(const Wanted* wanted, const Tensor* t, u64 elements,
@@ -361,42 +363,46 @@ cdef bint _read_data(const Wanted* wanted, const Tensor* t, u64 elements,
     return text.at == text.end
 
 
-cdef bint infer_read(const Wanted* wanted, bint finite, const u8* body, u64 n, u64 json_bytes,
-                     Bytes* row, Bytes* tag, bint* binary,
-                     InferParameters* parameters) noexcept nogil:
+cdef u32 infer_read(const Wanted* wanted, bint finite, const u8* body, u64 n, u64 json_bytes,
+                    u32 rows_max, Bytes* rows, Bytes* tag, bint* binary,
+                    InferParameters* parameters) noexcept nogil:
     cdef Request r
     cdef Text text
-    cdef u64 elements = 1, behind
+    cdef u64 elements, behind, n_rows
     cdef u32 i
     if json_bytes != NO_LENGTH and json_bytes > n:
-        return False
+        return 0
     behind = n - json_bytes if json_bytes != NO_LENGTH else 0
     memset(&r, 0, sizeof(Request))
     r.tensor.size = NO_LENGTH
     r.this_binary = -1
     text.at, text.end = body, body + (n - behind)
-    if not _request(&text, &r) or r.id_bytes > ID_MAX or not _is_one_row(wanted, &r.tensor):
-        return False
+    if not _request(&text, &r) or r.id_bytes > ID_MAX:
+        return 0
+    n_rows = _rows_of(wanted, &r.tensor)
+    if not 0 < n_rows <= rows_max:
+        return 0
+    elements = n_rows
     for i in range(wanted.rank):
         elements *= wanted.dims[i]
-    row.clear()
+    rows.clear()
     if r.tensor.size == NO_LENGTH:
-        if r.tensor.data == NULL or behind or not _read_data(wanted, &r.tensor, elements, row):
-            return False
+        if r.tensor.data == NULL or behind or not _read_data(wanted, &r.tensor, elements, rows):
+            return 0
     else:
         if (r.tensor.data != NULL or r.tensor.size != behind
             or behind != elements * itemsize(wanted.dtype)):
-            return False
-        row.put(body + json_bytes, behind)
-        if row.lost or (finite and not all_finite(wanted.dtype, row.at(), row.size())):
-            return False
+            return 0
+        rows.put(body + json_bytes, behind)
+        if rows.lost or (finite and not all_finite(wanted.dtype, rows.at(), rows.size())):
+            return 0
     tag.clear()
     tag.put_byte(34)
     tag.put(r.id, r.id_bytes)
     tag.put_byte(34)
     binary[0] = r.this_binary if r.this_binary >= 0 else r.all_binary
     parameters[0] = r.parameters
-    return True
+    return <u32> n_rows
 
 
 # -- the answer
@@ -465,7 +471,7 @@ cdef bint _word(const Value* value, u8* dtype, u64* word) noexcept nogil:
     return dtype[0] != 0
 
 
-cdef bint infer_write(Bytes* out, const Value* value, bint binary, u64* json_bytes,
+cdef bint infer_write(Bytes* out, const Value* value, bint stacked, bint binary, u64* json_bytes,
                       LargeBody* large) noexcept nogil:
     cdef Blob* blob = <Blob*> value.word if value.tag == TAG_BLOB else NULL
     cdef bint array = blob != NULL and blob.rank != 0
@@ -494,10 +500,13 @@ cdef bint infer_write(Bytes* out, const Value* value, bint binary, u64* json_byt
         out.put_text(_datatype(dtype))
     else:
         out.put_text("BYTES")
-    out.put_text("\",\"shape\":[1")
+    out.put_text("\",\"shape\":[")
+    if not stacked:
+        out.put_byte(49)
     if array:
         for i in range(blob.rank):
-            out.put_byte(44)
+            if i or not stacked:
+                out.put_byte(44)
             out.put_decimal(blob.dims[i])
     if not binary:
         out.put_text("],\"data\":[")
@@ -514,6 +523,56 @@ cdef bint infer_write(Bytes* out, const Value* value, bint binary, u64* json_byt
         out.put(data, size)
     else:
         json_begin_bytes(&large.cursor, data, size)
+    return True
+
+
+cdef Blob* _room_for(const Value* first, u32 n, u64* item) noexcept nogil:
+    """Return an empty array for n outputs like the first one, which has `item` bytes. NULL: they
+    cannot be one array, or there is no memory."""
+    cdef Blob* one = <Blob*> first.word if first.tag == TAG_BLOB else NULL
+    cdef Blob* found
+    cdef u8 dtype = 0
+    cdef u64 word = 0
+    cdef u32 rank = 0, i
+    if one != NULL and one.rank:
+        dtype, rank, item[0] = one.dtype, one.rank, one.nbytes
+    elif (one == NULL or one.dtype != STR) and _word(first, &dtype, &word):
+        item[0] = itemsize(dtype)
+    if dtype == 0 or rank == RANK_MAX:
+        return NULL
+    found = blob_room(n * item[0])
+    if found == NULL:
+        return NULL
+    found.dtype = dtype
+    found.rank = <u8> (rank + 1)
+    found.dims[0] = n
+    for i in range(rank):
+        found.dims[i + 1] = one.dims[i]
+    return found
+
+
+cdef bint _put_row(Blob* into, u32 row, u64 item, const Value* value) noexcept nogil:
+    """Copy an output to its row of the array. False: it is of another type or shape."""
+    cdef Blob* one = <Blob*> value.word if value.tag == TAG_BLOB else NULL
+    cdef u8 dtype = 0
+    cdef u64 word = 0
+    cdef u32 i
+    cdef u8* to = <u8*> blob_data(into) + row * item
+    if one != NULL and (one.qualifier_bytes or record_type(one)):
+        return False
+    if one == NULL or one.rank == 0:
+        if into.rank != 1 or (one != NULL and one.dtype == STR):
+            return False
+        if not _word(value, &dtype, &word) or dtype != into.dtype:
+            return False
+        memcpy(to, &word, item)
+        return True
+    if one.rank + 1 != into.rank or one.dtype != into.dtype or one.nbytes != item:
+        return False
+    for i in range(one.rank):
+        if one.dims[i] != into.dims[i + 1]:
+            return False
+    memcpy(to, blob_data(one), item)
     return True
 
 
@@ -648,46 +707,86 @@ cdef u64 _number(CompletionState* d) noexcept nogil:
     return number
 
 
-cdef Status _submit(Query* q, const Bytes* row, const Key* key) noexcept nogil:
+cdef bint _submit(Query* q, const u8* row, u64 nbytes, const Key* key, u32 slot) noexcept nogil:
+    """Submit a row. Return False if it was refused: its slot says why."""
     cdef EngineState* e = q.route.engine
     cdef Status status = CLOSED
+    cdef Value value
     if submitter_enter(e.lanes[0], e.refusing):
-        status = row_submit(e, q.route.model, row.at(), row.size(), key, q.fields.salt,
-                            q.fields.slo_us, q.began_us, q.block, q.slot, 0)
+        status = row_submit(e, q.route.model, row, nbytes, key, q.fields.salt,
+                            q.fields.slo_us, q.began_us, q.block, slot, 0)
         submitter_leave(e.lanes[0])
-    return status
+    if status == OK:
+        return True
+    value.word = 0
+    value.tag = TAG_NONE
+    row_refused(q.route.model, status, q.fields.slo_us, q.began_us, &value)
+    _fill(q, slot, status, &value)
+    return False
+
+
+cdef void _fill(Query* q, u32 slot, Status status, Value* value) noexcept nogil:
+    """End a slot whose row was not submitted."""
+    slot_fill(q.route.engine.completion, q.block, slot, status, value)
+    block_drop(q.route.engine.completion, q.block, 1)
+
+
+cdef bint _is_cached(Query* q, const u8* row, u64 nbytes, Key* key, Value* value) noexcept nogil:
+    """Return whether the cache has a row's output, of which `value` gets a reference."""
+    cdef RouteState* r = q.route
+    if not r.model.cached:
+        return False
+    key[0] = key_of(r.engine.cache, r.model.spec.uid, q.fields.salt, row, nbytes)
+    if not cache_lookup(r.engine.cache, key, value):
+        return False
+    count(&r.model.tally.hits, 1)
+    return True
 
 
 cdef QueryOutcome _answer_or_submit(Query* q, const Bytes* row) noexcept nogil:
     cdef RouteState* r = q.route
     cdef Key key
-    cdef Status status
-    q.value.word = 0
-    q.value.tag = TAG_NONE
-    q.block = NULL
     if row.size() >= row_bytes_end(r.engine):
         return OTHER            # too large: Python reports it
-    if r.model.cached:
-        key = key_of(r.engine.cache, r.model.spec.uid, q.fields.salt, row.at(), row.size())
-        if cache_lookup(r.engine.cache, &key, &q.value):
-            count(&r.model.tally.hits, 1)
-            count(r.queries, 1)
-            q.number = _number(r.engine.completion)
-            return VALUE
+    if _is_cached(q, row.at(), row.size(), &key, &q.value):
+        count(r.queries, 1)
+        q.number = _number(r.engine.completion)
+        return VALUE
+    if not _claim(q):
+        return OTHER
+    return OPEN if _submit(q, row.at(), row.size(), &key, q.slot) else ENDED
+
+
+cdef bint _claim(Query* q) noexcept nogil:
+    """Claim a slot for each row. False: Python makes the lane of the SLO, or reports that there is
+    no memory."""
+    cdef RouteState* r = q.route
     if not r.lanes.load(acquire) >> lane_class(q.fields.slo_us) & 1:
-        return OTHER            # Python makes the lane
-    if not slots_claim(r.engine.completion, 1, &q.block, &q.slot):
-        return OTHER            # no memory: Python reports it
-    count(r.queries, 1)
+        return False
+    if not slots_claim(r.engine.completion, q.rows, &q.block, &q.slot):
+        return False
+    count(r.queries, q.rows)
     q.number = q.block.first_id + q.slot
-    status = _submit(q, row, &key)
-    if status == OK:
-        return OPEN
-    row_refused(r.model, status, q.fields.slo_us, q.began_us, &q.value)
-    slot_fill(r.engine.completion, q.block, q.slot, status, &q.value)
-    block_drop(r.engine.completion, q.block, 1)
-    q.value.tag = TAG_NONE
-    return ENDED
+    return True
+
+
+cdef QueryOutcome _answer_or_submit_rows(Query* q, const Bytes* rows) noexcept nogil:
+    """Answer each row from the cache, or submit it."""
+    cdef Key key
+    cdef Value value
+    cdef const u8* row = rows.at()
+    cdef u64 nbytes = rows.size() // q.rows
+    cdef u32 i
+    cdef bint is_open = False
+    if nbytes >= row_bytes_end(q.route.engine) or not _claim(q):
+        return OTHER
+    for i in range(q.rows):
+        if _is_cached(q, row, nbytes, &key, &value):
+            _fill(q, q.slot + i, OK, &value)
+        elif _submit(q, row, nbytes, &key, q.slot + i):
+            is_open = True
+        row += nbytes
+    return OPEN if is_open else ENDED
 
 
 cdef bint _is_quotable(const Head* head) noexcept nogil:
@@ -698,13 +797,10 @@ cdef bint _is_quotable(const Head* head) noexcept nogil:
     return True
 
 
-cdef QueryOutcome _only_read(Query* q, const Bytes* row) noexcept nogil:
+cdef QueryOutcome _only_read(Query* q, const Bytes* rows) noexcept nogil:
     """Keep what the event loop's thread needs to schedule the query."""
-    if row.size() >= row_bytes_end(q.route.engine):
+    if rows.size() // q.rows >= row_bytes_end(q.route.engine):
         return OTHER            # too large: Python reports it
-    q.block = NULL
-    q.value.word = 0
-    q.value.tag = TAG_NONE
     return OTHER if q.fields.salt else READ
 
 
@@ -714,13 +810,15 @@ cdef inline bint _is_read_only(Query* q) noexcept nogil:
     return r.read_only or q.user.size() > (RING_USER_MAX if r.takes_users else 0)
 
 
-cdef bint _read_infer(Query* q, const Head* head, const u8* body, Bytes* row) noexcept nogil:
+cdef bint _read_infer(Query* q, const Head* head, const u8* body, Bytes* rows) noexcept nogil:
     cdef RouteState* r = q.route
     cdef InferParameters said
     cdef bint binary = False
-    if not (_is_quotable(head)
-            and infer_read(&r.wanted, r.model.finite, body, head.body_bytes, head.json_bytes, row,
-                           &q.tag, &binary, &said)):
+    if not _is_quotable(head):
+        return False
+    q.rows = infer_read(&r.wanted, r.model.finite, body, head.body_bytes, head.json_bytes,
+                        r.rows_max, rows, &q.tag, &binary, &said)
+    if q.rows == 0:
         return False
     if said.user_bytes > (RING_USER_MAX if r.takes_users else 0):
         return False
@@ -733,50 +831,118 @@ cdef bint _read_infer(Query* q, const Head* head, const u8* body, Bytes* row) no
 
 
 cdef QueryOutcome query_submit(Query* q, const TableState* table, const Head* head,
-                               const u8* body, Bytes* row, u64* draws) noexcept nogil:
+                               const u8* body, Bytes* rows, u64* draws) noexcept nogil:
     cdef RouteState* r = q.route
     q.fields.slo_us, q.fields.salt = r.slo_us, 0
     q.fields.traced = False
     q.user.clear()
+    q.rows = 1
+    q.block = NULL
+    q.value.word = 0
+    q.value.tag = TAG_NONE
     if head.trace != NULL and not _read_trace(q, table, head, draws):
         return OTHER
     if r.form == INFER:
-        if not _read_infer(q, head, body, row):
+        if not _read_infer(q, head, body, rows):
             return OTHER
-    elif head.json_bytes != NO_LENGTH or not _read_predict(q, body, head.body_bytes, row):
+    elif head.json_bytes != NO_LENGTH or not _read_predict(q, body, head.body_bytes, rows):
         return OTHER
     q.fields.id_bytes = head.id_bytes
     if head.id_bytes:
         memcpy(q.fields.id, head.id, head.id_bytes)
     if _is_read_only(q):
-        return _only_read(q, row)
-    return _answer_or_submit(q, row)
+        return _only_read(q, rows)
+    if q.rows != 1:
+        return _answer_or_submit_rows(q, rows)
+    return _answer_or_submit(q, rows)
 
 
 cdef CompletionState* query_home(const Query* q) noexcept nogil:
     return q.route.engine.completion
 
 
+cdef u32 query_first_open(const Query* q, u32 at) noexcept nogil:
+    while at < q.slot + q.rows and slot_state(q.block[0], at) != PENDING:
+        at += 1
+    return at
+
+
+cdef void query_cancel(Query* q) noexcept nogil:
+    cdef CompletionState* d = q.route.engine.completion
+    cdef u32 slot
+    for slot in range(q.slot, q.slot + q.rows):
+        if slot_try_cancel(q.block[0], slot, CANCELLED):
+            d.answered.fetch_add(1, relaxed)
+            completion_notify_outside(d, slot_boxes(q.block[0], slot))
+
+
 cdef void query_drop(Query* q) noexcept nogil:
     """Drop a query, like a future that is released."""
     cdef CompletionState* d = q.route.engine.completion
+    cdef u32 slot
     cdef u8 state
     cdef Value value
     value_drop(&q.value)
     if q.block == NULL:
         return
-    state = q.block.state[q.slot].load(relaxed)
-    if state != PENDING and state != CANCELLED and q.block.tag[q.slot] == TAG_BLOB:
-        value.word = q.block.word[q.slot]
-        value.tag = TAG_BLOB
-        value_drop(&value)
-        q.block.tag[q.slot] = TAG_NONE
-    block_drop(d, q.block, 1)
+    for slot in range(q.slot, q.slot + q.rows):
+        state = q.block.state[slot].load(relaxed)
+        if state != PENDING and state != CANCELLED and q.block.tag[slot] == TAG_BLOB:
+            value.word = q.block.word[slot]
+            value.tag = TAG_BLOB
+            value_drop(&value)
+            q.block.tag[slot] = TAG_NONE
+    block_drop(d, q.block, q.rows)
     q.block = NULL
 
 
 # -- answering
 # --------------------------------------------------------------------------------------------------
+
+cdef u32 _row_value(const Query* q, u32 row, Value* value) noexcept nogil:
+    """Return how long a row took, microseconds. value: its output, which the query holds."""
+    cdef u32 slot = q.slot + row
+    if q.block == NULL:
+        value[0] = q.value
+        return 0
+    value.word = q.block.word[slot]
+    value.tag = q.block.tag[slot]
+    return q.block.latency_us[slot]
+
+
+cdef bint _is_plain(const Query* q) noexcept nogil:
+    """Return whether each row has an output that is sure enough."""
+    cdef Value value
+    cdef u32 i
+    for i in range(q.rows):
+        if q.block != NULL and slot_state(q.block[0], q.slot + i) != OK:
+            return False
+        _row_value(q, i, &value)
+        if value_belief(&value) < q.route.confidence_min:
+            return False
+    return True
+
+
+cdef bint _stack(const Query* q, Value* stacked) noexcept nogil:
+    """Make an array of the outputs of all rows, which is the caller's. False: they are no
+    array, or there is no memory."""
+    cdef Value value
+    cdef Blob* found
+    cdef u64 item = 0
+    cdef u32 i
+    _row_value(q, 0, &value)
+    found = _room_for(&value, q.rows, &item)
+    if found == NULL:
+        return False
+    stacked.word = <u64> found
+    stacked.tag = TAG_BLOB
+    for i in range(q.rows):
+        _row_value(q, i, &value)
+        if not _put_row(found, i, item, &value):
+            value_drop(stacked)
+            return False
+    return True
+
 
 cdef bint _predicted(Query* q, const Value* value, double belief, u32 latency_us,
                      Bytes* body, LargeBody* large) noexcept nogil:
@@ -830,7 +996,15 @@ cdef bint _inferred(Query* q, const Value* value, double belief, u64* json_bytes
         body.put_text(",\"request_id\":")
         _put_own(q, body)
     body.put_text("},")
-    return infer_write(body, value, q.binary, json_bytes, large)
+    return infer_write(body, value, False, q.binary, json_bytes, large)
+
+
+cdef bint _inferred_rows(Query* q, const Value* stacked, u64* json_bytes,
+                         Bytes* body, LargeBody* large) noexcept nogil:
+    body.put(q.route.head.at(), q.route.head.size())
+    body.put(q.tag.at(), q.tag.size())
+    body.put_byte(44)
+    return infer_write(body, stacked, True, q.binary, json_bytes, large)
 
 
 cdef void _put_id(Query* q, const Bytes* made, Bytes* out) noexcept nogil:
@@ -843,40 +1017,66 @@ cdef void _put_id(Query* q, const Bytes* made, Bytes* out) noexcept nogil:
         out.put(made.at(), made.size())
 
 
-cdef void _count(Query* q, u32 latency_us) noexcept nogil:
+cdef void _count(Query* q, u64 now_us) noexcept nogil:
+    """Count the answers, and keep them for feedback."""
     cdef RouteState* r = q.route
-    count(r.answered, 1)
-    count(r.decided, 1)
-    count(r.used, 1)
-    count(r.wins, 1)
+    cdef Value value
+    cdef u32 i
+    for i in range(q.rows):
+        histogram_record(r.took, _row_value(q, i, &value))
+        if r.window != NULL:
+            ring_add(r.window, q.number + i, r.owner, q.user.at(), <u32> q.user.size(), &value,
+                     now_us)
+    count(r.answered, q.rows)
+    count(r.decided, q.rows)
+    count(r.used, q.rows)
+    count(r.wins, q.rows)
     count(r.ok, 1)
-    histogram_record(r.took, latency_us)
-    histogram_record(r.requests, monotonic_us() - q.began_us)
+    histogram_record(r.requests, now_us - q.began_us)
 
 
-cdef bint _write_body(Query* q, const Value* value, double belief, u32 latency_us,
+cdef bint _write_body(Query* q, const Value* value, u32 latency_us,
                       u64* json_bytes, Bytes* body, LargeBody* large) noexcept nogil:
-    """Write the body, or the part of it before a large output. False: it is not plain."""
+    """Write the body, or the part of it before a large output. False: it is not plain. value: the
+    output of the row, or an array of those of several rows."""
     body.clear()
     if q.route.form == PREDICT:
-        return _predicted(q, value, belief, latency_us, body, large)
-    if q.route.form == INFER:
-        return _inferred(q, value, belief, json_bytes, body, large)
-    return _old(q, value, body, large)
+        return _predicted(q, value, value_belief(value), latency_us, body, large)
+    if q.route.form == OLD_PREDICT:
+        return _old(q, value, body, large)
+    if q.rows != 1:
+        return _inferred_rows(q, value, json_bytes, body, large)
+    return _inferred(q, value, value_belief(value), json_bytes, body, large)
 
 
-cdef bint query_answer(Query* q, const Value* value, u32 latency_us, const char* date,
-                       const Bytes* made, bint close,
-                       Bytes* body, Bytes* out, LargeBody** rest) noexcept nogil:
-    cdef double belief = value_belief(value)
-    cdef u64 json_bytes = 0
+cdef bint _make_body(Query* q, u64* json_bytes, Bytes* body, LargeBody** rest) noexcept nogil:
+    """Write the body to `body`; the part after that of a large output is left to `rest`. False: it
+    is not plain."""
+    cdef Value value
+    cdef u32 latency_us = 0
     cdef LargeBody* large
-    if belief < q.route.confidence_min:
+    cdef bint made
+    if q.rows == 1:
+        latency_us = _row_value(q, 0, &value)
+    elif not _stack(q, &value):
         return False
-    large = large_body(value)
-    if (not _write_body(q, value, belief, latency_us, &json_bytes, body, large) or body.lost
-            or (large != NULL and large.tail.lost)):
+    large = large_body(&value)
+    made = (_write_body(q, &value, latency_us, json_bytes, body, large) and not body.lost
+            and (large == NULL or not large.tail.lost))
+    if q.rows != 1:
+        value_drop(&value)
+    if made:
+        rest[0] = large
+    else:
         large_body_drop(large)
+    return made
+
+
+cdef bint query_answer(Query* q, const char* date, const Bytes* made, bint close,
+                       Bytes* body, Bytes* out, LargeBody** rest) noexcept nogil:
+    cdef u64 json_bytes = 0
+    cdef LargeBody* large = NULL
+    if not _is_plain(q) or not _make_body(q, &json_bytes, body, &large):
         return False
     out.put_text("HTTP/1.1 200 OK\r\ndate: ")
     out.put(date, 29)
@@ -905,10 +1105,7 @@ cdef bint query_answer(Query* q, const Value* value, u32 latency_us, const char*
         large_body_chunk(body, out)
     else:
         out.put(body.at(), body.size())
-    if q.route.window != NULL:
-        ring_add(q.route.window, q.number, q.route.owner, q.user.at(), <u32> q.user.size(), value,
-                 monotonic_us())
-    _count(q, latency_us)
+    _count(q, monotonic_us())
     rest[0] = large
     return True
 
@@ -940,6 +1137,21 @@ cdef bint has_key(const TableState* table, const Head* head) noexcept nogil:
             and key_find(table.keys, head.authorization, head.authorization_bytes) != NO_KEY)
 
 
+cdef bint _number_of(object output, Value* value) except -1:
+    """Make a value of a number. False: it is none, or too large."""
+    cdef double number
+    if type(output) is float:
+        number = output
+        value.tag = F64
+        memcpy(&value.word, &number, 8)
+        return True
+    if type(output) is int and -I64_END <= output < I64_END:
+        value.tag = I64
+        value.word = <u64> <i64> output
+        return True
+    return False
+
+
 cdef int _put(Bytes* to, bytes text) except -1:
     to.put(<const char*> text, len(text))
     return 0
@@ -957,20 +1169,22 @@ cdef class HotRoute:
     those of `owner`, which it has; None: they are not kept. application: schedules queries that
     were read; None: Python does. read_only: all queries are only read here, not submitted.
     slo_ms_max: of queries with an SLO of their own; 0: Python has those. takes_users: a query may
-    name its user, who changes nothing of its answer. Raises ValueError for a model whose rows
-    cannot be read without Python.
+    name its user, who changes nothing of its answer. rows_max: of a request whose rows are queries
+    of their own. Raises ValueError for a model whose rows cannot be read without Python.
     """
 
     def __init__(self, Model model, str form, str node, bytes models, u64 slo_us,
                  double confidence_min, counts,
                  LatencyHistogram took, Counter ok, LatencyHistogram requests, subject,
                  AnswerWindow window=None, AnswerOwner owner=None, Application application=None,
-                 bint read_only=False, double slo_ms_max=0.0, bint takes_users=False):
+                 bint read_only=False, double slo_ms_max=0.0, bint takes_users=False,
+                 u32 rows_max=1):
         cdef RouteState* r = new RouteState()
         self.state = r
         self.application = application
         self.names = {}
         r.read_only = read_only
+        r.rows_max = rows_max
         queries, answered, decided, used, wins = counts
         self.model, self.subject = model, subject
         self.counters = (queries, answered, decided, used, wins, took, ok, requests, window, owner)
@@ -1020,13 +1234,19 @@ cdef class HotRoute:
         memcpy(cnp.PyArray_DATA(row), data, nbytes)
         return row.view(self.dtype).reshape(self.model.shape)
 
-    cdef bint _answer_body(self, Answer answer, bytes id, bytes tag, bint binary, object encode,
+    cdef bint _answer_body(self, list answers, bytes id, bytes tag, bint binary, object encode,
                            u64* json_bytes, Bytes* body) except -1:
+        cdef Answer answer
         json_bytes[0] = 0
-        if answer.is_default or len(answer.missing) or len(answer.set) or answer.beside:
-            return False
+        for answer in answers:
+            if answer.is_default or len(answer.missing) or len(answer.set) or answer.beside:
+                return False
         if self.state.form == INFER:
-            return self._infer_body(answer, id, tag, binary, encode, json_bytes, body)
+            return self._infer_body(answers, id, tag, binary, encode, json_bytes, body)
+        return self._predict_body(answers[0], encode, body)
+
+    cdef bint _predict_body(self, Answer answer, object encode, Bytes* body) except -1:
+        """Write the response to a query for a prediction."""
         if type(answer.output) not in (int, float, str, bool):
             return False
         body.put_text("{\"id\":\"")
@@ -1047,22 +1267,34 @@ cdef class HotRoute:
         body.put_byte(125)
         return True
 
-    cdef bint _infer_body(self, Answer answer, bytes id, bytes tag, bint binary, object encode,
+    cdef bint _infer_body(self, list answers, bytes id, bytes tag, bint binary, object encode,
                           u64* json_bytes, Bytes* body) except -1:
-        """Write the response of the Open Inference Protocol to one row."""
-        cdef Value value
-        cdef double number
-        if type(answer.output) is float:
-            number = answer.output
-            value.tag = F64
-            memcpy(&value.word, &number, 8)
-        elif type(answer.output) is int and -I64_END <= answer.output < I64_END:
-            value.tag = I64
-            value.word = <u64> <i64> answer.output
-        else:
+        """Write the response of the Open Inference Protocol."""
+        cdef Answer answer = answers[0]
+        cdef Value value, one
+        cdef u64 item = 0
+        cdef u32 i, n = <u32> len(answers)
+        cdef Blob* stacked
+        cdef bint written
+        if not _number_of(answer.output, &value):
             return False
         body.put(self.state.head.at(), self.state.head.size())
         _put(body, tag)
+        if n != 1:
+            stacked = _room_for(&value, n, &item)
+            if stacked == NULL:
+                return False
+            value.word = <u64> stacked
+            value.tag = TAG_BLOB
+            written = True
+            for i in range(n):
+                answer = answers[i]
+                written = (written and _number_of(answer.output, &one)
+                           and _put_row(stacked, i, item, &one))
+            body.put_byte(44)
+            written = written and infer_write(body, &value, True, binary, json_bytes, NULL)
+            blob_drop(stacked)
+            return written
         body.put_text(",\"parameters\":{\"prediction_id\":\"")
         _put(body, answer.id.encode("ascii"))
         body.put_text("\",\"confidence\":")
@@ -1074,7 +1306,7 @@ cdef class HotRoute:
             body.put_text(",\"decided_by\":")
             _put(body, encode(answer.decided_by))
         body.put_text("},")
-        return infer_write(body, &value, binary, json_bytes, NULL)
+        return infer_write(body, &value, False, binary, json_bytes, NULL)
 
     cdef int _answer_head(self, Answer answer, bytes id, bytes made, const char* date,
                           u64 json_bytes, u64 body_bytes, Bytes* out) except -1:

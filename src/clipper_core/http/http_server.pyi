@@ -13,7 +13,7 @@ class Handed(NamedTuple):
 
 class Ending(NamedTuple):
     route: HotRoute
-    future: Future
+    futures: list[Future]
     id: bytes
     began_ns: int
     worker: int
@@ -24,8 +24,8 @@ class Ending(NamedTuple):
 
 class Read(NamedTuple):
     route: HotRoute
-    future: Future | None
-    row: Any
+    futures: list[Future | None]
+    rows: list[Any]
     error: Exception | None
     user: str
     slo_us: int
@@ -71,7 +71,7 @@ class HttpServer:
     def set_table(self, table: HotTable) -> None: ...
     def sweep(self) -> int: ...
     def take(self) -> list[Handed | Ending | Read | Gone]: ...
-    def respond(self, read: Read, future: Future | None = None) -> bool: ...
+    def respond(self, read: Read, futures: list[Future] | None = None) -> bool: ...
     def adopt(self, fd: int, returns: int = 0) -> bool: ...
     def answer(self, worker: int, ticket: int, response: bytes, close: bool) -> None: ...
     def drain(self) -> None: ...

@@ -20,14 +20,16 @@ from typing import NamedTuple
 
 from clipper_core.engine.engine cimport Engine
 from clipper_core.http.http_connection cimport (
-    CONNECTION, ENDING, GONE, ROW, TURN_BYTES, Exchange, HttpConnection, Inbox, Settings,
+    CONNECTION, ENDING, GONE, ROWS, TURN_BYTES, Exchange, HttpConnection, Inbox, Settings,
     exchange_answered, exchange_slot_ended, http_connection_check_times, http_connection_close,
     http_connection_drain, http_connection_open, http_connection_read, http_connection_settle,
 )
 from clipper_core.http.http_route cimport INFER, HotRoute, HotTable, Query, query_drop
 from clipper_core.http.trace_parent cimport TRACE_PARENT_BYTES, span_new, trace_parent_put
 from clipper_core.results.answer cimport Answer
-from clipper_core.results.completion cimport Mailbox, mailbox_arm, mailbox_must_rescan
+from clipper_core.results.completion cimport (
+    Mailbox, mailbox_arm, mailbox_must_rescan, slot_state,
+)
 from clipper_core.results.future cimport Future, MailboxReader, future_at_once, future_new
 from clipper_core.runtime.allocation cimport make
 from clipper_core.runtime.machine cimport (
@@ -204,7 +206,7 @@ cdef void _apply_later_commands(Worker* w) noexcept nogil:
 
 cdef void _event_of(Worker* w, u64 key) noexcept nogil:
     cdef Exchange* x = <Exchange*> w.waiting.get(key)
-    if x != NULL and x.query.block.state[x.query.slot].load(acquire) != PENDING:
+    if x != NULL and slot_state(x.query.block[0], <u32> (key - x.query.block.first_id)) != PENDING:
         w.waiting.take(key)
         exchange_slot_ended(w, x)
 
@@ -335,14 +337,15 @@ class Handed(NamedTuple):
 
 
 class Read(NamedTuple):
-    """A query that was read, and is scheduled and answered by Python, or by respond(). future: of
-    the query; None: it is not scheduled.  row: its input then.  error: why it could not be
-    scheduled.  user: empty for nobody's.  slo_us: of the query.  The others are as of an Ending.
+    """A query that was read, and is scheduled and answered by Python, or by respond(). futures: of
+    its rows; None for one that is not scheduled.  rows: their inputs then; else None.  error: why
+    one could not be scheduled.  user: empty for nobody's.  slo_us: of the query.  The others are as
+    of an Ending.
     """
 
     route: object
-    future: object
-    row: object
+    futures: object
+    rows: object
     error: object
     user: str
     slo_us: int
@@ -362,12 +365,13 @@ class Gone(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """A query whose response Python makes, for answer(worker, ticket, ...). future: done.  id:
-    X-Request-Id; empty: none came. tag, binary: of infer: the request's own id, as JSON, and
-    whether its output goes back as bytes. trace: traceparent, if it names a trace; else empty."""
+    """A query whose response Python makes, for answer(worker, ticket, ...). futures: of its rows,
+    done.  id: X-Request-Id; empty: none came. tag, binary: of infer: the request's own id, as JSON,
+    and whether its output goes back as bytes. trace: traceparent, if it names a trace; else
+    empty."""
 
     route: object
-    future: object
+    futures: object
     id: bytes
     began_ns: int
     worker: int
@@ -592,9 +596,9 @@ cdef class HttpServer:
                     taken.append(Handed(handed.fd, data, handed.age_us / 1e6, handed.returns))
                 elif handed.kind == GONE:
                     taken.append(Gone(handed.ticket))
-                elif handed.kind == ROW:
+                elif handed.kind == ROWS:
                     read = self._schedule(handed)
-                    if read.future is None or not self.respond(read):
+                    if not self.respond(read):
                         taken.append(read)
                 else:
                     taken.append(self._ending(handed))
@@ -629,18 +633,22 @@ cdef class HttpServer:
         cdef bytes id = _id_of(&handed.query)
         cdef bytes tag = _tag_of(&handed.query)
         cdef object extra = route.subject(id.decode("ascii"), tag, _user_of(&handed.query))
+        cdef list futures = []
         cdef Future future
+        cdef u32 i
         if handed.query.block == NULL:
             future = future_at_once(route.model.engine.completion, OK, &handed.query.value,
                                     self.finish, extra)
             future.own_id = handed.query.number
+            futures.append(future)
         else:
-            future = future_new(route.model.engine.completion, handed.query.block,
-                                handed.query.slot, 1,
-                                self.finish, extra)
-        handed.query.block = NULL            # the future has it, and the value
+            for i in range(handed.query.rows):
+                futures.append(future_new(route.model.engine.completion, handed.query.block,
+                                          handed.query.slot + i, 1, self.finish, extra))
+        # the futures have it, and the value
+        handed.query.block = NULL
         handed.query.value.tag = TAG_NONE
-        ending = Ending(route, future, id, handed.query.began_us * 1000, handed.worker,
+        ending = Ending(route, futures, id, handed.query.began_us * 1000, handed.worker,
                         handed.ticket,
                         tag, bool(handed.query.binary), _trace_of(&handed.query))
         handed.query.route.users.fetch_sub(1, release)
@@ -650,55 +658,68 @@ cdef class HttpServer:
         """Schedule a query that was read."""
         cdef HotRoute route = <HotRoute> handed.query.route.object
         cdef Query* query = &handed.query
-        cdef Future future = None
-        cdef object row = None, failed = None
+        cdef Future future
+        cdef list futures = [], rows = []
+        cdef object failed = None
         cdef bytes tag = _tag_of(query)
+        cdef const u8* row = handed.bytes.at()
+        cdef u64 nbytes = handed.bytes.size() // query.rows
         # the route is held by this call from here on
         query.route.users.fetch_sub(1, release)
         self.shared.kept.fetch_sub(handed.bytes.size(), relaxed)
         id = _id_of(query)
         name = _user_of(query)
+        own = (id or tag[1:-1]).decode("ascii")
         try:
-            if route.application is not None:
-                future = route.application.schedule_row(
-                    handed.bytes.at(), handed.bytes.size(), name, query.fields.slo_us,
-                    (id or tag[1:-1]).decode("ascii"))
-            if future is None:
-                row = route._row(handed.bytes.at(), handed.bytes.size())
+            for _ in range(query.rows):
+                future = None
+                if route.application is not None:
+                    future = route.application.schedule_row(row, nbytes, name, query.fields.slo_us,
+                                                            own)
+                futures.append(future)
+                rows.append(route._row(row, nbytes) if future is None else None)
+                row += nbytes
         except Exception as error:
             failed = error
-        return Read(route, future, row, failed, name, query.fields.slo_us, id, _trace_of(query),
+        return Read(route, futures, rows, failed, name, query.fields.slo_us, id, _trace_of(query),
                     query.began_us * 1000, handed.worker, handed.ticket, tag, bool(query.binary))
 
-    def respond(self, read, Future future=None):
-        """Answer a query that was Read and whose future is done. Return False if its response is to
-        be made in Python."""
+    def respond(self, read, list futures=None):
+        """Answer a query that was Read and whose futures are done. Return False if its response is
+        to be made in Python. futures: None: those of `read`."""
         cdef HotRoute route = read.route
         cdef WorkerCommand* command
         cdef Bytes body
         cdef u64 second = wall_s(), json_bytes = 0
         cdef bint written = False
-        if future is None:
-            future = read.future
-        if not future.is_done() or future.is_cancelled:
+        cdef list answers = []
+        cdef Future future
+        if futures is None:
+            futures = read.futures
+        if read.error is not None:
             return False
+        for future in futures:
+            if future is None or not future.is_done() or future.is_cancelled:
+                return False
         if second != self.date_s:
             self.date_s = second
             write_date(second, self.date)
         try:
-            answer = future._outcome()
+            for future in futures:
+                answer = future._outcome()
+                if type(answer) is not Answer:
+                    return False
+                answers.append(answer)
         except Exception:
             # it raises again where Python makes the response
             return False
-        if type(answer) is not Answer:
-            return False
-        if not route._answer_body(answer, read.id, read.tag, read.binary, self.encode, &json_bytes,
+        if not route._answer_body(answers, read.id, read.tag, read.binary, self.encode, &json_bytes,
                                   &body):
             return False
         command = _checked(_command_new(ANSWERED))
         command.ticket, command.close = read.ticket, self.draining
         try:
-            self._write(route, answer, read, json_bytes, &body, &command.bytes)
+            self._write(route, answers[0], read, json_bytes, &body, &command.bytes)
             written = True
         finally:
             if not written:

@@ -35,6 +35,8 @@ cdef cppclass Blob:
 # A blob is shared by the result slots and the cache; releasing the last reference frees it.
 # Threads: any.
 cdef Blob* blob_new(const void* data, u64 nbytes) noexcept nogil
+# The same, whose data the caller fills in.
+cdef Blob* blob_room(u64 nbytes) noexcept nogil
 cdef Blob* blob_qualified(const void* data, u64 nbytes, const void* qualifiers,
                           u16 n) noexcept nogil
 # n outputs of nbytes each, with as many references; confidences: f32 each, or NULL

@@ -80,7 +80,22 @@ cdef Blob* blob_new(const void* data, u64 nbytes) noexcept nogil:
 
 cdef Blob* blob_qualified(const void* data, u64 nbytes, const void* qualifiers,
                           u16 n) noexcept nogil:
-    cdef Blob* blob = <Blob*> malloc(sizeof(Blob) + nbytes + n)
+    cdef Blob* blob = _blob(nbytes, n)
+    if blob == NULL:
+        return NULL
+    if nbytes:
+        memcpy(blob_data(blob), data, nbytes)
+    if n:
+        memcpy(<char*> blob_data(blob) + nbytes, qualifiers, n)
+    return blob
+
+
+cdef Blob* blob_room(u64 nbytes) noexcept nogil:
+    return _blob(nbytes, 0)
+
+
+cdef Blob* _blob(u64 nbytes, u16 qualifier_bytes) noexcept nogil:
+    cdef Blob* blob = <Blob*> malloc(sizeof(Blob) + nbytes + qualifier_bytes)
     if blob == NULL:
         return NULL
     blob.refs.store(1, relaxed)
@@ -90,12 +105,8 @@ cdef Blob* blob_qualified(const void* data, u64 nbytes, const void* qualifiers,
     memset(blob.dims, 0, sizeof(blob.dims))
     blob.confidence = 0
     blob.nbytes = nbytes
-    blob.qualifier_bytes = n
+    blob.qualifier_bytes = qualifier_bytes
     blob.rows = 0
-    if nbytes:
-        memcpy(blob_data(blob), data, nbytes)
-    if n:
-        memcpy(<char*> blob_data(blob) + nbytes, qualifiers, n)
     return blob
 
 

@@ -2,7 +2,7 @@
 
 These requests are answered there: `POST /api/APP/predict` (and the original's `POST
 /APP/predict`) with the body `{"input": [...]}`, also with a user, an SLO and a salt, and infer
-requests of one row, as JSON or binary.
+requests whose rows are queries of their own, as JSON or binary.
 The application must have one model that does not learn online, a policy without learning, no
 decider, no roles, numeric input, and predictions that read no parameter tables. Answers given here
 wait for feedback in a table of the core. Where queries need keys, the request has a valid one. The
@@ -27,7 +27,7 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
 from clipper.catalog.catalog import View
@@ -46,7 +46,11 @@ from clipper.frontend.http.messages import (
 )
 from clipper.frontend.http.router import HttpRouter
 from clipper.frontend.inference.codec import InferRequest
-from clipper.frontend.inference.operations import InferenceTarget, PendingInference
+from clipper.frontend.inference.operations import (
+    SINGLE_ROWS_MAX,
+    InferenceTarget,
+    PendingInference,
+)
 from clipper.frontend.server_interface import ServerInterface
 from clipper.frontend.tracing.context import trace_of
 from clipper.metrics import HttpCounts
@@ -61,7 +65,7 @@ from clipper.serving.query.processor import (
     predict,
 )
 from clipper.settings.http import bodies_bytes
-from clipper.types import PredictionRequest
+from clipper.types import PredictionRequest, UserValue
 from clipper_core.engine.engine import Engine
 from clipper_core.http.http_route import HotRoute, HotTable
 from clipper_core.http.http_server import Ending, Gone, Handed, HttpServer, Read
@@ -129,14 +133,16 @@ class FastRoute:
             self.resolved, plan, state, user, (), None, id or (own if fits_id(own) else "")
         )
 
-    def respond(self, ending: Ending | Read, future: Future) -> HttpResponse | StreamedResponse:
-        """Return the response to a query, the future of which is done."""
+    def respond(
+        self, ending: Ending | Read, futures: Sequence[Future]
+    ) -> HttpResponse | StreamedResponse:
+        """Return the response to a query, the futures of which are done."""
         if self.form == "predict":
-            return one_predicted(future, self.resolved, True)
+            return one_predicted(futures[0], self.resolved, True)
         if self.form == "old_predict":
-            return old_one(future, True)
+            return old_one(futures[0], True)
         infer_request = InferRequest(ending.tag[1:-1].decode("ascii"), {}, [], ending.binary)
-        pending = PendingInference([future], self.resolved, False)
+        pending = PendingInference(futures, self.resolved, False)
         return inferred(pending, self.target, infer_request, True)
 
 
@@ -169,6 +175,13 @@ def is_readable(resolved: ResolvedApplication) -> bool:
         and not any(core.tensors or core.outputs for core in cores)
         and len({core.describe_input() for core in cores}) == 1
     )
+
+
+def _predict(read: Read, row: UserValue) -> Future:
+    """Schedule a row that the core has read."""
+    subject: FastRoute = read.route.subject
+    id = (read.id or read.tag[1:-1]).decode("ascii")
+    return predict(subject.resolved, row, read.user or None, read.slo_us, 0, None, id)
 
 
 def _raise(error: Exception) -> HttpResponse:
@@ -229,7 +242,8 @@ class FastPath:
         self._hot: list[ResolvedApplication] = []
         self._guard = threading.Lock()
         self._adopting = Tasks("the fast path")
-        self._scheduled: dict[int, Future] = {}  # by ticket: of queries that the core has read
+        # by ticket: of queries that the core has read
+        self._scheduled: dict[int, list[Future]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._service: HttpService
         self._listener: socket.socket
@@ -357,6 +371,7 @@ class FastPath:
             not is_whole,
             self._node.config.limits.slo_ms_max,
             is_whole and resolved.rows is None,
+            SINGLE_ROWS_MAX if form == "infer" else 1,
         )
 
     def _leads_to(self, path: bytes) -> str:
@@ -406,7 +421,7 @@ class FastPath:
                 self._cancel(item)
             else:
                 subject: FastRoute = item.route.subject
-                self._answer(item, functools.partial(subject.respond, item, item.future))
+                self._answer(item, functools.partial(subject.respond, item, item.futures))
 
     def _adopt(self, handed: Handed) -> None:
         make = functools.partial(
@@ -426,33 +441,37 @@ class FastPath:
 
     def _schedule(self, read: Read) -> None:
         """Answer a query that the core has read, once its models have."""
-        subject: FastRoute = read.route.subject
-        future, resolved = read.future, subject.resolved
         try:
             if read.error is not None:
                 raise read.error
-            if future is None:
-                user, id = read.user or None, (read.id or read.tag[1:-1]).decode("ascii")
-                future = predict(resolved, read.row, user, read.slo_us, 0, None, id)
+            futures = [
+                _predict(read, row) if future is None else future
+                for future, row in zip(read.futures, read.rows, strict=True)
+            ]
         except Exception as error:
             self._answer(read, functools.partial(_raise, error))
             return
-        self._scheduled[read.ticket] = future
-        done = functools.partial(self._done, read)
-        if not self._service.watcher.on_done(future, done):
-            self._done(read, future)
+        self._scheduled[read.ticket] = futures
+        self._wait(read, iter(futures))
 
-    def _done(self, read: Read, future: Future) -> None:
-        """Answer a query whose future is done, unless its client is gone."""
-        if self._scheduled.pop(read.ticket, None) is None or self.core_server.respond(read, future):
+    def _wait(self, read: Read, rest: Iterator[Future], _: Future | None = None) -> None:
+        """Wait for one future of a query after another: when one is done, those done meanwhile need
+        no wait."""
+        again = functools.partial(self._wait, read, rest)
+        if not any(self._service.watcher.on_done(future, again) for future in rest):
+            self._done(read)
+
+    def _done(self, read: Read) -> None:
+        """Answer a query whose futures are done, unless its client is gone."""
+        futures = self._scheduled.pop(read.ticket, None)
+        if futures is None or self.core_server.respond(read, futures):
             return
         subject: FastRoute = read.route.subject
-        self._answer(read, functools.partial(subject.respond, read, future))
+        self._answer(read, functools.partial(subject.respond, read, futures))
 
     def _cancel(self, gone: Gone) -> None:
         """Cancel a query for which nobody waits."""
-        future = self._scheduled.pop(gone.ticket, None)
-        if future is not None:
+        for future in self._scheduled.pop(gone.ticket, ()):
             future.cancel()
 
     def _answer(

@@ -47,7 +47,7 @@ EXTENSIONS = [
     "schedule_policy",
     "statistics",
 ]
-_SINGLY_MAX = 32
+SINGLE_ROWS_MAX = 32  # rows of a request that are queries of their own
 _THE_VERSION = "1"  # version of an application in statistics, which perf_analyzer requires
 _NOTHING = {"count": 0, "ns": 0}
 
@@ -365,7 +365,7 @@ class InferenceOperations:
     def is_array(self, rows: Rows) -> bool:
         """Return whether the rows are sent as one array. That may block: do not do it on an
         event loop."""
-        return len(rows) > _SINGLY_MAX
+        return len(rows) > SINGLE_ROWS_MAX
 
     def slo_us(self, target: InferenceTarget, rows: Rows, slo_ms: float | None) -> int:
         """Return the SLO of a request in microseconds.
@@ -419,7 +419,7 @@ class InferenceOperations:
         if self.is_array(rows):
             if context is not None:
                 raise InvalidInput(
-                    f"an array of more than {_SINGLY_MAX} rows has no context.",
+                    f"an array of more than {SINGLE_ROWS_MAX} rows has no context.",
                     hint="Send fewer rows at once.",
                 )
             return PendingInference(
