@@ -202,6 +202,7 @@ class ClipperServer(RequestScheduler):
         self._resolver = ApplicationResolver(
             self.catalog,
             self._running_models,
+            self._deployment.served_versions,
             self._learning,
             self._recorder,
             self._deployment.online_learning,
@@ -218,9 +219,15 @@ class ClipperServer(RequestScheduler):
         self.cache = Cache(self._core_of, lambda: self.stats()["cache"])
         containers = self._deployment.containers
         self._rolling = Rolling(
-            self.catalog, self._resolver, lambda model: bool(containers.of(model))
+            self.catalog,
+            self._resolver,
+            self._deployment.served_versions,
+            lambda model: bool(containers.of(model)),
         )
-        self._follower = CatalogFollower(self.catalog, self._deployment.follow)
+        deployment = self._deployment
+        self._follower = CatalogFollower(
+            self.catalog, deployment.follow if self._is_shared else deployment.end_retired
+        )
         place = Place(self._store, self._dir.models, self._deployment.resume)
         self.manage = Operations(self, place, self._rolling, default_actor())
         self._endpoints = Endpoints(
@@ -310,8 +317,7 @@ class ClipperServer(RequestScheduler):
                 self._stream_set().start()
             if isinstance(self._store, CachedStore):
                 self._store.start(self._store_has_returned)
-            if self._is_shared:
-                self._follower.start()
+            self._follower.start()
             atexit.register(self.close)
         except BaseException:
             self._close_after_an_error()

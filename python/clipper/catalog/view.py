@@ -112,6 +112,11 @@ class View(msgspec.Struct, frozen=True):
                 return model
         raise UnknownVersion.named(str(wanted), [str(model.id) for model in serving])
 
+    def record(self, id_: VersionedModel) -> Model | None:
+        """Return the record of a version, also of one that is retired; None if there is none."""
+        versions = self.versions.get(id_.name, ())
+        return next((model for model in versions if model.version == id_.version), None)
+
     def application(self, name: str) -> Application:
         """Return an application by its name. Raises UnknownApplication."""
         try:

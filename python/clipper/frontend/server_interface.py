@@ -6,12 +6,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from clipper.catalog.catalog import Catalog
+from clipper.catalog.view import View
 from clipper.component import Health, State
 from clipper.config import Config
 from clipper.metrics.stats import ServerStats, StoreStats
+from clipper.serving.models.served_versions import ServedVersions
 from clipper.serving.query.application import slo_in_us
 from clipper.serving.query.processor import ResolvedApplication
-from clipper.types import PredictionRequest
+from clipper.types import Model, PredictionRequest, VersionedModel
 
 if TYPE_CHECKING:
     from clipper.mesh.node.node import MeshNode
@@ -32,7 +34,8 @@ class ServerInterface:
     closing. scale: as `ClipperServer.scale`. mesh: `ClipperServer.mesh`, or None outside a mesh.
     params: the parameter shards whose tables the models use, or None. health: the threads, event
     loops and pools of the server with their states. was_ready: set once all
-    applications have had a connected model.
+    applications have had a connected model. served: what names of models mean here; None where the
+    catalog alone says it.
     """
 
     version: str
@@ -47,10 +50,17 @@ class ServerInterface:
     params: "ServedSet | None" = None
     health: Callable[[], Sequence[Health]] = no_health
     was_ready: threading.Event = field(default_factory=threading.Event)
+    served: ServedVersions | None = None
 
     def slo_us(self, slo_ms: float | None, otherwise_us: int) -> int:
         """Return an SLO in microseconds. Raises InvalidInput if it is out of range."""
         return otherwise_us if slo_ms is None else slo_in_us(slo_ms, self.config.limits.slo_ms_max)
+
+    def serves(self, view: View, model: Model) -> bool:
+        """Return whether queries that name a model without its version get this version."""
+        name = VersionedModel(model.name)
+        found = view.model(name) if self.served is None else self.served.model(view, name)
+        return found.id == model.id
 
     def running(self) -> set[str]:
         """Return the models with a connected container, as `name:version`."""

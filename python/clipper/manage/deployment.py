@@ -76,6 +76,7 @@ from clipper.serving.models.running_models import (
     settle_output,
 )
 from clipper.serving.models.scaling import Expected, Reading, Scaling, replica_bounds
+from clipper.serving.models.served_versions import ServedVersions
 from clipper.serving.query.stats import duration
 from clipper.settings.server import ServerSettings
 from clipper.state_dir import StateDir
@@ -152,6 +153,7 @@ class Deployment:
             served=self._served,
             lost=self._lost,
         )
+        self.served_versions = ServedVersions(self.containers)
         self.row_blames = RowBlames(config.server.row_failure_s, self._excuse)
         self._expected = Expected(self._expect, engines.now_us)
         self._scaling = Scaling(config.server, self._checks, self._follow, self._restart)
@@ -213,13 +215,19 @@ class Deployment:
         """Apply the catalog, whichever server wrote it: start the containers of new versions,
         change the number of those that were scaled, stop retired ones. Repeating it changes
         nothing. Threads: one at a time."""
-        for gone in self._followed.keys() - {model.id for model in self.catalog.models()}:
-            self._end(gone)
-            self._followed.pop(gone, None)
+        self.end_retired()
         for model in self.catalog.models():
             with self._changing:
                 if not self._closed and _bounds(self._followed.get(model.id)) != _bounds(model):
                     self._follow_model(model.id)
+
+    def end_retired(self) -> None:
+        """Stop the containers of versions that are out of service, but for those whose queries go
+        on until another version is up. Threads: one at a time."""
+        gone = self._followed.keys() - {model.id for model in self.catalog.models()}
+        for id_ in gone - self.served_versions.in_use:
+            self._end(id_)
+            self._followed.pop(id_, None)
 
     def _follow_model(self, id_: VersionedModel) -> None:
         """Apply one model's record, under `_changing`: it is not older than the last scale()."""
@@ -332,7 +340,10 @@ class Deployment:
         """Take a version out of service for good. StillLinked while an application needs it, unless
         by `force`."""
         model = self.catalog.retire_model(name, force=force)
-        self._end(model.id)
+        if model.id in self.served_versions.in_use:
+            self._followed[model.id] = model  # end_retired() ends it
+        else:
+            self._end(model.id)
         if needs_environment(model):
             self._building.sweep()
 
@@ -436,6 +447,7 @@ class Deployment:
                 "has": has,
                 "output": self._output_of(running.model),
                 "warmup_error": self.warmup_error(running.model.id),
+                "instead": str(self.served_versions.waiting.get(running.model.id, "")),
                 "accuracy": _accuracy(replicas),
                 "stage": self._building.stage_of(running.model.id).stage,
                 "feedback_dropped": self.online_learning.pending(running.model.id)

@@ -151,6 +151,17 @@ def _trouble(
     server: InspectedServer, model: Model, row: ModelStats, apps: Sequence[Application], state: str
 ) -> tuple[str, str]:
     """Return the problem of a model, and the command that helps."""
+    error, command = _own_trouble(server, model, row, apps, state)
+    if instead := row.get("instead"):
+        waits = f"queries get {instead} here until it is up"
+        error = f"{error}; {waits}" if error else waits
+        command = command or f"clipper logs {model.id}"
+    return error, command
+
+
+def _own_trouble(
+    server: InspectedServer, model: Model, row: ModelStats, apps: Sequence[Application], state: str
+) -> tuple[str, str]:
     replicas = row.get("replicas", [])
     broken = [
         one

@@ -110,7 +110,8 @@ class ReplicaStats(TypedDict, total=False):
 
 class ModelStats(TypedDict, total=False):
     """Statistics of a version of a model. ended: queries by how they ended. warmup_error: why the
-    warm-up of a container failed, or empty."""
+    warm-up of a container failed, or empty. instead: the version that gets its queries here until
+    it is up, or empty."""
 
     engine: int
     replicas: list[ReplicaStats]
@@ -119,6 +120,7 @@ class ModelStats(TypedDict, total=False):
     stage: str
     output: str
     warmup_error: str
+    instead: str
     queued: int
     delay_us: int
     hits: int

@@ -10,12 +10,14 @@ from clipper.catalog.view import Rollout
 from clipper.clock import wall_clock
 from clipper.manage.rollouts.decisions import STAGES
 from clipper.manage.rollouts.rolling import Rolling
+from clipper.serving.models.served_versions import ServedVersions
 from clipper.serving.rollout.guards import Counts, Figures
 from clipper.serving.rollout.traffic_split import StageStats
 from clipper.types import VersionedModel
 
 LIMIT_S = 20.0
 ONE, TWO = VersionedModel("svm", 1), VersionedModel("svm", 2)
+SERVED = ServedVersions(SimpleNamespace(answering=lambda model: 0))
 ROLLOUT = Rollout("digits", TWO, VersionedModel("svm"), ONE, STAGES, 3600.0, "error<1%", 0.05)
 
 
@@ -60,7 +62,7 @@ class FakeResolver:
 
 def test_a_stop_while_the_last_rollout_ends_is_not_lost() -> None:
     catalog, resolver = FakeCatalog(ROLLOUT), FakeResolver()
-    rolling = Rolling(catalog, resolver, lambda model: False)  # type: ignore[arg-type]
+    rolling = Rolling(catalog, resolver, SERVED, lambda model: False)  # type: ignore[arg-type]
     rolling.start()
     assert resolver.asked.wait(LIMIT_S)
     catalog.change()  # from now on the thread waits without a limit
@@ -82,7 +84,8 @@ def test_a_wall_clock_that_jumps_moves_no_stage(monkeypatch: Any) -> None:
     monkeypatch.setattr(StageStats, "figures", lambda self: good)
     resolver = FakeResolver(stage)
     resolver.goes_on.set()
-    rolling = Rolling(FakeCatalog(ROLLOUT), resolver, lambda model: True)  # type: ignore[arg-type]
+    catalog = FakeCatalog(ROLLOUT)
+    rolling = Rolling(catalog, resolver, SERVED, lambda model: True)  # type: ignore[arg-type]
     monkeypatch.setattr("clipper.manage.rollouts.rolling.applies", lambda view, rollout: True)
     for hours in (0, 2, 1000, -1000):
         with wall_clock(lambda hours=hours: time.time_ns() + hours * 3600 * 10**9):  # type: ignore[misc]

@@ -293,7 +293,7 @@ class FastPath:
                     PredictionRequest(None, candidate_models=(str(model.id),))
                 )
                 self._add(routes, resolved, "infer", _INFER_VERSION, model.name, str(model.version))
-                if model.name not in view.applications and view.model(model.name).id == model.id:
+                if model.name not in view.applications and self._node.serves(view, model):
                     self._add(routes, resolved, "infer", _INFER, model.name)
             self._routes_by_path = routes
             self._set_table()

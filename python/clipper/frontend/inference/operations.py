@@ -254,7 +254,9 @@ class InferenceOperations:
             return None
         found = resolved.on_demand.get(resolved.models[0])
         return (
-            found.record if found is not None else self._node.catalog.view.model(resolved.models[0])
+            found.record
+            if found is not None
+            else self._node.catalog.view.record(resolved.models[0])
         )
 
     def config(self, target: InferenceTarget) -> dict[str, object]:

@@ -157,6 +157,7 @@ class Endpoints:
             self._mesh.node,
             self._parameters.served,
             server.health,
+            served=self._deployment.served_versions,
         )
 
     def _make_frontends(self, node: ServerInterface) -> "Frontends":

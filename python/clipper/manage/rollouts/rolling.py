@@ -1,4 +1,5 @@
-"""Rollouts as they go: looked at a few times a second, moved by what decisions.py decides.
+"""Rollouts as they go: looked at a few times a second, moved by what decisions.py decides; and
+names whose new version has come up here, which queries follow then.
 
 The stage is a record of the catalog, so it outlives the server. After a start a rollout takes no
 queries until both versions are connected here, and counts anew; then a version without a container
@@ -19,6 +20,7 @@ from clipper.catalog.view import Rollout, View
 from clipper.component import Backoff, Health, Stop, WakeFlag, Worker
 from clipper.errors import ClipperError, NoReplica, StoreError, Unknown
 from clipper.manage.rollouts.decisions import Step, decide, moved
+from clipper.serving.models.served_versions import ServedVersions
 from clipper.serving.query.resolver import ApplicationResolver, applies
 from clipper.serving.rollout.guards import Counts, Figures
 from clipper.store.history import audit_context
@@ -39,9 +41,11 @@ class Rolling:
         self,
         catalog: Catalog,
         resolver: ApplicationResolver,
+        served: ServedVersions,
         is_connected: Callable[[VersionedModel], bool],
     ) -> None:
-        self._catalog, self._resolver, self._is_connected = catalog, resolver, is_connected
+        self._catalog, self._resolver, self._served = catalog, resolver, served
+        self._is_connected = is_connected
         self._lock = threading.Lock()  # of the next two
         self._open = False
         # rollouts, by application and when they began
@@ -69,13 +73,16 @@ class Rolling:
     def _on_change(self, view: View) -> None:
         with self._lock:
             names = {_name(rollout) for rollout in view.rollouts.values() if rollout.is_open}
-            self._open, self._connected = bool(names), self._connected & names
+            self._connected &= names
+            self._open = bool(names or self._served.waiting)
         if self._open:
             self._changed.set()
 
     def _run(self, stop: Stop) -> None:
         while not stop.requested:
             self._changed.take(CHECK_S if self._open else None)
+            if self._served.has_news(self._catalog.view):
+                self._catalog.refresh_listeners()
             for rollout in list(self._catalog.view.rollouts.values()):
                 if rollout.is_open and not stop.requested:
                     self._check_rollout(rollout)

@@ -184,6 +184,11 @@ class Containers:
         found = self._by_model.get(model)
         return [] if found is None else list(found.values())
 
+    def answering(self, model: VersionedModel) -> int:
+        """Return how many connected replicas of a version can answer: not those whose warm-up on
+        rows of their own failed."""
+        return sum(not replica.hello.broken for replica in self.of(model))
+
     def wait_for(
         self,
         model: VersionedModel,

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, cast
 
 import msgspec
@@ -23,6 +23,7 @@ from clipper.serving.feedback.learning import Learning
 from clipper.serving.feedback.online_learning import OnlineLearning
 from clipper.serving.models.model_source import ModelSource, ResolvedModel
 from clipper.serving.models.running_models import RunningModels
+from clipper.serving.models.served_versions import ServedVersions
 from clipper.serving.query.core_application import core_of
 from clipper.serving.query.decider_threads import DeciderThreads
 from clipper.serving.query.missing_outputs import averages
@@ -85,6 +86,7 @@ class ApplicationResolver:
         self,
         catalog: Catalog,
         running: RunningModels,
+        served: ServedVersions,
         learning: Learning,
         recorder: Recorder,
         online_learning: OnlineLearning,
@@ -94,6 +96,7 @@ class ApplicationResolver:
     ) -> None:
         self._catalog = catalog
         self._running = running
+        self._served = served
         self._learning = learning
         self._recorder = recorder
         self._online_learning = online_learning
@@ -189,18 +192,24 @@ class ApplicationResolver:
             return
         for model in view.models():
             self._running.ensure(model)
+        self._served.follow(view)
         self._tallies = {
             name: self._tallies.get(name) or ApplicationCounters() for name in view.applications
         }
         by_name = {
-            name: self._with_stats(view, app, self._tallies[name])
+            name: self._with_stats(view, app, self._models_of(view, app), self._tallies[name])
             for name, app in view.applications.items()
         }
         for name, resolved in by_name.items():
             resolved.learner.watcher = self._tallies[name]
         stages: dict[str, StageStats] = {}
         for name, rollout in view.rollouts.items():
-            if name in by_name and applies(view, rollout) and self._may_roll(rollout):
+            if (
+                name in by_name
+                and applies(view, rollout)
+                and self._may_roll(rollout)
+                and rollout.control in by_name[name].models
+            ):
                 by_name[name] = self._rolling(view, rollout, by_name[name])
                 stages[name] = by_name[name].rollout.split.stage  # type: ignore[union-attr]
         by_name = {name: _with_core(resolved) for name, resolved in by_name.items()}
@@ -239,13 +248,14 @@ class ApplicationResolver:
             for key, text in app.roles.items()
             if key not in (str(rollout.link), str(rollout.model))
         }
-        new = self._resolved(view, msgspec.structs.replace(app, models=links))
+        linked = msgspec.structs.replace(app, models=links)
+        new = self._resolved(view, linked, self._models_of(view, linked, rollout.model))
         standard = (
             {rollout.control: Role("canary", rate_max=COMPARED_S_MAX)} if stage.compares else {}
         )
         before_stats = counters.for_models(before.models, before.rollout.assignment, new.models)
         new = self._with_roles(
-            view, msgspec.structs.replace(app, models=links, roles=roles), new, counters, standard
+            view, msgspec.structs.replace(linked, roles=roles), new, counters, standard
         )
         new.learner.watcher = RolloutObserver(counters, stage.new)
         before.learner.watcher = RolloutObserver(counters, stage.before)
@@ -282,10 +292,10 @@ class ApplicationResolver:
         return cast(QueryStats, found)
 
     def _with_stats(
-        self, view: View, app: Application, counters: ApplicationCounters
+        self, view: View, app: Application, models: Sequence[Model], counters: ApplicationCounters
     ) -> ResolvedApplication:
-        """Return the resolved application with its roles and statistics."""
-        return self._with_roles(view, app, self._resolved(view, app), counters)
+        """Return the application, resolved to these models, with its roles and statistics."""
+        return self._with_roles(view, app, self._resolved(view, app, models), counters)
 
     def _with_roles(
         self,
@@ -308,7 +318,7 @@ class ApplicationResolver:
                 if isinstance(place, str):
                     decoys.append(self._recorder.decoy(app.name, place, role))
                 else:
-                    roles[self._catalog.linked(view, place).id] = role
+                    roles[self._linked(view, app, place).id] = role
             except ClipperError as error:
                 _log.warning("application %r: %s", app.name, error)
         models = resolved.models
@@ -331,13 +341,23 @@ class ApplicationResolver:
         )
         return msgspec.structs.replace(resolved, speculation=self._speculation_of(app, resolved))
 
-    def _resolved(self, view: View, app: Application) -> ResolvedApplication:
+    def _models_of(
+        self, view: View, app: Application, exactly: VersionedModel | None = None
+    ) -> list[Model]:
+        """Return the models that the links of an application mean here. exactly: a link that means
+        this very version."""
         models = []
         for link in app.models:
             try:
-                models.append(self._catalog.linked(view, link))
+                exact = link == exactly
+                models.append(view.model(link) if exact else self._linked(view, app, link))
             except ClipperError as error:
                 _log.warning("application %r: %s", app.name, error)
+        return models
+
+    def _resolved(
+        self, view: View, app: Application, models: Sequence[Model]
+    ) -> ResolvedApplication:
         ids = tuple(dict.fromkeys(model.id for model in models))
         found = {model.id: self._resolved_model(view, model) for model in models}
         cores = {id: model.core for id, model in found.items()}
@@ -373,6 +393,14 @@ class ApplicationResolver:
             on_demand={id: model for id, model in found.items() if model.is_on_demand},
             columns=models[0].columns if len({model.columns for model in models}) == 1 else (),
         )
+
+    def _linked(self, view: View, app: Application, link: VersionedModel | str) -> Model:
+        """Return the model that a link of an application means here: the version before while a new
+        one is not up yet. Raises UnknownModel, UnknownVersion."""
+        wanted = VersionedModel.parse(link)
+        if wanted.name in view.versions:
+            return self._served.model(view, wanted, app.name)
+        return self._catalog.linked(view, wanted)
 
     def _resolved_model(self, view: View, model: Model) -> ResolvedModel:
         if model.name not in view.versions:
@@ -445,13 +473,12 @@ class ApplicationResolver:
             if request.application is None
             else view.application(request.application)
         )
-        linked = [self._catalog.linked(view, model) for model in candidates]
+        linked = [self._linked(view, Application(""), model) for model in candidates]
         cores = {model.id: self._resolved_model(view, model).core for model in linked}
         check_output(base.name, base.output, base.default, cores)
         links = tuple(model.id for model in linked)
-        resolved = self._with_stats(
-            view, msgspec.structs.replace(base, models=links, roles={}), ApplicationCounters()
-        )
+        asked = msgspec.structs.replace(base, models=links, roles={})
+        resolved = self._with_stats(view, asked, linked, ApplicationCounters())
         if len(known) < _QUESTIONS_MAX:
             known[key] = resolved
         return resolved
