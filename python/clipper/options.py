@@ -141,11 +141,6 @@ def grouped(
 # -- keywords that a public function does not have
 
 
-class NoKeywords(TypedDict):
-    """The type of further keywords of a function that has none: `**unknown: Unpack[NoKeywords]`.
-    For functions that are called too often for `only_known`."""
-
-
 def keywords_of(function: Callable[..., object]) -> tuple[str, ...]:
     """Return the names of the arguments that may be given by keyword."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

@@ -127,13 +127,14 @@ cdef class RequestScheduler:
     cdef ApplicationTable requests
     cdef object other_requests  # schedules requests in Python
 
-# -- The part of an application's handle that schedules queries.
+# -- The part of an application's handle that schedules queries and takes feedback.
 cdef class QueryHandle:
     cdef readonly str name
     cdef ApplicationTable table
     cdef double slo_ms_max
-    cdef object others          # schedules queries in Python
+    cdef object others          # schedules queries, and takes feedback, in Python
     cdef dict seen              # the applications at the last query
     cdef Application found      # its own among them; None: there is none
 
+    cdef Application application(self)
     cdef u64 _slo_us(self, object slo_ms) except? 0

@@ -1,7 +1,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, final
 
-from clipper.types import PredictionRequest, UserValue, VersionedModel
+from clipper.types import Answer, PredictionRequest, UserValue, VersionedModel
 from clipper_core.application.deciding import Deciding
 from clipper_core.application.output_means import OutputMeans
 from clipper_core.application.selection import Selection
@@ -90,6 +90,17 @@ class _OtherQueries(Protocol):
         id: str,
         outputs: Sequence[str],
     ) -> Future: ...
+    def feedback(
+        self,
+        prediction: str | Answer | None,
+        label: object,
+        correct: bool | None,
+        score: float | None,
+        input: object,
+        user: str | None,
+        weight: float,
+        context: object,
+    ) -> bool: ...
 
 class QueryHandle:
     name: str
@@ -106,3 +117,15 @@ class QueryHandle:
         id: str = "",
         outputs: Sequence[str] = (),
     ) -> Future: ...
+    def feedback(
+        self,
+        prediction: str | Answer | None = None,
+        *,
+        label: object = None,
+        correct: bool | None = None,
+        score: float | None = None,
+        input: object = None,
+        user: str | None = None,
+        weight: float = 1.0,
+        context: object = None,
+    ) -> bool: ...

@@ -16,6 +16,7 @@ from clipper_core.application.selection cimport (
 from clipper_core.cache.clock_cache cimport CacheState, cache_lookup, key_of, row_hashed
 from clipper_core.engine.model cimport Model, is_elsewhere, mix
 from clipper_core.learning.answer_window cimport window_keep
+from clipper_core.learning.label_feedback cimport LEARNED, LEFT, label_learned
 from clipper_core.learning.policy_states cimport Held
 from clipper_core.results.completion cimport (
     Block, CompletionState, block_drop, id_claim, slot_fill, slots_claim,
@@ -763,11 +764,12 @@ cdef inline bint _is_plain_name(object user) noexcept:
 
 
 cdef class QueryHandle:
-    """The part of an application's handle that schedules queries. Threads: any.
+    """The part of an application's handle that schedules queries and takes feedback. Threads: any.
 
     name: of the application.  table: of all applications.  slo_ms_max: longest deadline, in
     milliseconds.  others: its `predict` schedules, and checks, the queries that the core does not
-    take; it gets all arguments.
+    take, and its `feedback` learns, and checks, the feedback that it does not; they get all
+    arguments.
     """
 
     def __init__(self, str name not None, ApplicationTable table not None, double slo_ms_max,
@@ -792,13 +794,9 @@ cdef class QueryHandle:
         only these. Raises InvalidInput (type, shape, SLO, context, id), UnknownApplication, and
         UnknownModel when no model is linked; the future never raises for a model's failure.
         """
-        cdef Application application
+        cdef Application application = self.application()
         cdef Future future
         cdef u64 slo_us, number = salt_of(salt)
-        if self.table.by_name is not self.seen:
-            self.seen = self.table.by_name
-            self.found = self.table.application(self.name)
-        application = self.found
         if (application is None or context is not None or id is not NO_ID
                 or outputs is not NOTHING or not _is_plain_name(user)):
             return self.others.predict(x, user, slo_ms, salt, context, id, outputs)
@@ -811,6 +809,36 @@ cdef class QueryHandle:
         if future is None:
             return self.others.predict(x, user, slo_ms, salt, context, id, outputs)
         return future
+
+    @cython.binding(False)
+    def feedback(self, prediction=None, *, label=None, correct=None, score=None, input=None,
+                 user=None, weight=1.0, context=None):
+        """Learn what was right about a query. The application's policy has learned it when this
+        returns, and a crash after that does not lose it.
+
+        prediction: an `Answer` or its id; or `input` instead (and `user`, `context`), and the
+        models are queried again.  label: the right output; or `correct`: whether the answer was; or
+        `score`: how good it was, 0 to 1.  weight: as so many feedbacks. Returns True when it
+        counts, False when this prediction had feedback before. Raises InvalidInput,
+        UnknownPrediction (too old, of a server that has ended or shares no store, another
+        application's), Overloaded, StoreError. Threads: any.
+        """
+        cdef Application application = self.application()
+        cdef int outcome
+        if (application is not None and not application.is_teaching.value and correct is None
+                and score is None and input is None and user is None and context is None
+                and type(weight) is float and weight == 1.0):
+            outcome = label_learned(application.window, prediction, self.name, label)
+            if outcome != LEFT:
+                return outcome == LEARNED
+        return self.others.feedback(prediction, label, correct, score, input, user, weight, context)
+
+    cdef Application application(self):
+        """Return the application; None if Python schedules its queries."""
+        if self.table.by_name is not self.seen:
+            self.seen = self.table.by_name
+            self.found = self.table.application(self.name)
+        return self.found
 
     cdef u64 _slo_us(self, object slo_ms) except? 0:
         """Convert an SLO to microseconds; 0 for one that Python has to look at."""

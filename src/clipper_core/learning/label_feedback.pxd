@@ -3,6 +3,7 @@
 # rest of this package, it takes the lock of the states.
 #
 # Threads: any, with the GIL.
+from clipper_core.learning.answer_window cimport AnswerWindow
 from clipper_core.learning.bandit cimport Rule
 from clipper_core.runtime.machine cimport i64, u64, u8
 
@@ -46,3 +47,14 @@ cdef class Mean:
 
     cdef void add_one(self, double value, double weight) noexcept
     cdef void add_sum(self, double n, double total) noexcept
+
+# -- Learning the label of an answer, given by itself or by its id. Threads: any, with the GIL.
+cdef enum:
+    LEFT = 0                    # nothing has changed: the general path must learn it
+    KNOWN_BEFORE = 1            # the answer had feedback already
+    LEARNED = 2
+
+# Learn the label of an answer of this server. Raises what the journal raises: then it may be sent
+# again.
+cdef int label_learned(AnswerWindow table, object prediction, str application,
+                       object label) except -1

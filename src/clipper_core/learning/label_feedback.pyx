@@ -1323,32 +1323,37 @@ cdef LabelSteps _steps_of(AnswerWindow table, const u64* entry, str application,
     return steps
 
 
-@cython.binding(False)
-def learn_label(AnswerWindow table not None, prediction, str application, label):
-    """Learn the label of an answer of this server. Return True if it counts, False if the answer
-    has feedback already; None, and nothing has changed, if the general path must learn it.
-
-    prediction: an answer or its id.
-    """
+cdef int label_learned(AnswerWindow table, object prediction, str application,
+                       object label) except -1:
     cdef u64[ENTRY_WORDS_MAX] entry
     cdef ValueKey right
     cdef LabelSteps steps
     cdef u64 number = 0
     cdef bint is_new
     if not _plain_key(label, &right) or not table.take(table.number_in(prediction), entry):
-        return None
+        return LEFT
     is_new = not entry_flags(entry) & HAS_FEEDBACK
     try:
         steps = _steps_of(table, entry, application, table.now_s())
         if steps is not None and not is_new:
-            return False
+            return KNOWN_BEFORE
         if steps is not None:
             number = steps.learn(table, entry, label, &right)
     finally:                    # what the journal refuses may be sent again
         if is_new and not number:
             table.untake(entry)
         entry_release(entry)
-    return True if number else None
+    return LEARNED if number else LEFT
+
+
+def learn_label(AnswerWindow table not None, prediction, str application, label):
+    """Learn the label of an answer of this server. Return True if it counts, False if the answer
+    has feedback already; None, and nothing has changed, if the general path must learn it.
+
+    prediction: an answer or its id.
+    """
+    cdef int outcome = label_learned(table, prediction, application, label)
+    return None if outcome == LEFT else outcome == LEARNED
 
 
 def learn_labels(AnswerWindow table not None, list predictions not None, str application,

@@ -2,17 +2,16 @@
 
 import numbers
 from collections.abc import Callable, Sequence
-from typing import Unpack
 
 from numpy.typing import ArrayLike
 
-from clipper.errors import InvalidInput, ShuttingDown, UnknownApplication, refuse_unknown
-from clipper.options import NoKeywords, keywords_of, refusing_unknown_keywords
+from clipper.errors import InvalidInput, ShuttingDown, UnknownApplication
+from clipper.options import refusing_unknown_keywords
 from clipper.schema import Tensors
 from clipper.selection.learning.off_policy import Evaluation
 from clipper.serving.feedback.evaluation import QUERIES_MAX, evaluate_policy
 from clipper.serving.feedback.ground_truth import truth_of, user_of, weight_of
-from clipper.serving.feedback.observe import Counted, learn_label_of, observe, observe_many
+from clipper.serving.feedback.observe import Counted, observe, observe_many
 from clipper.serving.query.arrays import ARRAY_SLO_MS, predict_array
 from clipper.serving.query.processor import ResolvedApplication, predict
 from clipper.types import Answer, Answers, UserValue
@@ -24,7 +23,8 @@ ID_CHARS_MAX = 512  # of a request's own id
 
 
 class PythonQueries:
-    """Schedules the queries of an application that the core does not take. Threads: any."""
+    """Schedules the queries of an application, and learns the feedback, that the core does not
+    take. Threads: any."""
 
     __slots__ = ("_name", "_resolve", "_slo_ms_max")
 
@@ -50,6 +50,22 @@ class PythonQueries:
         slo_us = resolved.slo_us if slo_ms is None else slo_in_us(slo_ms, self._slo_ms_max)
         own = request_id(id) if id else ""
         return predict(resolved, x, user, slo_us, salt, context, own, tuple(outputs))
+
+    def feedback(
+        self,
+        prediction: str | Answer | None,
+        label: object,
+        correct: bool | None,
+        score: float | None,
+        input: object,
+        user: str | None,
+        weight: float,
+        context: object,
+    ) -> bool:
+        """Learn feedback with these arguments of `ApplicationHandle.feedback`."""
+        resolved = self._resolve(self._name)
+        truth = truth_of(label, correct, score)
+        return observe(resolved, prediction, input, user, truth, weight_of(weight), context)
 
 
 @refusing_unknown_keywords
@@ -79,40 +95,6 @@ class ApplicationHandle(QueryHandle):
         except (UnknownApplication, ShuttingDown):  # which a query says
             return None
         return next((core.tensors for core in cores if core.tensors is not None), None)
-
-    def feedback(
-        self,
-        prediction: str | Answer | None = None,
-        *,
-        label: object = None,
-        correct: bool | None = None,
-        score: float | None = None,
-        input: object = None,
-        user: str | None = None,
-        weight: float = 1.0,
-        context: object = None,
-        **unknown: Unpack[NoKeywords],
-    ) -> bool:
-        """Learn what was right about a query. The application's policy has learned it when this
-        returns, and a crash after that does not lose it.
-
-        prediction: an `Answer` or its id; or `input` instead (and `user`, `context`), and the
-        models are queried again.  label: the right output; or `correct`: whether the answer was; or
-        `score`: how good it was, 0 to 1.  weight: as so many feedbacks. Returns True when it
-        counts, False when this prediction had feedback before. Raises InvalidInput,
-        UnknownPrediction (too old, of a server that has ended or shares no store, another
-        application's), Overloaded, StoreError. Threads: any.
-        """
-        if unknown:
-            refuse_unknown("ApplicationHandle.feedback", unknown, keywords_of(self.feedback))
-        resolved = self._resolve(self.name)
-        plain = correct is None and score is None and input is None and user is None
-        if plain and type(weight) is float and weight == 1.0 and context is None:
-            counts = learn_label_of(resolved, prediction, label)
-            if counts is not None:
-                return counts
-        truth = truth_of(label, correct, score)
-        return observe(resolved, prediction, input, user, truth, weight_of(weight), context)
 
     def feedback_many(
         self,
