@@ -8,6 +8,7 @@ import math
 import pickle
 import random
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -18,11 +19,13 @@ from clipper.selection.policy import is_number, is_usable
 from clipper.serving.feedback.states import States
 from clipper.serving.feedback.stored_state import publish
 from clipper.serving.feedback.window import FeedbackWindow
+from clipper.serving.query import core_application
 from clipper.serving.query.core_application import MODELS_MAX, core_of, selection_of
 from clipper.serving.query.processor import (
     FeedbackState,
     ResolvedApplication,
     RolloutState,
+    finish,
     predict,
 )
 from clipper.serving.query.speculation import speculation_of
@@ -38,7 +41,7 @@ from clipper_core.application.application import (
 )
 from clipper_core.application.selection import Combining, Selection
 from clipper_core.learning.bandit import Rule, RuleKind
-from clipper_core.runtime.status import StatusError
+from clipper_core.runtime.status import Status, StatusError
 from clipper_core.wire.codec import Kind, encode_rows
 
 POLICIES = (
@@ -85,10 +88,16 @@ DECIDERS = (
 )
 
 
+class Failure(NamedTuple):
+    """A model's failure in the place of an output."""
+
+    text: str
+
+
 class Served:
     """An application over models whose containers a test answers for."""
 
-    def __init__(self, world, policy, k, decider="all", **fields):
+    def __init__(self, world, policy, k, decider="all", averages=False, **fields):
         self.world = world
         self.models = tuple(VersionedModel(f"m{i}", 1) for i in range(k))
         self.cores = [world.model(shape=(2,), lane_rows=64) for _ in range(k)]
@@ -98,6 +107,8 @@ class Served:
         self.learner = states.learner("app", policy, self.policy, self.models)
         self.counters = ApplicationCounters()
         self.window = FeedbackWindow(1000, 60.0, node="n0")
+        if averages:
+            fields["means"] = self.counters.means
         self.resolved = ResolvedApplication(
             "app",
             self.models,
@@ -146,6 +157,44 @@ class Served:
                 assert container.send(encode_rows(Kind.REPLY, values, id=number, confidence=sent))
                 self.world.step(1)
 
+    def send(self, container, output, confidence):
+        """Answer the oldest batch of a container: with this output, or a failure."""
+        if isinstance(output, Failure):
+            container.fail(output.text)
+            return
+        number, rows = container.inbox.pop(0)
+        values = [output] * len(rows)
+        sent = None if confidence is None else [confidence] * len(rows)
+        if isinstance(output, bool | int | float):
+            values = np.array(values)
+        assert container.send(encode_rows(Kind.REPLY, values, id=number, confidence=sent))
+
+    def play(self, events):
+        """Have models answer at times, in microseconds: (time, model, output, confidence); then let
+        the deadline pass."""
+        now = 0
+        for time, i, output, confidence in events:
+            self.world.step(time - now)
+            now = time
+            while self.containers[i].read():
+                self.send(self.containers[i], output, confidence)
+                self.world.step()
+        self.world.pass_deadline(SLO_US)
+
+    def told(self):
+        """Return what was counted and what is remembered, in a form that may be compared."""
+        stats = self.counters.stats(self.resolved.rollout.stats)
+        del stats["since_us"], stats["duration_us"], stats["latency_us"]
+        late = [
+            [
+                (model, task.status().name, task.prediction())
+                for model, task in joined.late
+                if task.status() is not Status.UNNEEDED
+            ]
+            for _, joined in self.window.table.items()
+        ]
+        return shown((stats, self.entries(), late))
+
     def fill_cache(self, x, outputs, confidences):
         """Have the outputs of all models for an input cached."""
         for core in self.cores:
@@ -190,6 +239,8 @@ def shown(value):
         return f"{value:.12g}"
     if isinstance(value, list | tuple):
         return [shown(one) for one in value]
+    if isinstance(value, dict):
+        return {key: shown(one) for key, one in value.items()}
     return repr(value)
 
 
@@ -326,17 +377,56 @@ def test_decisions_about_what_is_cached_equal_pythons(new_world, decider, policy
     assert decided or (policy in ("exp4", "stacking") and decider.startswith(("hedged", "mean")))
 
 
-def test_a_decision_that_needs_more_than_is_cached_is_pythons(world):
-    """Nothing is counted of a query that the core does not take."""
+@pytest.mark.parametrize("decider", DECIDERS)
+@pytest.mark.parametrize(
+    "policy", ["ensemble", "static(weights={'m0': 2, 'm1': 0.5})", "exp4", "stacking", "mixture"]
+)
+def test_decisions_about_predictions_that_come_equal_pythons(
+    new_world, monkeypatch, decider, policy
+):
+    """Models answer in any order, fail or are late: the answer is the same, and is counted and
+    remembered alike, what comes after the decision too."""
+    rng, calls, seen = random.Random(f"{decider} {policy}"), Calls(monkeypatch), set()
+    for n, kind in enumerate((*KINDS, *ODD)):
+        fields = {
+            "confidence_min": rng.choice((0.0, 0.0, 0.6)),
+            "default": rng.choice((None, "none", 0.0, 7)),
+        }
+        served, twin = (Served(new_world(), policy, 3, decider, **fields) for _ in range(2))
+        if n % 2 and not isinstance(served.learner.state(None), tuple):
+            for each in (served, twin):
+                each.learn(random.Random(n), kind, 20)
+        for i in range(8):
+            x, events = np.full(2, float(i % 5)), random_events(rng, served.models, kind)
+            future = served.core.predict(x, "ann", SLO_US, 0, "mine")
+            assert isinstance(future.extra, ApplicationQuery)
+            other = predict(twin.resolved, x, "ann", SLO_US, 0, id="mine")
+            for each in (served, twin):
+                each.play(events)
+            answer = future.result(0)
+            assert_same_answer(answer, other.result(0))
+            seen.add((bool(answer.missing), answer.is_default))
+        assert served.told() == twin.told()
+    assert len(seen) > 2
+    # floats beside labels are Python's
+    assert calls.count < 12
+
+
+def test_a_decision_that_needs_more_than_is_cached_calls_the_models(world):
+    """What is cached is used, and the others are asked."""
     served = Served(world, "ensemble", 3, "majority")
     x = np.zeros(2)
     served.cores[0].predict(x)
     served.answer_all(["a"] * 3, [None] * 3)
-    hits = [core.engine.model_counts(core.index)["hits"] for core in served.cores]
-    assert served.core.predict(x, "", SLO_US, 0, "") is None
-    assert hits == [core.engine.model_counts(core.index)["hits"] for core in served.cores]
-    assert served.counters.queries.value == 0
-    assert len(served.window) == 0
+    future = served.core.predict(x, "", SLO_US, 0, "")
+    assert not future.done()
+    assert (served.counters.queries.value, len(served.window)) == (1, 0)
+    assert served.cores[0].engine.model_counts(served.cores[0].index)["hits"] == 1
+    served.play([(10, 1, "a", None)])
+    answer = future.result(0)
+    assert (answer.output, answer.decided_by) == ("a", "majority")
+    assert answer.models == served.models[:2]
+    assert len(served.window) == 1
 
 
 def test_a_decider_ends_when_the_policy_has_learned(world):
@@ -355,7 +445,85 @@ def test_a_decider_ends_when_the_policy_has_learned(world):
     assert outputs == ["a", "b"]
 
 
-def test_a_prediction_that_is_missing_is_left_to_python(world):
+def random_events(rng, models, outputs):
+    """Return when each model answers and with what: an output, a failure or nothing in time."""
+    events = []
+    for i in range(len(models)):
+        if rng.random() < 0.25:
+            continue
+        output = rng.choice(outputs) if rng.random() < 0.75 else Failure(f"line\nno {i}")
+        sure = f32(rng.choice((None, None, 0.25, 0.5, 1.0)))
+        events.append((rng.choice((10, 1_000, 4_000, 20_000)), i, output, sure))
+    return sorted(events, key=lambda event: event[:2])
+
+
+def assert_same_answer(answer, expected):
+    """Compare all but what the number of the query decides."""
+    assert type(answer.output) is type(expected.output)
+    assert shown(answer.output) == shown(expected.output)
+    assert answer.confidence == pytest.approx(expected.confidence, abs=1e-12)
+    assert answer.agreement == pytest.approx(expected.agreement, abs=1e-12)
+    for name in (
+        "models",
+        "missing",
+        "set",
+        "reason",
+        "decided_by",
+        "is_default",
+        "latency_us",
+        "qualifiers",
+        "request_id",
+    ):
+        assert getattr(answer, name) == getattr(expected, name), name
+
+
+class Calls:
+    """Counts the answers that Python makes of queries that the core has scheduled."""
+
+    def __init__(self, monkeypatch):
+        self.count = 0
+        monkeypatch.setattr(core_application, "finish", self.finish)
+
+    def finish(self, future):
+        self.count += 1
+        return finish(future)
+
+
+@pytest.mark.parametrize("policy", [one for one in POLICIES if not create_policy(one).chance])
+@pytest.mark.parametrize("seed", range(2))
+def test_answers_with_missing_predictions_equal_pythons(new_world, monkeypatch, policy, seed):
+    """Models fail, are late, or say nothing finite: the answer of the others, or the default, is
+    the same, and is counted and remembered alike."""
+    rng, calls, seen = random.Random(f"{policy} {seed}"), Calls(monkeypatch), set()
+    for kind in (*KINDS, *ODD):
+        k = rng.randint(1, 4)
+        fields = {
+            "confidence_min": rng.choice((0.0, 0.0, 0.6)),
+            "default": rng.choice((None, "none", 0.0, 7)),
+            "averages": kind in (KINDS[-2], ODD[0]),
+        }
+        served, twin = (Served(new_world(), policy, k, **fields) for _ in range(2))
+        if seed and not isinstance(served.learner.state(None), tuple):
+            for each in (served, twin):
+                each.learn(random.Random(seed), kind, 20)
+        for i in range(12):
+            x, events = np.full(2, float(i % 5)), random_events(rng, served.models, kind)
+            future = served.core.predict(x, "ann", SLO_US, 0, "mine")
+            assert isinstance(future.extra, ApplicationQuery)
+            other = predict(twin.resolved, x, "ann", SLO_US, 0, id="mine")
+            for each in (served, twin):
+                each.play(events)
+            answer = future.result(0)
+            assert_same_answer(answer, other.result(0))
+            seen.add((bool(answer.missing), answer.is_default, bool(answer.models)))
+        assert served.told() == twin.told()
+        # floats beside labels are Python's
+        assert calls.count == 0
+    partly = {(True, False, True)} if policy != "single" else set()
+    assert seen >= {(True, True, False), (False, False, True)} | partly
+
+
+def test_a_prediction_that_is_missing_lowers_the_confidence(world):
     """The answer of two models names the third one as missing."""
     served = Served(world, "ensemble", 3)
     future = served.core.predict(np.zeros(2), "", SLO_US, 0, "")

@@ -4,7 +4,7 @@
 # every model that a query calls answers, and nothing else wants to see the query.
 #
 # What is not simple is left to Python (python/clipper/serving/query/processor.py), which gives the
-# same answers: missing predictions, defaults, class probabilities, arrays of several models.
+# same answers: class probabilities, arrays of several models, floats beside labels.
 #
 # Threads: any, with the GIL.
 from clipper_core.application.deciding cimport Deciding
@@ -19,8 +19,9 @@ from clipper_core.results.answer cimport Answer
 from clipper_core.results.decider cimport RulingData
 from clipper_core.results.future cimport Future
 from clipper_core.runtime.histogram cimport Counter, Gauge
-from clipper_core.runtime.machine cimport u32, u64
+from clipper_core.runtime.machine cimport u8, u32, u64
 from clipper_core.runtime.row_hash cimport Key
+from clipper_core.wire.comparison cimport ValueKey
 
 cdef struct Rows:               # of a query, task by task
     const void* data[TASKS_MAX]
@@ -40,6 +41,14 @@ cdef struct Decision:           # of a decider about outputs that are cached
     Outputs outputs             # by rank; each of them has a reference
     RulingData ruling
 
+cdef struct Ending:             # how a query ended
+    u64 number                  # in the id of its answer
+    u64 seen                    # with a decider: bit set of the tasks that had arrived
+    double probability          # of the model that was chosen; NaN: it was certain
+    u32 took_us
+    u32 missing                 # bit set of the tasks without a prediction in time
+    u8 step                     # of the decider
+
 # -- A query until its answer is read: `Future.extra`.
 cdef class ApplicationQuery:
     cdef readonly Application application
@@ -48,6 +57,8 @@ cdef class ApplicationQuery:
     cdef readonly str id        # the caller's own
     cdef object learned         # the state that the query was planned by; None: the policy's first
     cdef Asked asked
+    cdef Deciding deciding      # None: all models are waited for
+    cdef u64 slo_us             # of one with a decider: until its decision
 
 cdef class Application:
     cdef readonly object resolved
@@ -72,6 +83,8 @@ cdef class Application:
     cdef u32[16] places         # of the models in `counts`
     cdef str node
     cdef double confidence_min
+    cdef object defaults
+    cdef Counter undecided      # answers by no step of the decider
     cdef object orders          # of its decider; None: all models are waited for
     cdef object decided_for     # the state that `deciding` is for
     cdef Deciding deciding
@@ -90,12 +103,15 @@ cdef class Application:
     cdef object state_of(self, str user)
     cdef Future by_decider(self, object x, const void* given, u64 nbytes, u64 slo_us, u64 salt,
                            str user, str id, object state, const StateView* view)
+    cdef Future decide_at_once(self, Deciding deciding, Decision* decision, u64 slo_us, str user,
+                               str id, const StateView* view)
+    cdef Future call_models(self, Deciding deciding, object x, const void* row, u64 nbytes,
+                            u64 slo_us, u64 salt, str user, str id, object state)
     cdef Deciding deciding_of(self, object state)
     cdef bint find_decision(self, Deciding deciding, u64 time_us, Decision* decision) noexcept
     cdef bint find_output(self, Model model, u32 rank, Decision* decision) noexcept
     cdef Future answer_decided(self, Deciding deciding, Decision* decision, str user, str id,
                                const StateView* view)
-    cdef tuple models_at(self, const u32* places, u32 n)
     cdef bint view_of(self, object state, StateView* view) except -1
     cdef Future look_up(self, object x, const void* given, u64 nbytes, u64 slo_us, u64 salt,
                         const Asked* asked, str user, str id, object state,
@@ -106,12 +122,35 @@ cdef class Application:
     cdef Future submit(self, Rows* rows, object row, list more, Outputs* outputs, u64 slo_us,
                        u64 salt, ApplicationQuery query)
     cdef Future answer_later(self, Outputs* outputs, ApplicationQuery query)
-    cdef Answer answer(self, Outputs* outputs, tuple models, const Asked* asked, str user, str id,
-                       const StateView* state, u64 number, u32 took_us)
-    cdef Answer answer_of(self, Outputs* outputs, const Combination* found, tuple models,
-                          u32 took_us, u64 number, str decided_by, str id)
-    cdef int _add_to_means(self, Outputs* outputs, object output) except -1
-    cdef int look_at_slowest(self, Future future, tuple models, u32 took_us) except -1
+    cdef void collect(self, Future future, ApplicationQuery query, Outputs* outputs,
+                      Ending* ending) noexcept
+    cdef Answer finish_decided(self, Future future, ApplicationQuery query, Ending* ending,
+                               const StateView* view)
+    cdef void find_missing(self, Future future, ApplicationQuery query, Ending* ending) noexcept
+    cdef Answer answer(self, Future future, Outputs* outputs, ApplicationQuery query,
+                       Ending* ending, str user, str id, const StateView* state)
+    cdef Answer end(self, Future future, Outputs* outputs, const Combination* found,
+                    ApplicationQuery query, const Ending* ending, str user, str id)
+    cdef int remember(self, Future future, const Outputs* outputs, const Combination* found,
+                      ApplicationQuery query, const Ending* ending, str user, Answer answer,
+                      double now_s) except -1
+    cdef Answer answer_of(self, Outputs* outputs, const Combination* found, ApplicationQuery query,
+                          const Ending* ending, str reason, str id)
+    cdef tuple models_used(self, const Outputs* outputs, u32 used, ApplicationQuery query)
+    cdef int count_answer(self, const Outputs* outputs, const Combination* found,
+                          const ValueKey* right, ApplicationQuery query, const Ending* ending,
+                          double now_s, bint is_default) except -1
+    cdef int count_default(self, Future future, const Outputs* outputs,
+                           const Combination* found) except -1
+    cdef int count_missing(self, Future future, ApplicationQuery query,
+                           const Ending* ending) except -1
+    cdef str why_nothing(self, Future future, ApplicationQuery query, const Ending* ending,
+                         const Outputs* outputs)
+    cdef int add_to_means(self, Outputs* outputs) except -1
+    cdef void fill_in(self, const Outputs* outputs, const StateView* state,
+                      Combination* found) noexcept
+    cdef int look_at_slowest(self, Future future, tuple models, u32 took_us,
+                             Answer answer) except -1
     cdef double uniform(self) noexcept
 
 # -- The applications of a server by name, for queries.

@@ -8,13 +8,14 @@ from libc.string cimport memset
 
 import os
 
-from clipper_core.application.deciding cimport BY_ONE, Deciding
+from clipper_core.application.deciding cimport Deciding
 from clipper_core.application.output_means cimport OutputMean
 from clipper_core.application.selection cimport (
-    NO_WINNER, TASKS_MAX, Combination, output_read, outputs_read,
+    NO_WINNER, TASKS_MAX, Combination, key_of_answer, output_read, outputs_read,
 )
 from clipper_core.cache.clock_cache cimport CacheState, cache_lookup, key_of, row_hashed
-from clipper_core.engine.model cimport Model, is_elsewhere, mix
+from clipper_core.engine.model cimport Model, ensemble_future, is_elsewhere, mix
+from clipper_core.learning.answer_counts cimport StatusCounts
 from clipper_core.learning.answer_window cimport window_keep
 from clipper_core.learning.label_feedback cimport LEARNED, LEFT, label_learned
 from clipper_core.learning.policy_states cimport Held
@@ -24,16 +25,22 @@ from clipper_core.results.completion cimport (
 from clipper_core.results.decider cimport (
     ANSWER, SUBMIT, UNSUBMITTED, RulingData, VoteData, decide, decider_query,
 )
-from clipper_core.results.future cimport future_answered, future_new
+from clipper_core.results.ensemble_call cimport EnsembleCall
+from clipper_core.results.future cimport LateTask, future_answered, future_new
 from clipper_core.runtime.dtype cimport ANY
 from clipper_core.runtime.histogram cimport count, count_held
-from clipper_core.runtime.machine cimport u8
+from clipper_core.runtime.machine cimport relaxed, u8
 from clipper_core.runtime.object_member cimport ObjectMember, read_member
-from clipper_core.runtime.status cimport BAD_INPUT, NO_MEMORY, OK, raise_for
+from clipper_core.runtime.status cimport (
+    BAD_INPUT, CANCELLED, DEADLINE, DROPPED, FORKED, FULL, NO_MEMORY, OK, PENDING, UNNEEDED,
+    raise_for,
+)
 from clipper_core.wire.comparison cimport (
-    ARRAY_KEY, FLOAT_KEY, ValueKey, key_number, number_key,
+    ARRAY_KEY, FLOAT_KEY, ValueKey, key_is_usable, key_number, number_key,
 )
 from clipper_core.wire.prediction cimport Value, value_drop, value_hold, value_object
+
+from clipper_core.runtime.status import Status as StatusName
 
 cdef extern from "Python.h":
     bint PyUnicode_IS_COMPACT_ASCII(object text)
@@ -62,6 +69,7 @@ cdef enum:
 cdef u64 GOLDEN = 0x9E3779B97F4A7C15
 cdef tuple NOTHING = ()
 cdef str NO_ID = ""
+cdef str ALL_MODELS = "all"
 cdef object CERTAIN = 1.0
 
 
@@ -78,6 +86,8 @@ cdef class ApplicationQuery:
     @property
     def plan(self):
         """The plan of its models."""
+        if self.deciding is not None:           # which ranks them
+            return self.application.plan_type(self.application.models)
         if self.asked.probability == self.asked.probability:
             return self.application.plan_type(self.models, (self.asked.probability,))
         return self.application.plan_type(self.models)
@@ -94,8 +104,10 @@ cdef class ApplicationQuery:
 
     @property
     def call(self):
-        """The call of a decider: it has none."""
-        return None
+        """The call of a decider; None without one."""
+        if self.deciding is None:
+            return None
+        return self.application.orders.call(self.deciding, self.slo_us)
 
     @property
     def outputs(self):
@@ -121,7 +133,9 @@ cdef class Application:
     Python's.  by_python: makes an answer of a future in Python.  plan_type: makes a plan of
     models and their probabilities.  latest: what a context follows that has no state of its own.
     orders: its `deciding(state)` returns the Deciding of a state, None if Python decides; None:
-    all models are waited for.
+    all models are waited for.  defaults: has the `default`, explains by `why(status, model,
+    detail)` why a task has no prediction, and is told of each default by `log(number, id, reason)`
+    and of each task that was refused for overload by `overloaded()`.
 
     Threads: any.
     """
@@ -131,7 +145,7 @@ cdef class Application:
                  Counter queries not None, Counter decided not None, slowest,
                  Gauge bar_us not None, OutputMeans means, Gauge is_teaching not None, by_python,
                  plan_type, latest, str node not None, u64 slo_us, double confidence_min,
-                 orders=None):
+                 defaults, orders=None):
         cdef u32 i, k = <u32> len(selection.models)
         if len(cores) != k:
             raise_for(BAD_INPUT, f"{len(cores)} cores for {k} models")
@@ -155,7 +169,9 @@ cdef class Application:
         self.node = node
         self.slo_us = slo_us
         self.confidence_min = confidence_min
+        self.defaults = defaults
         self.orders = orders
+        self.undecided = None if orders is None else <Counter?> orders.undecided
         self.decided_for = self
         self.draws = int.from_bytes(os.urandom(8), "little")
         self.called = [(model,) for model in self.models]
@@ -224,30 +240,48 @@ cdef class Application:
 
     cdef Future by_decider(self, object x, const void* given, u64 nbytes, u64 slo_us, u64 salt,
                            str user, str id, object state, const StateView* view):
-        """Answer by the decider, if all that it needs is cached. Return None if it is not, or if
-        Python has to decide: then nothing was counted."""
+        """Answer by the decider if all that it needs is cached; else call the models. Return None
+        if Python has to decide: then nothing was counted."""
         cdef Deciding deciding = self.deciding_of(state)
         cdef Model model = <Model> self.cores[0]
         cdef Decision decision
         cdef Future future
         # the object that owns the row
-        cdef object _row
-        cdef u32 rank
-        if deciding is None or not self.shares_rows:
+        cdef object row = None
+        cdef bint plain = self.shares_rows
+        if deciding is None:
             return None
         for core in self.cores:
-            if (<Model> core).watch is not None:
+            plain = plain and (<Model> core).watch is None
+            if given != NULL and (<Model> core).cost is not None:
                 return None
+        if not plain:
+            if given != NULL:
+                return None
+            return self.call_models(deciding, x, NULL, 0, slo_us, salt, user, id, state)
         decision.row = given
         decision.nbytes = nbytes
         decision.salt = salt
         if given == NULL:
-            _row = model._row(x, &decision.row, &decision.nbytes)
+            row = model._row(x, &decision.row, &decision.nbytes)
         model._check_bytes(decision.nbytes)
+        future = self.decide_at_once(deciding, &decision, slo_us, user, id, view)
+        if future is None:
+            future = self.call_models(deciding, row, decision.row, decision.nbytes, slo_us, salt,
+                                      user, id, state)
+        return future
+
+    cdef Future decide_at_once(self, Deciding deciding, Decision* decision, u64 slo_us, str user,
+                               str id, const StateView* view):
+        """Answer by the decider if all that it needs is cached. Return None, and count nothing, if
+        it is not."""
+        cdef Future future
+        cdef Model model
+        cdef u32 rank
         try:
-            if not self.find_decision(deciding, deciding.time_us(slo_us), &decision):
+            if not self.find_decision(deciding, deciding.time_us(slo_us), decision):
                 return None
-            future = self.answer_decided(deciding, &decision, user, id, view)
+            future = self.answer_decided(deciding, decision, user, id, view)
         finally:
             for rank in range(deciding.n):
                 if decision.known >> rank & 1:
@@ -262,6 +296,32 @@ cdef class Application:
                 count(&model.state.tally.hits, 1)
         return future
 
+    cdef Future call_models(self, Deciding deciding, object x, const void* row, u64 nbytes,
+                            u64 slo_us, u64 salt, str user, str id, object state):
+        """Have the models called until the decider has an answer.
+
+        x: the input, or the object that owns the row of all models.
+        """
+        cdef ApplicationQuery query = ApplicationQuery.__new__(ApplicationQuery)
+        cdef Future future
+        query.application = self
+        query.models = deciding.models
+        query.user, query.id = user, id
+        query.learned = state
+        query.asked.chosen = self.selection.k
+        query.asked.probability = NAN
+        query.deciding = deciding
+        query.slo_us = deciding.time_us(slo_us)
+        starts_us = deciding.starts
+        if deciding.measures:
+            starts_us = self.orders.starts_us(deciding, query.slo_us)
+        future = ensemble_future(
+            tuple([self.cores[deciding.places[rank]] for rank in range(deciding.n)]),
+            deciding.decider, x, row, nbytes, query.slo_us, salt, self.finish, query,
+            deciding.votes, starts_us, True, "")
+        count_held(self.queries, 1)
+        return future
+
     cdef Deciding deciding_of(self, object state):
         """Return the order of the models and the decider for a state; None if Python decides."""
         cdef Deciding deciding
@@ -272,6 +332,7 @@ cdef class Application:
         self.decided_for = state
         if deciding is not None:
             self.decided_query = self._quick(self.selection.k, deciding.models)
+            (<ApplicationQuery> self.decided_query).deciding = deciding
         return deciding
 
     cdef bint find_decision(self, Deciding deciding, u64 time_us, Decision* decision) noexcept:
@@ -309,7 +370,7 @@ cdef class Application:
         """Look an output up in the cache, and read it."""
         cdef CacheState* cache = model.engine.state.cache
         cdef Key key
-        if not model.state.cached:
+        if not model.state.cached or model.engine.state.refusing.load(relaxed):
             return False
         key = key_of(cache, model.state.spec.uid, decision.salt, decision.row, decision.nbytes)
         if not cache_lookup(cache, &key, &decision.outputs.value[rank]):
@@ -323,63 +384,35 @@ cdef class Application:
         to."""
         cdef Outputs outputs
         cdef Combination found
-        cdef ValueKey right
         cdef Answer answer
-        cdef u32[TASKS_MAX] places
-        cdef u32[TASKS_MAX] counted
-        cdef u32[TASKS_MAX] ranks
-        cdef u32 i, place, rank, arrived = 0, one = TASKS_MAX
-        cdef u32 step = decision.ruling.step
-        cdef bint is_one = deciding.answering[step] == BY_ONE
+        cdef Ending ending
+        cdef u32 used, one, rank, place, i = 0
         cdef Model model = <Model> self.cores[0]
-        cdef u64 number
-        cdef double now_s
-        for rank in range(deciding.n):
-            ranks[deciding.places[rank]] = rank
-        outputs.n = 0
         for place in range(deciding.n):
-            rank = ranks[place]
+            rank = deciding.ranks[place]
             if not decision.known >> rank & 1:
                 continue
-            i = outputs.n
+            outputs.place[i] = place
             outputs.value[i] = decision.outputs.value[rank]
             outputs.key[i] = decision.outputs.key[rank]
             outputs.confidence[i] = decision.outputs.confidence[rank]
             outputs.is_sure[i] = decision.outputs.is_sure[rank]
-            places[i], counted[i] = place, self.places[place]
-            # the best ranked of those that are used
-            if decision.ruling.mask & ((<u64> 2 << rank) - 1) == <u64> 1 << rank:
-                one = i
-            arrived |= <u32> 1 << place
-            outputs.n += 1
-        if not deciding.combine(self.selection, view, &outputs, places, step, one, &found):
+            i += 1
+        outputs.n, outputs.queried = i, deciding.n
+        ending.step = decision.ruling.step
+        used = deciding.used_of(&outputs, decision.ruling.mask, &one)
+        if not deciding.combine(self.selection, view, &outputs, ending.step, used, one, &found):
             return None
-        if found.confidence < self.confidence_min:
+        if found.used == 0:             # the models that were not needed are asked why
             return None
-        number = id_claim(model.engine.state.completion)
-        used = self.called[places[one]] if is_one else self.models_at(places, outputs.n)
-        answer = self.answer_of(&outputs, &found, used, 0, number, deciding.names[step], id)
-        right = _key_of_answer(&outputs, &found)
-        now_s = self.window.now_s()
-        window_keep(self.window, now_s, number, <AnswerOwner> self.owners[self.selection.k], user,
-                    outputs.n, arrived, outputs.value, outputs.key, outputs.confidence,
-                    outputs.is_sure, found.winner, found.mean, NAN)
-        if self.kept is not None:
-            self.kept(number)
-        if is_one:
-            self.counts.add_one(now_s, 0, outputs.n, counted, one, outputs.key, &right)
-        else:
-            self.counts.add_whole(now_s, 0, outputs.n, counted, outputs.key, &right)
-        count_held(<Counter> deciding.counters[step], 1)
-        return future_answered(model.engine.completion, deciding.n, number, answer,
+        ending.number = id_claim(model.engine.state.completion)
+        ending.took_us = ending.missing = 0
+        ending.seen = decision.known
+        ending.probability = NAN
+        answer = self.end(None, &outputs, &found, <ApplicationQuery> self.decided_query, &ending,
+                          user, id)
+        return future_answered(model.engine.completion, deciding.n, ending.number, answer,
                                self.decided_query)
-
-    cdef tuple models_at(self, const u32* places, u32 n):
-        """Return the models at these places."""
-        cdef u32 i
-        if n == self.selection.k:
-            return self.models
-        return tuple([self.models[places[i]] for i in range(n)])
 
     cdef bint view_of(self, object state, StateView* view) except -1:
         """Set the view of a state; False if Python has to read it."""
@@ -434,7 +467,7 @@ cdef class Application:
         cdef object row = None
         cdef list more = None
         cdef u32 i, n = <u32> len(query.models), first = self.first_place(asked.chosen)
-        cdef u64 number
+        cdef Ending ending
         for i in range(n):
             model = <Model> self.cores[first + i]
             if model.watch is not None or (given != NULL and model.cost is not None):
@@ -451,22 +484,26 @@ cdef class Application:
                 more.append(row)
             row = model._row(x, &rows.data[i], &rows.sizes[i])
             model._check_bytes(rows.sizes[i])
-        outputs.n = n
+        outputs.n = outputs.queried = n
+        for i in range(n):
+            outputs.place[i] = first + i
         self.find(&rows, &outputs, first, salt)
         if rows.hits != (<u32> 1 << n) - 1:
             query = self.query_of(asked, user, id, state)
             return self.submit(&rows, row, more, &outputs, slo_us, salt, query)
         model = <Model> self.cores[first]
-        number = id_claim(model.engine.state.completion)
+        ending.number = id_claim(model.engine.state.completion)
+        ending.took_us = ending.missing = 0
+        ending.probability = asked.probability
         try:
-            answer = self.answer(&outputs, query.models, asked, user, id, view, number, 0)
+            answer = self.answer(None, &outputs, query, &ending, user, id, view)
             if answer is None:
                 return self.answer_later(&outputs, self.query_of(asked, user, id, state))
         finally:
             for i in range(n):
                 value_drop(&outputs.value[i])
-        future = future_answered(model.engine.completion, n, number, answer, query)
-        self.look_at_slowest(future, query.models, 0)
+        future = future_answered(model.engine.completion, n, ending.number, answer, query)
+        self.look_at_slowest(future, query.models, 0, answer)
         return future
 
     cdef void find(self, Rows* rows, Outputs* outputs, u32 first, u64 salt) noexcept:
@@ -567,90 +604,295 @@ cdef class Application:
         cdef ApplicationQuery query = future.extra
         cdef StateView view
         cdef Outputs outputs
-        cdef Answer answer
-        cdef u32 i, took_us
-        outputs.n = future.count
-        for i in range(outputs.n):
-            if future._state_of(i) != OK:
-                return self.by_python(future)
-            # the future keeps it
-            outputs.value[i] = future._held(i)
+        cdef Ending ending
+        cdef Answer answer = None
+        ending.number = future.id
+        ending.took_us = future.latency_us
+        ending.missing = 0
+        ending.probability = query.asked.probability
         if query.learned is not None and not self.selection.view(query.learned, &view):
             return self.by_python(future)
-        took_us = future.latency_us
-        answer = self.answer(&outputs, query.models, &query.asked, query.user, query.id, &view,
-                             future.id, took_us)
+        # a query in a fork raises
+        if future._state_of(0) == FORKED:
+            return self.by_python(future)
+        if query.deciding is not None:
+            answer = self.finish_decided(future, query, &ending, &view)
+        else:
+            self.collect(future, query, &outputs, &ending)
+            answer = self.answer(future, &outputs, query, &ending, query.user, query.id, &view)
         if answer is None:
             return self.by_python(future)
-        self.look_at_slowest(future, query.models, took_us)
+        self.look_at_slowest(future, query.models, ending.took_us, answer)
         return answer
 
-    cdef Answer answer(self, Outputs* outputs, tuple models, const Asked* asked, str user, str id,
-                       const StateView* state, u64 number, u32 took_us):
-        """Combine the outputs of all models, count the answer and remember it for feedback. Return
-        None, and do nothing, if Python has to."""
+    cdef void collect(self, Future future, ApplicationQuery query, Outputs* outputs,
+                      Ending* ending) noexcept:
+        """Set the outputs that have arrived, which the future keeps, and what is missing."""
+        cdef u32 i, n = 0, first = self.first_place(query.asked.chosen)
+        for i in range(future.count):
+            if future._state_of(i) != OK:
+                ending.missing |= <u32> 1 << i
+                continue
+            outputs.place[n] = first + i
+            outputs.value[n] = future._held(i)
+            n += 1
+        outputs.n, outputs.queried = n, future.count
+
+    cdef Answer finish_decided(self, Future future, ApplicationQuery query, Ending* ending,
+                               const StateView* view):
+        """Answer by the verdict of the decider. Return None, and do nothing, if Python has to."""
+        cdef Deciding deciding = query.deciding
+        cdef EnsembleCall* call = future.ensemble_call
+        cdef Outputs outputs
         cdef Combination found
-        cdef Answer answer
-        cdef ValueKey right
-        cdef double now_s
-        if not outputs_read(outputs):
+        cdef u64 mask = 0
+        cdef u32 place, rank, used, one, n = 0
+        ending.step, ending.seen = 0, 0
+        # no verdict: the query was given up
+        if future._state_of(future.count) == OK:
+            ending.step, mask, ending.seen = call.step, call.used, call.arrived | call.used
+        for place in range(deciding.n):
+            rank = deciding.ranks[place]
+            if ending.seen >> rank & 1:
+                outputs.place[n] = place
+                outputs.value[n] = future._held(rank)
+                n += 1
+        outputs.n, outputs.queried = n, deciding.n
+        if not outputs_read(&outputs):
             return None
-        if not self.selection.combine(state, outputs, asked.chosen, &found):
+        used = deciding.used_of(&outputs, mask, &one)
+        if not deciding.combine(self.selection, view, &outputs, ending.step, used, one, &found):
             return None
-        if found.confidence < self.confidence_min:
+        self.find_missing(future, query, ending)
+        return self.end(future, &outputs, &found, query, ending, query.user, query.id)
+
+    cdef void find_missing(self, Future future, ApplicationQuery query, Ending* ending) noexcept:
+        """Set the tasks without a prediction at the decision: they had failed by then, or the time
+        of a step, or of the query, was over. One that was not started, or could not have changed
+        the answer any more, is not missing."""
+        cdef Deciding deciding = query.deciding
+        cdef bint in_vain = ending.step > 0 or ending.took_us >= query.slo_us
+        cdef bint is_open
+        cdef u32 rank, ended_us
+        cdef u8 status
+        for rank in range(deciding.n):
+            status = future._state_of(rank)
+            if ending.seen >> rank & 1 or (status == UNNEEDED and deciding.starts_us[rank]):
+                continue
+            is_open = status == PENDING or status == UNNEEDED or status == OK
+            ended_us = 0 if status == CANCELLED else future.block.latency_us[future.first + rank]
+            if in_vain or (not is_open and ended_us <= ending.took_us):
+                ending.missing |= <u32> 1 << rank
+
+    cdef Answer answer(self, Future future, Outputs* outputs, ApplicationQuery query,
+                       Ending* ending, str user, str id, const StateView* state):
+        """Combine the outputs of the models, count the answer and remember it for feedback. Return
+        None, and do nothing, if Python has to. future: None of a query that is answered at once."""
+        cdef Combination found
+        if not outputs_read(outputs) or not self.selection.combine(state, outputs, &found):
             return None
-        answer = self.answer_of(outputs, &found, models, took_us, number, "all", id)
-        right = _key_of_answer(outputs, &found)
         if self.means is not None:
-            self._add_to_means(outputs, answer.output)
+            self.add_to_means(outputs)
+            if outputs.n < outputs.queried:
+                self.fill_in(outputs, state, &found)
+        return self.end(future, outputs, &found, query, ending, user, id)
+
+    cdef Answer end(self, Future future, Outputs* outputs, const Combination* found,
+                    ApplicationQuery query, const Ending* ending, str user, str id):
+        """Make the answer of a combination, or the default; count it, and remember it for
+        feedback."""
+        cdef Answer answer
+        cdef ValueKey right = key_of_answer(outputs, found)
+        cdef str reason = NO_ID
+        cdef double now_s
+        if found.used == 0:
+            reason = self.why_nothing(future, query, ending, outputs)
+        elif found.confidence < self.confidence_min:
+            reason = (f"confidence {found.confidence:.2f} is below the application's "
+                      f"{self.confidence_min:.2f}")
+        answer = self.answer_of(outputs, found, query, ending, reason, id)
         now_s = self.window.now_s()
-        window_keep(self.window, now_s, number, <AnswerOwner> self.owners[asked.chosen], user,
-                    outputs.n, (<u32> 1 << outputs.n) - 1, outputs.value, outputs.key,
-                    outputs.confidence, outputs.is_sure, found.winner, found.mean,
-                    asked.probability)
+        self.remember(future, outputs, found, query, ending, user, answer, now_s)
         if self.kept is not None:
-            self.kept(number)
-        self.counts.add_whole(now_s, took_us, outputs.n,
-                              self.places + self.first_place(asked.chosen), outputs.key, &right)
-        count_held(self.decided, 1)
+            self.kept(ending.number)
+        if answer.is_default:
+            self.defaults.log(ending.number, id, reason)
+        self.count_answer(outputs, found, &right, query, ending, now_s, answer.is_default)
+        if answer.is_default:
+            self.count_default(future, outputs, found)
+        if ending.missing:
+            self.count_missing(future, query, ending)
         return answer
 
-    cdef Answer answer_of(self, Outputs* outputs, const Combination* found, tuple models,
-                          u32 took_us, u64 number, str decided_by, str id):
-        """Return the answer that models give together."""
+    cdef int remember(self, Future future, const Outputs* outputs, const Combination* found,
+                      ApplicationQuery query, const Ending* ending, str user, Answer answer,
+                      double now_s) except -1:
+        """Keep an answer for its feedback."""
+        cdef AnswerOwner owner = <AnswerOwner> self.owners[query.asked.chosen]
+        cdef u32 i, arrived = 0, first = self.first_place(query.asked.chosen)
+        cdef tuple late
+        cdef dict predictions
+        if query.deciding is not None and future is not None and outputs.n < outputs.queried:
+            predictions = {
+                query.models[i]: self.window.prediction_type(*future.prediction(i))
+                for i in range(query.deciding.n) if ending.seen >> i & 1}
+            late = tuple([(query.models[i], LateTask(future, i))
+                          for i in range(query.deciding.n) if not ending.seen >> i & 1])
+            self.window.add(ending.number, self.learner, user, owner.plan, predictions,
+                            answer.output, late)
+            return 0
+        for i in range(outputs.n):
+            arrived |= <u32> 1 << (outputs.place[i] - first)
+        return window_keep(self.window, now_s, ending.number, owner, user, outputs.n, arrived,
+                           outputs.value, outputs.key, outputs.confidence, outputs.is_sure,
+                           NO_WINNER if answer.is_default else found.winner, found.mean,
+                           <PyObject*> answer.output if answer.is_default else NULL,
+                           ending.probability)
+
+    cdef Answer answer_of(self, Outputs* outputs, const Combination* found, ApplicationQuery query,
+                          const Ending* ending, str reason, str id):
+        """Return the answer that models give together, or the default."""
         cdef Answer answer = Answer.__new__(Answer)
-        if found.winner == NO_WINNER:
+        if reason:
+            answer.output = self.defaults.default
+        elif found.winner == NO_WINNER:
             answer.output = found.mean
         else:
             answer.output = value_object(&outputs.value[found.winner])
         answer.confidence = CERTAIN if found.confidence == 1.0 else found.confidence
         answer.agreement = CERTAIN if found.agreement == 1.0 else found.agreement
-        answer.is_default = False
-        answer.reason = ""
-        answer.models = models
+        answer.is_default = bool(reason)
+        answer.reason = reason
+        answer.models = self.models_used(outputs, found.used, query)
         answer.missing = NOTHING
+        if ending.missing:
+            answer.missing = tuple([query.models[i] for i in range(len(query.models))
+                                    if ending.missing >> i & 1])
         answer.set = NOTHING
-        answer.latency_us = took_us
+        answer.latency_us = ending.took_us
         answer.node = self.node
-        answer.number = number
-        answer.decided_by = decided_by
+        answer.number = ending.number
+        answer.decided_by = ALL_MODELS
+        if query.deciding is not None:
+            answer.decided_by = query.deciding.names[ending.step] if found.used else NO_ID
         answer.request_id = id
         return answer
 
-    cdef int _add_to_means(self, Outputs* outputs, object output) except -1:
-        """Add numbers to the means of their models."""
+    cdef tuple models_used(self, const Outputs* outputs, u32 used, ApplicationQuery query):
+        """Return the models whose outputs are in the answer."""
+        if used == (<u32> 1 << outputs.queried) - 1:
+            return self.models if query.asked.chosen == self.selection.k else query.models
+        return tuple([self.models[outputs.place[i]] for i in range(outputs.n) if used >> i & 1])
+
+    cdef int count_answer(self, const Outputs* outputs, const Combination* found,
+                          const ValueKey* right, ApplicationQuery query, const Ending* ending,
+                          double now_s, bint is_default) except -1:
+        """Count an answer by its models and by the step that decided it."""
+        cdef u32[TASKS_MAX] places
+        cdef Counter step = self.decided
         cdef u32 i
-        if outputs.n == 1 and outputs.key[0].kind == ARRAY_KEY:
-            self.means.add(self.models[0], output)
         for i in range(outputs.n):
-            if outputs.key[i].kind == FLOAT_KEY:
-                (<OutputMean> self.output_means[i]).add_number(key_number(&outputs.key[i]))
+            places[i] = self.places[outputs.place[i]]
+        if query.deciding is not None:
+            step = self.undecided
+            if found.used:
+                step = <Counter> query.deciding.counters[ending.step]
+        count_held(step, 1)
+        return self.counts.add_answer(now_s, ending.took_us, outputs.n, places, found.used,
+                                      is_default, outputs.key, right)
+
+    cdef int count_default(self, Future future, const Outputs* outputs,
+                           const Combination* found) except -1:
+        """Count a default by its reason."""
+        if found.used:
+            count_held(self.counts.defaults.unsure, 1)
+        elif outputs.n:
+            count_held(self.counts.defaults.not_finite, 1)
+        else:
+            self.counts.defaults.ended.add(future._state_of(0))
         return 0
 
-    cdef int look_at_slowest(self, Future future, tuple models, u32 took_us) except -1:
+    cdef int count_missing(self, Future future, ApplicationQuery query,
+                           const Ending* ending) except -1:
+        """Count the predictions that are missing, by the status of their tasks."""
+        cdef u32 i, place, first = self.first_place(query.asked.chosen)
+        cdef u8 status
+        for i in range(future.count):
+            if not ending.missing >> i & 1:
+                continue
+            status = future._state_of(i)
+            place = first + i if query.deciding is None else query.deciding.places[i]
+            (<StatusCounts> self.counts.missing[self.places[place]]).add(status)
+            if status == FULL or status == DROPPED:
+                self.defaults.overloaded()
+        return 0
+
+    cdef str why_nothing(self, Future future, ApplicationQuery query, const Ending* ending,
+                         const Outputs* outputs):
+        """Return the reason of a default that no model answered."""
+        cdef list whys = []
+        cdef u32 i
+        cdef u8 status
+        if outputs.n and query.deciding is None:
+            return _not_finite([self.models[outputs.place[i]] for i in range(outputs.n)])
+        for i in range(future.count):
+            status = future._state_of(i)
+            if query.deciding is not None:
+                if ending.seen >> i & 1 or status == UNNEEDED:
+                    continue
+                if status == PENDING or status == OK:
+                    status = DEADLINE
+            why = self.defaults.why(StatusName(status), query.models[i], future.detail(i))
+            if why not in whys:
+                whys.append(why)
+        if whys:
+            return "; ".join(whys)
+        arrived = [query.models[i] for i in range(query.deciding.n) if ending.seen >> i & 1]
+        return _not_finite(arrived or query.models)
+
+    cdef int add_to_means(self, Outputs* outputs) except -1:
+        """Add numbers to the means of their models."""
+        cdef u32 i
+        for i in range(outputs.n):
+            if outputs.key[i].kind == ARRAY_KEY:
+                self.means.add(self.models[outputs.place[i]], value_object(&outputs.value[i]))
+            elif outputs.key[i].kind == FLOAT_KEY and key_is_usable(&outputs.key[i]):
+                (<OutputMean> self.output_means[outputs.place[i]]).add_number(
+                    key_number(&outputs.key[i]))
+        return 0
+
+    cdef void fill_in(self, const Outputs* outputs, const StateView* state,
+                      Combination* found) noexcept:
+        """Replace a mean by one with the models' means in the place of numbers that are missing."""
+        cdef Outputs filled
+        cdef Combination whole
+        cdef OutputMean mean
+        cdef u32 place, i = 0, n = 0
+        if found.used == 0 or found.winner != NO_WINNER:
+            return
+        for place in range(self.selection.k):
+            if i < outputs.n and outputs.place[i] == place:
+                filled.key[n] = outputs.key[i]
+                filled.confidence[n], filled.is_sure[n] = outputs.confidence[i], outputs.is_sure[i]
+                i += 1
+            else:
+                mean = <OutputMean> self.output_means[place]
+                if mean.n == 0 or mean.array is not None:
+                    continue
+                filled.key[n] = number_key(mean.number)
+                filled.confidence[n], filled.is_sure[n] = NAN, False
+            filled.place[n] = place
+            n += 1
+        filled.n, filled.queried = n, outputs.queried
+        if n > outputs.n and self.selection.combine(state, &filled, &whole):
+            if whole.used and whole.winner == NO_WINNER:
+                found.mean = whole.mean
+
+    cdef int look_at_slowest(self, Future future, tuple models, u32 took_us,
+                             Answer answer) except -1:
         """Write a query down that is among the slowest."""
         if took_us > self.bar_us.value:
-            self.slowest.add(future, models, models, "")
+            self.slowest.add(future, models, answer.models, answer.reason)
         return 0
 
     cdef double uniform(self) noexcept:
@@ -664,9 +906,9 @@ cdef class Application:
         return <double> (z >> 11) * 2.0 ** -53
 
 
-cdef inline ValueKey _key_of_answer(const Outputs* outputs, const Combination* found) noexcept:
-    """Return the key of the output that is the answer."""
-    return number_key(found.mean) if found.winner == NO_WINNER else outputs.key[found.winner]
+cdef str _not_finite(models):
+    """Return the reason of a default for outputs of these models."""
+    return f"the output of {', '.join([str(model) for model in models])} is not a finite value"
 
 
 cdef bint _is_current(Held held) except -1:

@@ -1,5 +1,5 @@
-# What the decider of an application makes of predictions that are cached: which of them it needs,
-# and the answer by the rule that decides. The reference is python/clipper/selection/deciders.
+# What the decider of an application makes of predictions: which of them it needs, and the answer by
+# the rule that decides. The reference is python/clipper/selection/deciders.
 #
 # Threads: any; a Deciding never changes.
 from clipper_core.application.selection cimport (
@@ -20,10 +20,14 @@ cpdef enum Answering:           # how the rule of a step answers
 cdef class Deciding:
     cdef readonly tuple models              # best first
     cdef readonly Decider decider
+    cdef readonly object order              # what Python calls it
+    cdef readonly object starts, votes      # starts_us and weights as they were given
+    cdef readonly bint measures             # starts_us are for measured times
     cdef readonly tuple names               # of the steps, as answers show them
     cdef list counters                      # Counter of the answers by each step
     cdef u32 n
     cdef u32[TASKS_MAX] places              # of a model in the selection, by rank
+    cdef u32[TASKS_MAX] ranks               # of a model, by its place in the selection
     cdef u64[TASKS_MAX] starts_us           # as VoteData.start_us, by rank
     cdef double[TASKS_MAX] weights          # of votes, by place
     cdef u8[STEPS_MAX] answering            # by step
@@ -36,10 +40,15 @@ cdef class Deciding:
     # cannot be compared here.
     cdef bint weigh(self, const Outputs* outputs, u32 rank, u8 order,
                     VoteData* votes) noexcept nogil
-    # Make the answer of a step. outputs: what is known, ascending by the places.  one: the index
-    # among them of the model that a rule BY_ONE answers with.  found.winner: an index among them.
-    # False: Python has to.
+    # Return the bit set of the outputs of these tasks. mask: by rank.  one: set to the index of the
+    # output of the best ranked of them.
+    cdef u32 used_of(self, const Outputs* outputs, u64 mask, u32* one) noexcept nogil
+    # Make the answer of a step. outputs: what had arrived, of models at places below n, ascending.
+    # used: bit set of those that the step uses.  one: the index among them of the model that a rule
+    # BY_ONE answers with.  False: Python has to.
     cdef bint combine(self, Selection selection, const StateView* state, const Outputs* outputs,
-                      const u32* places, u32 step, u32 one, Combination* found) noexcept nogil
+                      u32 step, u32 used, u32 one, Combination* found) noexcept nogil
+    cdef bint _by_votes(self, Selection selection, const StateView* state, const Outputs* outputs,
+                        u8 how, Combination* found) noexcept nogil
     cdef bint _bounded(self, Selection selection, const StateView* state, const Outputs* outputs,
                        bint is_one, Combination* found) noexcept nogil

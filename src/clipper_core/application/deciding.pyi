@@ -19,6 +19,10 @@ class Deciding:
     models: tuple[VersionedModel, ...]
     decider: Decider
     names: tuple[str, ...]
+    order: object
+    starts: Sequence[int] | None
+    votes: Sequence[float] | None
+    measures: bool
     def __init__(
         self,
         decider: Decider,
@@ -29,4 +33,6 @@ class Deciding:
         weights: Sequence[float] | None,
         until_us: int,
         margin_us: int,
+        order: object = None,
+        measures: bool = False,
     ) -> None: ...

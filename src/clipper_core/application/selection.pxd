@@ -28,7 +28,7 @@ cpdef enum Combining:           # how the outputs become the answer
 
 cdef enum OutputKind:           # what outputs are
     OTHER = 0                   # they are combined in Python
-    LABELS_OF_ONE_TYPE = 1
+    VOTED = 1                   # labels
     NUMBERS = 2                 # with a float among them
 
 cdef struct StateView:          # a learned state
@@ -42,8 +42,10 @@ cdef struct StateView:          # a learned state
     u64 labels
     double seen
 
-cdef struct Outputs:            # of the models that a query called, all of which have answered
+cdef struct Outputs:            # of the models that a query called, as far as they have answered
     u32 n
+    u32 queried                 # how many it called
+    u32[TASKS_MAX] place        # of the model in the selection, ascending
     Value[TASKS_MAX] value      # borrowed
     ValueKey[TASKS_MAX] key
     double[TASKS_MAX] confidence    # as reported
@@ -53,7 +55,8 @@ cdef struct Combination:
     double confidence
     double agreement
     double mean                 # the answer, if there is no winner
-    u32 winner                  # the task whose output is the answer
+    u32 winner                  # the index of the output that is the answer
+    u32 used                    # bit set of the outputs that are in the answer; 0: there is none
 
 cdef class Selection:
     cdef readonly tuple models  # in the order of tasks
@@ -72,14 +75,16 @@ cdef class Selection:
     # call one.
     cdef u32 choose(self, const StateView* state, double uniform,
                     double* probability) noexcept nogil
-    # Combine the outputs. False: they are to be combined in Python. chosen: the place of the model
-    # that was called, if it was one.
-    cdef bint combine(self, const StateView* state, const Outputs* outputs, u32 chosen,
+    # Combine the outputs that may be answered with. False: they are to be combined in Python.
+    cdef bint combine(self, const StateView* state, const Outputs* outputs,
                       Combination* found) noexcept nogil
+    cdef bint _combined(self, const StateView* state, const Outputs* outputs,
+                        Combination* found) noexcept nogil
     cdef u32 _drawn(self, double uniform, double* probability) noexcept nogil
-    cdef double _weights(self, const StateView* state, double* weights) noexcept nogil
+    cdef double _weights(self, const StateView* state, const Outputs* outputs,
+                         double* weights) noexcept nogil
     cdef void _learner(self, const StateView* state, Learner* learner) noexcept nogil
-    cdef bint _rate_chosen(self, const StateView* state, const Outputs* outputs, u32 chosen,
+    cdef bint _rate_chosen(self, const StateView* state, const Outputs* outputs,
                            Combination* found) noexcept nogil
     cdef bint _learned_vote(self, const StateView* state, const Outputs* outputs,
                             Combination* found) noexcept nogil
@@ -90,6 +95,15 @@ cdef class Selection:
 cdef bint outputs_read(Outputs* outputs) noexcept nogil
 # The same for one of them.
 cdef bint output_read(Outputs* outputs, u32 i) noexcept nogil
+# Copy those of a bit set.
+cdef void outputs_pick(const Outputs* outputs, u32 bits, Outputs* picked) noexcept nogil
+# Make the combination of a query without any output that may be answered with.
+cdef void nothing_found(Combination* found) noexcept nogil
+# Make the winner and the bit set of a combination of some outputs those of all. bits: the set of
+# those that were combined.
+cdef void found_among(Combination* found, u32 bits) noexcept nogil
+# Return the key of the output that is the answer; that of NaN if there is none.
+cdef ValueKey key_of_answer(const Outputs* outputs, const Combination* found) noexcept nogil
 cdef OutputKind kind_of(const Outputs* outputs) noexcept nogil
 # Return the confidence that a model reported, 0 for NaN; NaN if it reported none.
 cdef double own_confidence(const Outputs* outputs, u32 i) noexcept nogil

@@ -2,6 +2,7 @@
 cimport cython
 cimport numpy as cnp
 from libc.math cimport NAN, hypot, isfinite, sqrt
+from libc.string cimport memset
 
 from clipper_core.learning.bandit cimport (
     HEDGE, LINEAR, LOGODDS, MIXTURE, MODELS_MAX, STACKING, rule_choose, rule_weights,
@@ -19,7 +20,7 @@ from clipper_core.runtime.object_member cimport ObjectMember, read_member
 from clipper_core.runtime.status cimport BAD_INPUT, raise_for
 from clipper_core.wire.comparison cimport (
     BOOL_KEY, BYTES_KEY, FLOAT_KEY, LARGE_KEY, STR_KEY, WHOLE_KEY, key_hash, key_is_usable,
-    key_number, keys_are_equal, value_key,
+    key_number, keys_are_equal, number_key, value_key,
 )
 from clipper_core.wire.prediction cimport TAG_BLOB, TAG_ROW, blob_of, word_confidence
 
@@ -128,52 +129,73 @@ cdef class Selection:
         probability[0] = self.weights[last] / total
         return last
 
-    cdef bint combine(self, const StateView* state, const Outputs* outputs, u32 chosen,
+    cdef bint combine(self, const StateView* state, const Outputs* outputs,
                       Combination* found) noexcept nogil:
+        cdef Outputs votes
+        cdef u32 usable = 0, i
+        for i in range(outputs.n):
+            usable |= <u32> key_is_usable(&outputs.key[i]) << i
+        if usable == 0:
+            nothing_found(found)
+            return True
+        found.used = usable
+        if usable == (<u32> 1 << outputs.n) - 1:
+            return self._combined(state, outputs, found)
+        outputs_pick(outputs, usable, &votes)
+        found.used = (<u32> 1 << votes.n) - 1
+        if not self._combined(state, &votes, found):
+            return False
+        found_among(found, usable)
+        return True
+
+    cdef bint _combined(self, const StateView* state, const Outputs* outputs,
+                        Combination* found) noexcept nogil:
+        """Combine outputs, all of which may be answered with."""
         cdef OutputKind kind
         cdef double[TASKS_MAX] weights
         cdef double total
         found.agreement = 1.0
         found.winner = 0
-        if outputs.n == 1 and self.how != BLEND:
-            if not key_is_usable(&outputs.key[0]):
-                return False
+        if outputs.queried == 1 and self.how != BLEND:
             if self.how == CHOSEN_MODEL:
-                return self._rate_chosen(state, outputs, chosen, found)
+                return self._rate_chosen(state, outputs, found)
             found.confidence = _sound(outputs, 0, 1.0)
             return True
         kind = kind_of(outputs)
         if kind == OTHER:
             return False
-        if self.how == LEARNED_VOTES and kind == LABELS_OF_ONE_TYPE:
+        if self.how == LEARNED_VOTES and kind == VOTED:
             return self._learned_vote(state, outputs, found)
-        if self.how == BLEND and kind == NUMBERS:
-            return self._blended(state, outputs, found)
-        total = self._weights(state, weights)
+        if self.how == BLEND and kind == NUMBERS and self._blended(state, outputs, found):
+            return True
+        total = self._weights(state, outputs, weights)
         if kind == NUMBERS:
             return mean_of(outputs, weights, total, found)
         vote_of(outputs, weights, total, found)
         return True
 
-    cdef double _weights(self, const StateView* state, double* weights) noexcept nogil:
-        """Set the weights of the votes; return their sum."""
-        cdef double total = 0.0
+    cdef double _weights(self, const StateView* state, const Outputs* outputs,
+                         double* weights) noexcept nogil:
+        """Set the weights of the votes; return that of all models that were called."""
+        cdef const double* by_place = NULL
+        cdef double total = 0.0, arrived = 0.0
         cdef u32 i
-        for i in range(self.k):
-            weights[i] = 1.0
         if self.how == FIXED_VOTES:
-            for i in range(self.k):
-                weights[i] = self.weights[i]
+            by_place = &self.weights[0]
         elif self.how == LEARNED_VOTES and self.rule.state.kind != MIXTURE:
+            by_place = &state.weights[0]
+        if by_place != NULL:
+            for i in range(outputs.n):
+                weights[i] = by_place[outputs.place[i]]
+                arrived += weights[i]
             for i in range(self.k):
-                weights[i] = state.weights[i]
-        for i in range(self.k):
-            total += weights[i]
-        if total > 0.0:
-            return total
-        for i in range(self.k):
+                total += by_place[i]
+            # weights that a person has set are not for models of weight 0 alone
+            if total > 0.0 and (arrived > 0.0 or self.how != FIXED_VOTES):
+                return total
+        for i in range(outputs.n):
             weights[i] = 1.0
-        return self.k
+        return outputs.queried
 
     cdef void _learner(self, const StateView* state, Learner* learner) noexcept nogil:
         """Set what feedback_update reads of a state."""
@@ -188,7 +210,7 @@ cdef class Selection:
         learner.bins = state.bins
         learner.doubt = self.doubt
 
-    cdef bint _rate_chosen(self, const StateView* state, const Outputs* outputs, u32 chosen,
+    cdef bint _rate_chosen(self, const StateView* state, const Outputs* outputs,
                            Combination* found) noexcept nogil:
         """Calibrate the confidence of the one model that was called."""
         cdef u8[TASKS_MAX] arrived
@@ -196,7 +218,7 @@ cdef class Selection:
         cdef Learner learner
         cdef Observation observation
         cdef double raw
-        cdef u32 i, winner = 0
+        cdef u32 i, winner = 0, chosen = outputs.place[0]
         self._learner(state, &learner)
         for i in range(self.k):
             arrived[i] = i == chosen
@@ -222,14 +244,24 @@ cdef class Selection:
         cdef Observation observation
         cdef bint mixed = self.rule.state.kind == MIXTURE
         cdef double raw
-        cdef u32 i, j, winner = 0
+        cdef u32 i, j, at, winner = 0
         self._learner(state, &learner)
-        for i in range(self.k):
-            arrived[i] = True
-            confidence[i] = own_confidence(outputs, i)
+        if outputs.n < self.k:
+            memset(arrived, 0, sizeof(arrived))
+            memset(values, 0, sizeof(values))
+            memset(cells, 0, sizeof(cells))
+            for i in range(self.k):
+                confidence[i] = NAN
+        for i in range(outputs.n):
+            at = outputs.place[i]
+            arrived[at] = True
+            confidence[at] = own_confidence(outputs, i)
             j = _first_like(outputs, i)
-            values[i] = j
-            cells[i] = cells[j] if j < i else <u8> key_hash(&outputs.key[i]) if mixed else 0
+            values[at] = j
+            if mixed:
+                cells[at] = cells[outputs.place[j]] if j < i else <u8> key_hash(&outputs.key[i])
+            else:
+                cells[at] = 0
         _no_label(&observation)
         observation.values = values
         observation.cells = cells
@@ -239,21 +271,24 @@ cdef class Selection:
         raw = feedback_update_raw(&learner, &observation, &winner)
         if raw < 0.0 or winner >= self.k:
             return False
-        found.winner = winner
+        # the first output like the winner's is that of the first model with this label
+        found.winner = <u32> values[winner]
         found.confidence = found.agreement = raw
         if not mixed or not mixture_is_untouched(learner.rows, learner.shape, self.k):
-            found.agreement = _agreement(state.weights, self.k, values, winner)
+            found.agreement = _agreement(state.weights, self.k, arrived, values, winner)
             found.confidence = _calibrated(&learner, raw)
         return True
 
     cdef bint _blended(self, const StateView* state, const Outputs* outputs,
                        Combination* found) noexcept nogil:
-        """Blend numbers by the regression."""
+        """Blend numbers by the regression. False: the answer is not finite."""
         cdef double[TASKS_MAX + 1] z
         cdef double answer, scatter, residual, count, share, spread, size
         cdef u32 i
         for i in range(self.k):
-            z[i] = key_number(&outputs.key[i])
+            z[i] = NAN
+        for i in range(outputs.n):
+            z[outputs.place[i]] = key_number(&outputs.key[i])
         z[self.k] = 0.0
         residual = blend(state.rows, self.k, self.ridge, z, 1, &answer, &scatter)
         if not isfinite(answer + scatter):
@@ -264,11 +299,11 @@ cdef class Selection:
         spread = hypot(sqrt(share) * residual, sqrt(1.0 - share) * scatter)
         found.winner = NO_WINNER
         found.mean = answer
-        if size == 0.0:
-            found.confidence = spread == 0.0
-            return True
-        found.agreement = size / (size + scatter)
-        found.confidence = min(size / (size + spread), 1.0)
+        found.confidence = spread == 0.0
+        if size != 0.0:
+            found.agreement = size / (size + scatter)
+            found.confidence = size / (size + spread)
+        found.confidence = min(found.confidence * (<double> outputs.n / outputs.queried), 1.0)
         return True
 
 
@@ -312,6 +347,44 @@ cdef bint output_read(Outputs* outputs, u32 i) noexcept nogil:
     return True
 
 
+cdef void outputs_pick(const Outputs* outputs, u32 bits, Outputs* picked) noexcept nogil:
+    cdef u32 i, n = 0
+    for i in range(outputs.n):
+        if bits >> i & 1:
+            picked.place[n] = outputs.place[i]
+            picked.value[n] = outputs.value[i]
+            picked.key[n] = outputs.key[i]
+            picked.confidence[n] = outputs.confidence[i]
+            picked.is_sure[n] = outputs.is_sure[i]
+            n += 1
+    picked.n = n
+    picked.queried = outputs.queried
+
+
+cdef void nothing_found(Combination* found) noexcept nogil:
+    found.confidence = found.agreement = found.mean = 0.0
+    found.winner = NO_WINNER
+    found.used = 0
+
+
+cdef ValueKey key_of_answer(const Outputs* outputs, const Combination* found) noexcept nogil:
+    if found.winner != NO_WINNER:
+        return outputs.key[found.winner]
+    return number_key(found.mean if found.used else NAN)
+
+
+cdef void found_among(Combination* found, u32 bits) noexcept nogil:
+    cdef u32 i, at = 0, used = 0, winner = NO_WINNER
+    for i in range(TASKS_MAX):
+        if not bits >> i & 1:
+            continue
+        used |= (found.used >> at & 1) << i
+        if at == found.winner:
+            winner = i
+        at += 1
+    found.used, found.winner = used, winner
+
+
 cdef double own_confidence(const Outputs* outputs, u32 i) noexcept nogil:
     if not outputs.is_sure[i]:
         return NAN
@@ -335,30 +408,22 @@ cdef inline u32 _first_like(const Outputs* outputs, u32 i) noexcept nogil:
     return i
 
 
-cdef inline u8 _type_of(u8 kind) noexcept nogil:
-    """Return the kind that stands for a type of Python: all ints are of one."""
-    return WHOLE_KEY if kind == LARGE_KEY else kind
-
-
 cdef OutputKind kind_of(const Outputs* outputs) noexcept nogil:
-    """Return what the outputs are: labels of one type, or numbers with a float among them."""
-    cdef u8 first = _type_of(outputs.key[0].kind), kind
-    cdef bint same = True, numbers = True, any_float = False
+    """Return what the outputs are: labels, or numbers with a float among them."""
+    cdef u8 kind
+    cdef bint labels = True, numbers = True, any_float = False
     cdef u32 i
     for i in range(outputs.n):
-        kind = _type_of(outputs.key[i].kind)
-        same = same and kind == first
+        kind = outputs.key[i].kind
         any_float = any_float or kind == FLOAT_KEY
-        numbers = numbers and (kind == FLOAT_KEY or outputs.key[i].kind == WHOLE_KEY)
+        numbers = numbers and (kind == FLOAT_KEY or kind == WHOLE_KEY)
+        labels = labels and (kind == BOOL_KEY or kind == WHOLE_KEY or kind == LARGE_KEY
+                             or kind == STR_KEY or kind == BYTES_KEY)
         if kind == FLOAT_KEY and not isfinite(key_number(&outputs.key[i])):
             return OTHER
     if any_float:
         return NUMBERS if numbers else OTHER
-    if not same:
-        return OTHER
-    if first == BOOL_KEY or first == WHOLE_KEY or first == STR_KEY or first == BYTES_KEY:
-        return LABELS_OF_ONE_TYPE
-    return OTHER
+    return VOTED if labels else OTHER
 
 
 cdef void vote_of(const Outputs* outputs, const double* weights, double selected,
@@ -402,14 +467,14 @@ cdef bint mean_of(const Outputs* outputs, const double* weights, double selected
     return True
 
 
-cdef double _agreement(const double* weights, u32 k, const i64* values,
+cdef double _agreement(const double* weights, u32 k, const u8* arrived, const i64* values,
                        u32 winner) noexcept nogil:
     """Return the weight of the models that agree with the winner, as a share of all weight."""
     cdef double total = 0.0, behind = 0.0
     cdef u32 i
     for i in range(k):
         total += weights[i]
-        if values[i] == values[winner]:
+        if arrived[i] and values[i] == values[winner]:
             behind += weights[i]
     return min(behind / total, 1.0) if total > 0.0 else 0.0
 

@@ -7,7 +7,7 @@ from libcpp.vector cimport vector
 from clipper_core.cache.clock_cache cimport Key, Similarity
 from clipper_core.engine.engine cimport Engine
 from clipper_core.results.completion cimport Block
-from clipper_core.results.decider cimport RulingData
+from clipper_core.results.decider cimport Decider, RulingData
 from clipper_core.results.ensemble_call cimport EnsembleCall
 from clipper_core.results.future cimport Future
 from clipper_core.runtime.machine cimport i64, u32, u64, u8
@@ -124,6 +124,11 @@ cdef bint is_elsewhere(Model model, Model first) except -1        # whether `mod
                                                                   # engine than `first`
 cdef void mix(Future future, tuple models)                       # marks a future over models of
                                                                  # several engines
+# Return the future of a query to models as predict_ensemble does, of the input `x`, or of a row of
+# all models: then x is the object that owns it.
+cdef Future ensemble_future(tuple models, Decider decider, object x, const void* given, u64 nbytes,
+                            u64 slo_us, u64 salt, object finish, object extra, object weights,
+                            object starts_us, bint learn, str field)
 cdef object true_bools(object array)
 cpdef u64 slo_of_ms(object slo_ms, u64 otherwise) except? 0
 cdef u64 slo_of(object slo_us, u64 otherwise) except? 0
@@ -146,7 +151,7 @@ cdef class EnsembleRequest:
     cdef list kept                  # objects that own the memory of the rows
     cdef u64 salt, slo_us, now_us
 
-    cdef u64 read(self, object x) except? 0
+    cdef u64 read(self, object x, const void* given, u64 nbytes) except? 0
     cdef int set_votes(self, object weights, object starts_us) except -1
     cdef int set_field(self, str name) except -1
     cdef int set_deferred(self, u32 i, u8* to) except -1

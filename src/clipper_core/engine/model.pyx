@@ -1143,18 +1143,20 @@ cdef class EnsembleRequest:
     def __init__(self):
         raise TypeError("it is made by predict_ensemble()")
 
-    cdef u64 read(self, object x) except? 0:
-        """Check every row before the first is submitted. Return the number of bytes of all rows."""
+    cdef u64 read(self, object x, const void* given, u64 nbytes) except? 0:
+        """Check every row before the first is submitted. Return the number of bytes of all
+        rows."""
         cdef Row row
         cdef u64 total = 0
         self.kept = []
         for model in self.models:
             is_elsewhere(model, self.models[0])
-            self.kept.append((<Model> model)._row(x, &row.data, &row.nbytes))
+            row.data, row.nbytes = given, nbytes
+            owner = x if given != NULL else (<Model> model)._row(x, &row.data, &row.nbytes)
+            self.kept.append(owner)
             (<Model> model)._check_bytes(row.nbytes)
-            row.mark = (<Model> model)._mark(self.kept[len(self.kept) - 1], row.data, row.nbytes,
-                                             self.salt)
-            row.cost = (<Model> model)._cost(self.kept[len(self.kept) - 1], row.data, row.nbytes)
+            row.mark = (<Model> model)._mark(owner, row.data, row.nbytes, self.salt)
+            row.cost = (<Model> model)._cost(owner, row.data, row.nbytes)
             self.rows.push_back(row)
             total += (row.nbytes + 7) & ~<u64> 7
         return total
@@ -1343,7 +1345,16 @@ def predict_ensemble(tuple models, Decider decider, x, slo_us=None, u64 salt=0, 
     4 dimensions; other outputs are compared as a whole. Raises BAD_INPUT (nothing was submitted),
     NO_MEMORY.
     """
+    cdef Model model
     _check(models, decider, weights, starts_us)
+    model = models[0]
+    return ensemble_future(models, decider, x, NULL, 0, slo_of(slo_us, model.slo_us), salt, finish,
+                           extra, weights, starts_us, learn, field)
+
+
+cdef Future ensemble_future(tuple models, Decider decider, object x, const void* given, u64 nbytes,
+                            u64 slo_us, u64 salt, object finish, object extra, object weights,
+                            object starts_us, bint learn, str field):
     cdef Model model = models[0]
     cdef EnsembleRequest request = EnsembleRequest.__new__(EnsembleRequest)
     cdef CompletionState* home = model.engine.state.completion
@@ -1352,8 +1363,8 @@ def predict_ensemble(tuple models, Decider decider, x, slo_us=None, u64 salt=0, 
     cdef u64 row_bytes, queued = 0
     cdef RulingData ruling
     cdef Future future
-    request.models, request.salt, request.slo_us = models, salt, slo_of(slo_us, model.slo_us)
-    row_bytes = request.read(x)
+    request.models, request.salt, request.slo_us = models, salt, slo_us
+    row_bytes = request.read(x, given, nbytes)
     if not slots_claim(home, n + 1, &block, &first):
         raise_for(NO_MEMORY, "no memory for a future")
     request.now_us = model._now_us()

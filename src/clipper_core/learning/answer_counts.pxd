@@ -8,6 +8,7 @@ from clipper_core.wire.comparison cimport ValueKey
 
 cdef enum:
     COMPARED_MAX = 16           # models that are compared with each other
+    STATUSES_MAX = 32           # codes of statuses
 
 cdef class Bucket:
     cdef readonly double rate, burst
@@ -15,8 +16,19 @@ cdef class Bucket:
 
     cdef bint take_tokens(self, double now_s, double tokens) noexcept
 
+# -- How many tasks ended with each status.
+cdef class StatusCounts:
+    cdef u64[STATUSES_MAX] counts
+
+# -- How many answers were the default, by reason.
+cdef class DefaultCounts:
+    cdef readonly Counter unsure, not_finite, policy_failed
+    cdef readonly StatusCounts ended        # no prediction came: how the first task ended
+
 cdef class AnswerCounts:
     cdef readonly tuple models  # sorted
+    cdef list missing           # StatusCounts, by place
+    cdef DefaultCounts defaults
     # by the place of the model: Counter, and Mean
     cdef list used, unused, wins, agreement
     cdef list pairs             # the Mean of places i < j at i * k + j; None for too many models
@@ -30,12 +42,10 @@ cdef class AnswerCounts:
     cdef bint compare(self, dict arrived, object answer) except -1
     cdef void compare_keys(self, u32 n, const u32* places, const ValueKey* keys,
                            const ValueKey* right) noexcept
-    # Count an answer that is made of all n models that were queried. now_s: by the monotonic
-    # clock. places: of the models, ascending. keys: of their outputs. right: the key of the answer.
-    cdef int add_whole(self, double now_s, u64 took_us, u32 n, const u32* places,
-                       const ValueKey* keys, const ValueKey* right) except -1
-    # The same of one that is made of one of n predictions: `one` of them.
-    cdef int add_one(self, double now_s, u64 took_us, u32 n, const u32* places, u32 one,
-                     const ValueKey* keys, const ValueKey* right) except -1
+    # Count an answer, or a default. n: predictions that arrived.  now_s: by the monotonic clock.
+    # places: of their models, ascending.  used: bit set of those that are in the answer.  keys: of
+    # their outputs.  right: the key of the answer.
+    cdef int add_answer(self, double now_s, u64 took_us, u32 n, const u32* places, u32 used,
+                        bint is_default, const ValueKey* keys, const ValueKey* right) except -1
     cdef int _compare_within_budget(self, double now_s, u32 n, const u32* places,
                                     const ValueKey* keys, const ValueKey* right) except -1

@@ -18,6 +18,29 @@ class Bucket:
     def take(self, now_s: float, tokens: float = 1.0) -> bool: ...
 
 @final
+class StatusCounts:
+    """Counts of tasks by the status with which they ended. Threads: any."""
+
+    def __init__(self) -> None: ...
+    def add(self, status: int) -> None: ...
+    def by_name(self) -> dict[str, int]: ...
+
+@final
+class DefaultCounts:
+    """Counts of default answers by reason. Threads: any."""
+
+    @property
+    def unsure(self) -> Counter: ...
+    @property
+    def not_finite(self) -> Counter: ...
+    @property
+    def policy_failed(self) -> Counter: ...
+    @property
+    def ended(self) -> StatusCounts: ...
+    def __init__(self) -> None: ...
+    def by_reason(self) -> dict[str, int]: ...
+
+@final
 class AnswerCounts:
     """Counts the answers of an application to queries of these models. Threads: any."""
 
@@ -29,6 +52,7 @@ class AnswerCounts:
         counts: Sequence[Any],
         pairs: Mapping[tuple[_Model, _Model], Mean],
         answered: Counter,
+        defaults: DefaultCounts,
         duration: LatencyHistogram,
         comparing: Bucket,
         clock: Callable[[], float],

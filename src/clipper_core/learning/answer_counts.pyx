@@ -13,6 +13,8 @@ from clipper_core.runtime.histogram cimport count_held, histogram_record
 from clipper_core.runtime.object_member cimport ObjectMember, read_member
 from clipper_core.wire.comparison cimport key_closeness, key_of_output
 
+from clipper_core.runtime.status import Status as StatusName
+
 cdef double ARRAY_PRICE = 20.0  # comparisons of labels that one of arrays costs
 
 cdef ObjectMember OUTPUT        # of a prediction
@@ -40,25 +42,63 @@ cdef class Bucket:
 
 
 @cython.final
+cdef class StatusCounts:
+    """Counts of tasks by the status with which they ended. Threads: any."""
+
+    @cython.binding(False)
+    def add(self, int status):
+        """Count a task. status: a Status, or its code. Raises IndexError for what is none."""
+        if not 0 <= status < STATUSES_MAX:
+            raise IndexError(f"status {status}")
+        self.counts[status] += 1
+
+    def by_name(self):
+        """Return the counts that are not 0, by the name of the status in lower case."""
+        return {status.name.lower(): self.counts[status.value]
+                for status in StatusName if self.counts[status.value]}
+
+
+@cython.final
+cdef class DefaultCounts:
+    """Counts of default answers by reason. Threads: any."""
+
+    def __init__(self):
+        self.unsure = Counter()
+        self.not_finite = Counter()
+        self.policy_failed = Counter()
+        self.ended = StatusCounts()
+
+    def by_reason(self):
+        """Return the counts that are not 0, by reason."""
+        found = self.ended.by_name()
+        for name in ("unsure", "not_finite", "policy_failed"):
+            if getattr(self, name).value:
+                found[name] = getattr(self, name).value
+        return found
+
+
+@cython.final
 cdef class AnswerCounts:
     """Counts the answers of an application to queries of these models. Threads: any.
 
-    models: sorted.  counts: of each model, an object with a Counter `used`, `unused` and `wins` and
-    a Mean `agreement`.  pairs: a Mean by (model, model), the first of them before the second in
+    models: sorted.  counts: of each model, an object with a Counter `used`, `unused` and `wins`,
+    a Mean `agreement` and StatusCounts `missing`.  pairs: a Mean by (model, model), the first of them before the second in
     `models`; it is not read for more than 16 models.  answered, duration: of answers that are no
-    default, and of all.  comparing: how many outputs may be compared.  clock: in seconds.
+    default, and of all.  defaults: of the others.  comparing: how many outputs may be compared.  clock: in seconds.
     """
 
     def __init__(self, tuple models not None, list counts not None, dict pairs not None,
-                 Counter answered not None, LatencyHistogram duration not None,
-                 Bucket comparing not None, clock):
+                 Counter answered not None, DefaultCounts defaults not None,
+                 LatencyHistogram duration not None, Bucket comparing not None, clock):
         cdef Py_ssize_t i, j, k = len(models)
         self.models = models
         self.used = [<Counter?> one.used for one in counts]
         self.unused = [<Counter?> one.unused for one in counts]
         self.wins = [<Counter?> one.wins for one in counts]
         self.agreement = [<Mean?> one.agreement for one in counts]
+        self.missing = [<StatusCounts?> one.missing for one in counts]
         self.answered = answered
+        self.defaults = defaults
         self.duration = duration
         self.comparing = comparing
         self.clock = None if clock is monotonic else clock
@@ -152,30 +192,20 @@ cdef class AnswerCounts:
                 (<Mean> self.pairs[places[i] * k + places[j]]).add_one(
                     key_closeness(&keys[i], &keys[j]), 1.0)
 
-    cdef int add_whole(self, double now_s, u64 took_us, u32 n, const u32* places,
-                       const ValueKey* keys, const ValueKey* right) except -1:
-        cdef u32 i
-        if n == 1:
-            return self.add_one(now_s, took_us, n, places, 0, keys, right)
-        histogram_record(self.duration.h, took_us)
-        count_held(self.answered, 1)
-        for i in range(n):
-            count_held(<Counter> self.used[places[i]], 1)
-        return self._compare_within_budget(now_s, n, places, keys, right)
-
-    cdef int add_one(self, double now_s, u64 took_us, u32 n, const u32* places, u32 one,
-                     const ValueKey* keys, const ValueKey* right) except -1:
+    cdef int add_answer(self, double now_s, u64 took_us, u32 n, const u32* places, u32 used,
+                        bint is_default, const ValueKey* keys, const ValueKey* right) except -1:
         cdef u32 i
         histogram_record(self.duration.h, took_us)
-        count_held(self.answered, 1)
-        count_held(<Counter> self.used[places[one]], 1)
-        count_held(<Counter> self.wins[places[one]], 1)
-        if n == 1:
-            return 0
+        if not is_default:
+            count_held(self.answered, 1)
         for i in range(n):
-            if i != one:
+            if used >> i & 1:
+                count_held(<Counter> self.used[places[i]], 1)
+                if used == <u32> 1 << i and not is_default:
+                    count_held(<Counter> self.wins[places[i]], 1)
+            else:
                 count_held(<Counter> self.unused[places[i]], 1)
-        return self._compare_within_budget(now_s, n, places, keys, right)
+        return 0 if n < 2 else self._compare_within_budget(now_s, n, places, keys, right)
 
     cdef int _compare_within_budget(self, double now_s, u32 n, const u32* places,
                                     const ValueKey* keys, const ValueKey* right) except -1:

@@ -8,6 +8,8 @@
 #
 # Threads: any. A spin lock guards a ring, for some dozen instructions. The ring of Python is used
 # with the GIL only; `ring_add` may be called without it, for the other one.
+from cpython.object cimport PyObject
+
 from clipper_core.learning.feedback_update cimport Reported
 from clipper_core.runtime.machine cimport atomic, i64, u16, u32, u64, u8
 from clipper_core.wire.comparison cimport ValueKey
@@ -128,9 +130,9 @@ cdef class AnswerWindow:
 
 # Remember an answer of the core: n outputs of models of `owner`. now_s: what the window's clock
 # says. arrived: bit set of these models' places. user: "" for nobody's.
-# winner: the model whose output is the answer; n or more: the answer is `mean`. probability: of the
-# model that was chosen; NaN: it was certain. Raises MemoryError. Threads: any, with the GIL.
+# winner: the model whose output is the answer; n or more: the answer is `mean`, or the object
+# `other` if that is not NULL. probability: of the model that was chosen; NaN: it was certain. Raises MemoryError. Threads: any, with the GIL.
 cdef int window_keep(AnswerWindow window, double now_s, u64 number, AnswerOwner owner, str user,
                      u32 n, u32 arrived, const Value* values, const ValueKey* keys,
                      const double* confidences, const u8* is_sure, u32 winner, double mean,
-                     double probability) except -1
+                     PyObject* other, double probability) except -1

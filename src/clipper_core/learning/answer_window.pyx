@@ -1241,7 +1241,7 @@ cdef object _taken(Joined joined, u64 word, u8 tag):
 cdef int window_keep(AnswerWindow window, double now_s, u64 number, AnswerOwner owner, str user,
                      u32 n, u32 arrived, const Value* values, const ValueKey* keys,
                      const double* confidences, const u8* is_sure, u32 winner, double mean,
-                     double probability) except -1:
+                     PyObject* other, double probability) except -1:
     cdef u64[ENTRY_WORDS_MAX] entry
     cdef u8[OUTPUTS_MAX + 8] tags
     cdef u64 now_us = <u64> max(0.0, now_s * 1e6)
@@ -1268,8 +1268,11 @@ cdef int window_keep(AnswerWindow window, double now_s, u64 number, AnswerOwner 
         place += 1
     words += n
     if said == APART:
-        tags[n] = F64
-        _put_double(&entry[words], mean)
+        if other != NULL:
+            tags[n] = _put_output(&entry[words], &other, 0, &extra)
+        else:
+            tags[n] = F64
+            _put_double(&entry[words], mean)
         words += 1
     if sure:
         for i in range(n):

@@ -53,6 +53,11 @@ cdef class Future:
     cdef Column _column(self, u32 first, object n) except *
     cdef int _check(self, u32 i) except -1
 
+# -- One task of a query that was decided without it.
+cdef class LateTask:
+    cdef Future future
+    cdef u32 task
+
 # Takes over the value's reference.
 cdef Future future_at_once(Completion completion, u8 status, const Value* value, object finish,
                            object extra)

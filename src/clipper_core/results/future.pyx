@@ -673,6 +673,29 @@ cdef class Future:
         return f"<Future {self.id} {self.status().name}>"
 
 
+@cython.final
+cdef class LateTask:
+    """One task of a query that was decided without it. Threads: any.
+
+    future: of the query.  task: the number of the task.
+    """
+
+    def __init__(self, Future future not None, u32 task):
+        self.future, self.task = future, task
+
+    def done(self):
+        """Return whether the task has ended."""
+        return self.future._state_of(self.task) != PENDING
+
+    def status(self):
+        """Return the Status with which the task ended."""
+        return self.future.status(self.task)
+
+    def prediction(self, _=0):
+        """Return its output and its confidence, None without one, and qualifiers if there are."""
+        return self.future.prediction(self.task)
+
+
 # -- await
 # --------------------------------------------------------------------------------------------------
 

@@ -10,9 +10,8 @@ import pytest
 from clipper.errors import ForkedProcess, InvalidInput
 from clipper.selection import Plan, create_policy
 from clipper.serving.feedback.states import States
-from clipper.serving.feedback.window import FeedbackWindow
 from clipper.serving.query.decider_threads import OWN_STEP, DeciderThreads
-from clipper.serving.query.processor import FeedbackState, QueryContext, ResolvedApplication, finish
+from clipper.serving.query.processor import QueryContext, ResolvedApplication, finish
 from clipper.serving.query.speculation import (
     MEASURED_MIN,
     NEVER,
@@ -409,28 +408,6 @@ def test_a_query_that_was_given_up() -> None:
     assert (answer.output, answer.reason) == ("none", "the query was cancelled")
     with pytest.raises(ForkedProcess):
         ruled("first", None, (Status.FORKED,), (Status.FORKED,), (Status.FORKED,))
-
-
-def test_late_predictions_wait_for_feedback() -> None:
-    window = FeedbackWindow(10, 60.0, node="n0")
-    ruled(
-        "first",
-        (0, 0b010, 0b010),
-        (OK, 8, 6000),
-        (OK, 7),
-        (PENDING,),
-        policy="stacking",
-        feedback=FeedbackState(window),
-    )
-    joined = window.take("n0-ff", "app")
-    assert joined is not None
-    assert {model: p.output for model, p in joined.arrived.items()} == {A: 7}
-    late = {
-        model: (future.done(), future.status(), future.prediction(0)[0])
-        for model, future in joined.late
-    }
-    assert late == {C: (True, OK, 8), B: (False, PENDING, None)}
-    assert late.keys() | joined.arrived.keys() == set(LINKS)
 
 
 def test_a_decider_of_your_own_has_decided(monkeypatch: pytest.MonkeyPatch) -> None:

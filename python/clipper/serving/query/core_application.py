@@ -1,12 +1,13 @@
 """Applications whose plain queries the core schedules, combines and counts.
 
-The core knows the built-in policies over at most 16 models, and the built-in deciders where all
-that they need is cached. What it does not take is scheduled in Python (processor.py): applications
-with roles, a rollout, decoys, contexts from a table, prediction sets, named outputs or models of
-the mesh, and policies and deciders of users.
+The core knows the built-in policies over at most 16 models, and the built-in deciders. What it does
+not take is scheduled in Python (processor.py): applications with roles, a rollout, decoys, contexts
+from a table, prediction sets, named outputs or models of the mesh, and policies and deciders of
+users.
 """
 
 from collections.abc import Sequence
+from typing import cast
 
 from clipper.selection import POLICIES, Plan, Policy
 from clipper.selection.learning.learned_state import DOUBT
@@ -21,14 +22,15 @@ from clipper.selection.policies.weighted import AbSplit, StaticWeights, weight_o
 from clipper.selection.policy import State
 from clipper.selection.votes import sorted_models
 from clipper.serving.feedback.stored_state import LATEST
-from clipper.serving.query.processor import ResolvedApplication, finish
-from clipper.serving.query.speculation import Speculation
+from clipper.serving.query.processor import ResolvedApplication, finish, log_default, why
+from clipper.serving.query.speculation import EnsembleCall, Order, Speculation
 from clipper.serving.query.stats import ApplicationCounters
 from clipper.types import VersionedModel
 from clipper_core.application.application import Application
 from clipper_core.application.deciding import Answering, Deciding
 from clipper_core.application.selection import Combining, Selection
 from clipper_core.learning.bandit import RuleKind
+from clipper_core.runtime.status import Status
 
 MODELS_MAX = 16  # of a query that the core combines
 # by rule; the others answer with the output of one model
@@ -45,10 +47,11 @@ _ANSWERING = {
 class DeciderOrders:
     """Describes an application's decider to the core, for each state of its policy.
 
-    models: of the policy, which queries all of them.  stats: counts answers by step. Threads: any.
+    models: of the policy, which queries all of them.  stats: counts answers by step.  undecided:
+    counts those by no step. Threads: any.
     """
 
-    __slots__ = ("_models", "_speculation", "_stats", "_steps")
+    __slots__ = ("_measures", "_models", "_speculation", "_steps", "undecided")
 
     def __init__(
         self,
@@ -58,7 +61,8 @@ class DeciderOrders:
     ) -> None:
         self._speculation = speculation
         self._models = models
-        self._stats = stats
+        self.undecided = stats.step("")
+        self._measures = measures(speculation)
         decided = [speculation.decided(i) for i in range(len(speculation.steps))]
         self._steps = [
             (name, _ANSWERING.get(rule, Answering.BY_ONE), stats.step(name))
@@ -80,16 +84,51 @@ class DeciderOrders:
             order.weights,
             round(last.until_ms * 1000),
             round(last.margin_ms * 1000),
+            order,
+            self._measures,
         )
+
+    def starts_us(self, deciding: Deciding, slo_us: int) -> tuple[int, ...] | None:
+        """Return when each model is queried by the times that are measured now."""
+        return self._speculation.starts_us(deciding.models, slo_us)
+
+    def call(self, deciding: Deciding, slo_us: int) -> EnsembleCall:
+        """Return the call of a query whose answer Python makes."""
+        order = cast(Order, deciding.order)
+        starts_us = self._speculation.starts_us(order.models, slo_us)
+        return EnsembleCall(self._speculation, order, starts_us, slo_us, 0.0)
+
+
+class DefaultAnswers:
+    """What an application answers without a usable prediction, and who is told. Threads: any."""
+
+    __slots__ = ("_resolved", "default", "overloaded")
+
+    def __init__(self, resolved: ResolvedApplication, stats: ApplicationCounters) -> None:
+        self._resolved = resolved
+        self.default = resolved.default
+        self.overloaded = stats.watched.overloaded
+
+    def why(self, status: Status, model: VersionedModel, detail: str) -> str:
+        """Explain why a task of a model has no prediction."""
+        return why(status, model, detail)
+
+    def log(self, number: int, request_id: str, reason: str) -> None:
+        """Log a default answer."""
+        log_default(self._resolved, number, request_id, reason)
+
+
+def measures(speculation: Speculation) -> bool:
+    """Return whether models are queried at times that are measured."""
+    return any(step.rule == "hedged" and step.after_ms is None for step in speculation.steps)
 
 
 def decides_in_core(speculation: Speculation, selection: Selection) -> bool:
     """Return whether the core knows the decider of a policy that queries all models."""
-    measures = any(step.rule == "hedged" and step.after_ms is None for step in speculation.steps)
     return (
         speculation.own is None
         and not selection.calls_one
-        and not (measures and len(speculation.steps) > 1)
+        and not (measures(speculation) and len(speculation.steps) > 1)
         and set(speculation.links) == set(selection.models)
     )
 
@@ -138,6 +177,7 @@ def core_of(resolved: ResolvedApplication) -> Application | None:
         resolved.node,
         resolved.slo_us,
         resolved.confidence_min,
+        DefaultAnswers(resolved, counters),
         orders,
     )
 

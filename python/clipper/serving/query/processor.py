@@ -339,10 +339,10 @@ def default_answer(
     """Return the default answer of a query whose policy failed."""
     if resolved.rollout.stats is not None:
         resolved.rollout.stats.counters.duration.record(future.latency_us)
-        resolved.rollout.stats.counters.default("policy_failed")
+        resolved.rollout.stats.counters.defaults.policy_failed.add()
     if resolved.rollout.side is not None:
         resolved.rollout.side.count(future.latency_us, True)
-    _log_outcome(resolved, future.id, request_id, reason)
+    log_default(resolved, future.id, request_id, reason)
     return Answer(
         resolved.default,
         0.0,
@@ -389,7 +389,7 @@ def finish(future: Future) -> Answer:
             number, resolved.learner, query.user, query.plan, arrived, output, late
         )
     if reason:
-        _log_outcome(resolved, number, query.id, reason)
+        log_default(resolved, number, query.id, reason)
     if resolved.rollout.stats is not None:
         resolved.rollout.stats.count(
             future, query.models, arrived, combined, reason, query.late, missing, decided_by
@@ -458,7 +458,7 @@ def id_of(resolved: ResolvedApplication, number: int) -> str:
     return f"{resolved.node}-{number:x}"
 
 
-def _log_outcome(resolved: ResolvedApplication, number: int, request_id: str, reason: str) -> None:
+def log_default(resolved: ResolvedApplication, number: int, request_id: str, reason: str) -> None:
     """Log a default answer at level INFO, and not every one of a flood."""
     if not _log.isEnabledFor(logging.INFO) or (left_out := _defaults.admit()) < 0:
         return

@@ -41,11 +41,12 @@ from clipper.serving.query.processor import (
 )
 from clipper.serving.query.qualifiers import prediction_of
 from clipper.types import Answer, UserValue, VersionedModel
+from clipper_core.application.application import ApplicationQuery
 from clipper_core.engine.model import Model as CoreModel
 from clipper_core.engine.model import predict_ensemble
 from clipper_core.results.decider import Decider, Rule
 from clipper_core.results.decider import Step as CoreStep
-from clipper_core.results.future import Future
+from clipper_core.results.future import Future, LateTask
 from clipper_core.runtime.histogram import Snapshot
 from clipper_core.runtime.status import Status
 
@@ -138,7 +139,7 @@ class EnsembleCall(msgspec.Struct, frozen=True, eq=False):
             speculation.decider_threads.listen(Listener(future, self, query.state))
         return future
 
-    def outcome(self, future: Future, query: QueryContext) -> Outcome:
+    def outcome(self, future: Future, query: QueryContext | ApplicationQuery) -> Outcome:
         """Return what had arrived, which models are missing, the answer, and the rule that decided.
 
         It reads only the snapshot of the decision, nothing that arrived later.
@@ -213,27 +214,6 @@ class EnsembleCall(msgspec.Struct, frozen=True, eq=False):
         return "; ".join(dict.fromkeys(whys)) or NO_FINITE_VALUE.format(
             ", ".join(map(str, arrived or self.models))
         )
-
-
-class LateTask:
-    """One task of a query that was decided without it."""
-
-    __slots__ = ("_future", "_i")
-
-    def __init__(self, future: Future, i: int) -> None:
-        self._future, self._i = future, i
-
-    def done(self) -> bool:
-        """Return whether the task has ended."""
-        return self._future.status(self._i) is not Status.PENDING
-
-    def status(self) -> Status:
-        """Return how the task ended."""
-        return self._future.status(self._i)
-
-    def prediction(self, _: int = 0) -> tuple[object, ...]:
-        """Return its output and its confidence, None without one, and qualifiers if there are."""
-        return self._future.prediction(self._i)
 
 
 class Speculation:

@@ -13,7 +13,6 @@ import itertools
 import math
 import threading
 import time
-from collections import Counter as Counts
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
@@ -30,7 +29,12 @@ from clipper.serving.rollout.roles import PRIMARY, Role, RoleAssignment
 from clipper.types import UserValue, VersionedModel
 from clipper_core.application.output_means import OutputMeans
 from clipper_core.engine.model import Model as CoreModel
-from clipper_core.learning.answer_counts import AnswerCounts, Bucket
+from clipper_core.learning.answer_counts import (
+    AnswerCounts,
+    Bucket,
+    DefaultCounts,
+    StatusCounts,
+)
 from clipper_core.learning.label_feedback import LabelCounts, Mean
 from clipper_core.results.future import Future
 from clipper_core.runtime.histogram import Counter, Gauge, LatencyHistogram, Snapshot
@@ -117,7 +121,7 @@ class _OfModel:
 
     def __init__(self) -> None:
         self.used, self.unused, self.wins = Counter(), Counter(), Counter()
-        self.missing: Counts[str] = Counts()
+        self.missing = StatusCounts()
         self.agreement = Mean()
         self.feedback = Mean()
         self.watch = Watch()
@@ -136,7 +140,7 @@ class ApplicationCounters:
         self.decided: dict[str, Counter] = {}
         self._lock = threading.Lock()
         self._models: dict[VersionedModel, _OfModel] = {}
-        self._defaults: Counts[str] = Counts()
+        self.defaults = DefaultCounts()
         self._pairs: dict[tuple[VersionedModel, VersionedModel], Mean] = {}
         self._right = Mean()
         self.labels = LabelCounts(self._models, self._right)
@@ -212,16 +216,6 @@ class ApplicationCounters:
                 pair: self._pairs.setdefault(pair, Mean())
                 for pair in itertools.combinations(models, 2)
             }
-
-    def default(self, kind: str) -> None:
-        """Count a default answer by its reason."""
-        with self._lock:
-            self._defaults[kind] += 1
-
-    def missing(self, model: VersionedModel, status: Status) -> None:
-        """Count a prediction that did not come, by its status."""
-        with self._lock:
-            self.of_locked(model).missing[status.name.lower()] += 1
 
     def of_locked(self, model: VersionedModel) -> _OfModel:
         """Return a model's counters. Under the lock."""
@@ -305,7 +299,6 @@ class ApplicationCounters:
         watching = self.watched.stats()
         roles = stats.assignment.roles if stats.assignment is not None else {}
         with self._lock:
-            defaults = dict(self._defaults)
             models = {
                 str(m): self._stats_of(m, counts, roles)
                 for m, counts in sorted(self._models.items())
@@ -328,7 +321,11 @@ class ApplicationCounters:
                 for name, counter in sorted(self.decided.items())
                 if counter.value
             },
-            "answers": {"ok": self.answered.value, "default": defaults, "feedback": right},
+            "answers": {
+                "ok": self.answered.value,
+                "default": self.defaults.by_reason(),
+                "feedback": right,
+            },
             "models": models,
             "agreement": pairs,
             "extra_load_share": extra / tasks if tasks else 0.0,
@@ -344,7 +341,7 @@ class ApplicationCounters:
             "used": counts.used.value,
             "wins": counts.wins.value,
             **_ends(counts),
-            "missing": dict(counts.missing),
+            "missing": counts.missing.by_name(),
             "agreement": counts.agreement.stats(),
             "feedback": counts.feedback.stats(),
         }
@@ -378,6 +375,7 @@ class ApplicationStats:
             counts,
             counters.pairs_of(ordered),
             counters.answered,
+            counters.defaults,
             counters.duration,
             counters.comparing,
             counters.clock,
@@ -431,11 +429,26 @@ class ApplicationStats:
             self._decided[decided_by] = counters.step(decided_by).add
             self._decided[decided_by]()
         if reason:
-            counters.default(_kind_of(future, arrived, used))
+            self._count_default(future, arrived, used)
         if missing:
             self._count_missing(future, models, missing)
         if late:
             counters.watched.add(arrived, combined.output, late)
+
+    def _count_default(
+        self,
+        future: Future,
+        arrived: Mapping[VersionedModel, Prediction],
+        used: Sequence[VersionedModel],
+    ) -> None:
+        """Count a default by its reason: unsure, not finite, or how the first task ended."""
+        defaults = self.counters.defaults
+        if used:
+            defaults.unsure.add()
+        elif arrived:
+            defaults.not_finite.add()
+        else:
+            defaults.ended.add(future.status(0))
 
     def _count_missing(
         self, future: Future, models: Sequence[VersionedModel], missing: Collection[VersionedModel]
@@ -443,7 +456,7 @@ class ApplicationStats:
         for i, model in enumerate(models):
             if model in missing:
                 status = future.status(i)
-                self.counters.missing(model, status)
+                self.counters.of(model).missing.add(status)
                 if status in _OVERLOAD:
                     self.counters.watched.overloaded()
 
@@ -456,11 +469,12 @@ _LATE = frozenset(
 
 def _ends(counts: _OfModel) -> dict[str, int]:
     """Count how a model's tasks ended, by outcome."""
-    late = sum(n for status, n in counts.missing.items() if status in _LATE)
+    missing = counts.missing.by_name()
+    late = sum(n for status, n in missing.items() if status in _LATE)
     return {
         "in_time": counts.used.value + counts.unused.value,
         "late": late,
-        "failed": sum(counts.missing.values()) - late,
+        "failed": sum(missing.values()) - late,
     }
 
 
@@ -477,16 +491,6 @@ def duration(took: Snapshot) -> dict[str, float | None]:
         "p99": took.quantile(0.99),
         "max": took.max,
     }
-
-
-def _kind_of(
-    future: Future, arrived: Mapping[VersionedModel, Prediction], used: Sequence[VersionedModel]
-) -> str:
-    """Return the kind of reason for a default: `unsure`, `not_finite`, or how the first task
-    ended."""
-    if used:
-        return "unsure"
-    return "not_finite" if arrived else future.status(0).name.lower()
 
 
 def closeness(one: UserValue, other: UserValue) -> float:
