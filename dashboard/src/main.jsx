@@ -7,7 +7,7 @@ import { request, Feed, token } from "./feed.js";
 import { ago, bytes, micros, number, percent } from "./format.js";
 import { Configuration, Events, Slowest } from "./lists.jsx";
 import { Mesh } from "./mesh.jsx";
-import { Batching, Models, stateOf } from "./models.jsx";
+import { Batching, isReady, Models } from "./models.jsx";
 import { Params } from "./params.jsx";
 import { Choice, Empty, useAddress } from "./parts.jsx";
 import { Roles } from "./rollouts.jsx";
@@ -23,7 +23,7 @@ const PANELS = [
   ["latency", ({ apps }) => apps.length, "Latency"],
   ["selection", ({ apps }) => apps.length, "Selection"],
   ["batching", ({ models }) => models.length, "Batching"],
-  ["models", null, "Models"],
+  ["models", ({ about, models }) => models.length || !about.mesh, "Models"],
   ["mesh", ({ about }) => about.mesh, "Mesh"],
   ["params", ({ about }) => about.params, "Parameters"],
   ["try", null, "Try it"],
@@ -83,18 +83,38 @@ function Tiles({ fine, about, now }) {
   const of = (key) => lately(fine, (row) => Object.values(row.models).reduce((total, one) => total + (one[key] ?? 0), 0));
   const answers = sum("ok") + sum("default") + sum("error") + sum("refused");
   const tasks = of("hits") + of("joined") + of("rows");
-  const ready = about.models.filter((one) => stateOf(now, one.id)[0] === "ok").length;
+  const ready = about.models.filter((one) => isReady(now, one.id)).length;
   const worst = about.applications.map((app) => ({ app, us: Math.max(0, ...fine.slice(-10).map((row) => row.apps[app.name]?.us?.[2] ?? 0)) }))
     .filter((one) => one.us).sort((a, b) => b.us / b.app.slo_ms - a.us / a.app.slo_ms)[0];
   const memory = Object.values(now.models).reduce((total, one) => total + one.replicas.reduce((part, replica) => part + (replica.rss ?? 0), 0), 0);
+  if (now.mesh && !about.applications.length && !about.models.length) return <MeshTiles now={now} />;
   const tiles = [
     ["queries", `${number(sum("q") / seconds)}/s`, "average of 10 s", ""],
     ["answered in time", answers ? percent(sum("ok") / answers) : "–", answers ? `${number(answers - sum("ok"))} defaults or errors` : "no queries", answers && sum("ok") / answers < 0.99 ? "bad" : ""],
     ["p99 nearest its SLO", worst ? micros(worst.us) : "–", worst ? `${worst.app.name}, SLO ${micros(worst.app.slo_ms * 1000)}` : "no queries", worst && worst.us > worst.app.slo_ms * 1000 ? "bad" : ""],
     ["answered by the cache", tasks ? percent((of("hits") + of("joined")) / tasks) : "–", `${number(tasks / seconds)} model queries/s`, ""],
     ["models ready", `${ready}/${about.models.length}`, `containers: ${bytes(memory)}`, ready < about.models.length ? "bad" : ""],
-    ["in flight", number(now.in_flight), `${number(now.feedback.waiting)} answers can still get feedback`, ""],
+    ["in flight", number(now.in_flight), `${number(now.feedback.waiting)} can still get feedback`, ""],
   ];
+  return <TileList tiles={tiles} />;
+}
+
+/** The tiles of a node of a mesh that has no applications and no models of its own. */
+function MeshTiles({ now }) {
+  const { mesh } = now;
+  const asked = mesh.queries_hit + mesh.queries_missed;
+  const tiles = [
+    ["models registered", number(mesh.models_registered), "on all nodes", ""],
+    ["models loaded", number(mesh.models_loaded), "on this node", ""],
+    ["loads that failed", number(mesh.load_failures), "on this node, since its start", mesh.load_failures ? "bad" : ""],
+    ["queries", number(asked), "since the start of this node", ""],
+    ["found loaded", asked ? percent(mesh.queries_hit / asked) : "–", `${number(mesh.queries_missed)} had to wait for a load`, ""],
+    ["in flight", number(now.in_flight), "on this node", ""],
+  ];
+  return <TileList tiles={tiles} />;
+}
+
+function TileList({ tiles }) {
   return (
     <ul class="tiles" aria-label="At a glance">
       {tiles.map(([name, value, more, kind]) => (
@@ -137,14 +157,14 @@ function Board({ shot, view, act }) {
       <nav class="jump" aria-label="Panels">
         {PANELS.filter(([, needs]) => !needs || needs({ about, apps, models })).map(([id, , title]) => <a key={id} href={`#${id}`}>{title}</a>)}
       </nav>
-      {!apps.length && <Empty command="clipper app set NAME --model MODEL --slo-ms 50 --default 0">No application exists yet.</Empty>}
+      {!apps.length && !about.mesh && <Empty command="clipper app set NAME --model MODEL --slo-ms 50 --default 0">No application exists yet.</Empty>}
       <div class="grid">
         {apps.length > 0 && <Throughput rows={rows} app={all} window={window} />}
         {apps.length > 0 && <Latency rows={rows} app={one} label={label} about={about} window={window} />}
         {apps.length > 0 && <Selection rows={rows} app={one} label={label} about={about} now={now} window={window} />}
         {models.length > 0 && <Batching rows={rows} model={chosen} about={about} now={now} window={window} />}
-        <Models rows={shot.fine} about={about} now={now} act={act} />
-        {about.mesh && <Mesh about={about} nowS={nowS} />}
+        {(models.length > 0 || !about.mesh) && <Models rows={shot.fine} about={about} now={now} act={act} />}
+        {about.mesh && <Mesh about={about} now={now} nowS={nowS} />}
         {about.params && <Params rows={rows} fine={shot.fine} about={about} now={now} window={window} />}
         <Roles about={about} now={now} act={act} />
         <TryIt about={about} />

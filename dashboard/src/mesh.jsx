@@ -9,16 +9,22 @@ import { Empty, Mark, Panel, Scroll } from "./parts.jsx";
 const LOOK_MS = 2000;
 const ANSWER_MS = 10000;
 const ROWS = 50;
+const ALL_ROWS = 1000; // of which those that failed are sought
+const SELDOM_MS = 10000;
 const KINDS = { LOADED: "ok", LOADING: "warn", LOADING_FAILED: "bad", NOT_LOADED: "off" };
 const WORDS = { LOADED: "loaded", LOADING: "loading", LOADING_FAILED: "failed", NOT_LOADED: "not loaded" };
 
 const since = (ms, nowS) => (ms ? ago(ms * 1000, nowS) : "–");
 
-/** Result of `read()`, repeated while the page is visible. */
-function usePolled(read, keys) {
+/** Result of `read()`, repeated while the page is visible; nothing is read where it is null. */
+function usePolled(read, keys, pauseMs = LOOK_MS) {
   const [found, setFound] = useState(null);
   const [trouble, setTrouble] = useState("");
   useEffect(() => {
+    if (!read) {
+      setFound(null);
+      return undefined;
+    }
     let over = false;
     let timer = 0;
     const once = async () => {
@@ -32,7 +38,7 @@ function usePolled(read, keys) {
         if (!over) setTrouble(error.message);
       }
       // only now: a browser has six connections to a server, which unanswered requests would take
-      if (!over) timer = setTimeout(once, LOOK_MS);
+      if (!over) timer = setTimeout(once, pauseMs);
     };
     once();
     return () => {
@@ -43,11 +49,21 @@ function usePolled(read, keys) {
   return [found, trouble];
 }
 
-export function Mesh({ about, nowS }) {
-  const [word, setWord] = useState("");
+const listed = (words) => request("GET", `/v1/mesh/models?${new URLSearchParams(words)}`, undefined, ANSWER_MS);
+
+export function Mesh({ about, now, nowS }) {
+  const [word, setWordTo] = useState("");
+  const [after, setAfter] = useState([]); // ids before each page up to this one
+  const setWord = (text) => {
+    setWordTo(text);
+    setAfter([]);
+  };
   const [why, setWhy] = useState(null);
   const [nodes, trouble] = usePolled(() => request("GET", "/v1/mesh/instances", undefined, ANSWER_MS), []);
-  const [models, missed] = usePolled(() => request("GET", `/v1/mesh/models?limit=${ROWS}&prefix=${encodeURIComponent(word)}`, undefined, ANSWER_MS), [word]);
+  const [models, missed] = usePolled(() => listed({ limit: ROWS, prefix: word, after: after.at(-1) ?? "" }), [word, after]);
+  const failures = now.mesh?.load_failures > 0;
+  const [every] = usePolled(failures ? () => listed({ limit: ALL_ROWS, prefix: word }) : null, [word, failures], SELDOM_MS);
+  const failed = (every?.models ?? []).filter((one) => one.status === "LOADING_FAILED");
   const explain = async (id) => {
     if (why?.id === id) return setWhy(null);
     try {
@@ -60,13 +76,27 @@ export function Mesh({ about, nowS }) {
   const instances = nodes?.instances ?? [];
   const held = instances.reduce((sum, one) => sum + (one.models ?? 0), 0);
   return (
-    <Panel id="mesh" title="Mesh" wide aside={<span class="unit">{instances.length} {instances.length === 1 ? "node" : "nodes"} · {number(held)} copies held · this is {about.mesh}</span>}>
+    <Panel id="mesh" title="Mesh" wide aside={<span class="unit">{instances.length} {instances.length === 1 ? "node" : "nodes"} · {number(now.mesh?.models_registered ?? 0)} models registered · {number(held)} copies held{failed.length > 0 && ` · ${number(failed.length)} failed`} · this is {about.mesh}</span>}>
       {(trouble || missed) && <p class="bad-text" role="alert">{trouble || missed}</p>}
       <Nodes instances={instances} nowS={nowS} />
       <div class="row pick">
         <label class="choice"><span>prefix of model ids</span><input type="search" value={word} onInput={(event) => setWord(event.currentTarget.value.trim())} /></label>
       </div>
-      <Held models={models?.models ?? []} more={models?.next} instances={instances} nowS={nowS} why={why} explain={explain} />
+      {failed.length > 0 && after.length === 0 && (
+        <>
+          <h3>Failed to load</h3>
+          <Held models={failed.slice(0, ROWS)} label="Models that failed to load" instances={instances} nowS={nowS} why={why} explain={explain} />
+          <h3>All, by id</h3>
+        </>
+      )}
+      <Held models={models?.models ?? []} label="Copies of models by node" instances={instances} nowS={nowS} why={why} explain={explain} />
+      {(after.length > 0 || models?.next) && (
+        <p class="row">
+          <button type="button" class="small" disabled={!after.length} onClick={() => setAfter(after.slice(0, -1))}>previous {ROWS}</button>
+          <button type="button" class="small" disabled={!models?.next} onClick={() => setAfter([...after, models.next])}>next {ROWS}</button>
+          <span class="note">{models?.models.length ? `${models.models[0].id} to ${models.models.at(-1).id}` : ""}</span>
+        </p>
+      )}
       {why && <Why why={why} close={() => setWhy(null)} />}
     </Panel>
   );
@@ -108,11 +138,10 @@ function Nodes({ instances, nowS }) {
 }
 
 /** A column a node: which of these models it holds. */
-function Held({ models, more, instances, nowS, why, explain }) {
+function Held({ models, label, instances, nowS, why, explain }) {
   if (!models.length) return <Empty command="clipper mesh register ID models/m.onnx">No model with this prefix is registered.</Empty>;
   return (
-    <>
-      <Scroll label="Copies of models by node" tall>
+      <Scroll label={label} tall>
         <table class="held">
           <thead>
             <tr>
@@ -134,8 +163,6 @@ function Held({ models, more, instances, nowS, why, explain }) {
           </tbody>
         </table>
       </Scroll>
-      {more && <p class="note">The first {ROWS}, by id; there are more. <code>clipper mesh ls --after {more}</code></p>}
-    </>
   );
 }
 

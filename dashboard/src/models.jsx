@@ -10,11 +10,15 @@ export const path = (name) => encodeURIComponent(name);
 
 const KINDS = { ready: "ok", failed: "bad", held: "bad", failing: "bad", "not responding": "bad", stopped: "off" };
 
-/** [kind of mark, the state in the words of `clipper ps`]. */
+/** [kind of mark, the state in the words of `clipper ps`]. A model that is ready and fails queries, or is too slow, is not green. */
 export function stateOf(now, id) {
-  const state = now.troubles?.[id]?.[0];
+  const [state, error] = now.troubles?.[id] ?? [];
+  if (state === "ready" && error) return ["warn", "ready, with errors"];
   return state ? [KINDS[state] ?? "warn", state] : ["off", "not yet"];
 }
+
+/** Whether a model takes queries. */
+export const isReady = (now, id) => now.troubles?.[id]?.[0] === "ready";
 
 /** Which applications follow the latest version of a model, as a sentence. */
 function followers(about, name) {
@@ -45,9 +49,9 @@ export function Models({ rows, about, now, act }) {
         <table class="models">
           <thead>
             <tr>
-              <th scope="col">model</th><th scope="col">state</th><th scope="col" class="n">containers</th><th scope="col" class="n">memory</th>
-              <th scope="col" class="n">rows/s</th><th scope="col" class="n">p99</th><th scope="col" class="n">queue</th><th scope="col" class="n">batch limit</th>
-              <th scope="col">applications</th><th scope="col">last error</th><th scope="col"><span class="hidden">actions</span></th>
+              <th scope="col">model</th><th scope="col">state</th><th scope="col" class="n less">containers</th><th scope="col" class="n less">memory</th>
+              <th scope="col" class="n less">rows/s</th><th scope="col" class="n less">p99</th><th scope="col" class="n less">queue</th><th scope="col" class="n less">batch limit</th>
+              <th scope="col" class="less">applications</th><th scope="col">last error</th><th scope="col"><span class="hidden">actions</span></th>
             </tr>
           </thead>
           <tbody>
@@ -61,13 +65,13 @@ export function Models({ rows, about, now, act }) {
                 <tr key={model.id}>
                   <th scope="row">{model.id}{model.latest && <span title="the latest"> ★<span class="hidden"> the latest</span></span>}<br /><span class="muted">{model.input}</span></th>
                   <td><Mark kind={kind}>{text}</Mark></td>
-                  <td class="n">{mine ? `${mine.has}/${mine.wanted}` : "–"}</td>
-                  <td class="n">{bytes(mine?.replicas.reduce((sum, one) => sum + (one.rss ?? 0), 0))}</td>
-                  <td class="n">{number((row.rows ?? 0) / (last?.dt ?? 1))}</td>
-                  <td class="n">{micros(row.us?.[1])}</td>
-                  <td class="n">{number(row.queue ?? 0)}</td>
-                  <td class="n">{row.limit ?? "–"}</td>
-                  <td class="names">{model.applications.join(", ") || <span class="muted">none</span>}</td>
+                  <td class="n less">{mine ? `${mine.has}/${mine.wanted}` : "–"}</td>
+                  <td class="n less">{bytes(mine?.replicas.reduce((sum, one) => sum + (one.rss ?? 0), 0))}</td>
+                  <td class="n less">{number((row.rows ?? 0) / (last?.dt ?? 1))}</td>
+                  <td class="n less">{micros(row.us?.[1])}</td>
+                  <td class="n less">{number(row.queue ?? 0)}</td>
+                  <td class="n less">{row.limit ?? "–"}</td>
+                  <td class="names less">{model.applications.join(", ") || <span class="muted">none</span>}</td>
                   <td class="error-cell">{error ? <><span class="bad-text">{error}</span><br /><code>{next}</code></> : <span class="muted">none</span>}</td>
                   <td class="actions">
                     <button type="button" class="small" aria-expanded={logs?.id === model.id} onClick={() => show(model.id)}>logs</button>{" "}

@@ -1,6 +1,6 @@
 // How new versions come in: rollouts with their guards, and roles (challengers, shadows, canaries).
 
-import { ago, half, number, percent } from "./format.js";
+import { ago, half, micros, number, percent } from "./format.js";
 import { path, promoteQuestion } from "./models.jsx";
 import { Action, Empty, Mark, Panel, Scroll } from "./parts.jsx";
 
@@ -24,7 +24,8 @@ function Rollout({ one, nowS, act }) {
       {open && (
         <>
           <ul class="guards">{one.guards.map((guard) => <li key={guard.guard}><Mark kind={VERDICTS[guard.outcome] ?? "off"}>{guard.guard} {guard.outcome}</Mark> <span class="muted">{guard.reason}</span></li>)}</ul>
-          {one.waits && <p class="note">{one.waits}</p>}
+          {one.waits && !one.guards.some((guard) => one.waits.includes(guard.reason)) && <p class="note">{one.waits}</p>}
+          {one.new && one.before && <Sides one={one} />}
           <p class="row">
             {one.state === "running" ? <Action label="pause" question="Keep its share as it is?" run={move("pause")} /> : <Action label="resume" question="Restart this stage?" run={move("resume")} />}
             <Action label="promote" question={`Give all queries to ${one.model}?`} run={move("promote")} />
@@ -33,6 +34,29 @@ function Rollout({ one, nowS, act }) {
         </>
       )}
     </article>
+  );
+}
+
+const time = (us) => (us == null ? "–" : micros(us));
+
+/** The figures of both versions in this stage. */
+function Sides({ one }) {
+  const sides = [[one.model, one.new], [one.control, one.before]];
+  return (
+    <Scroll label={`Figures of the rollout of ${one.model}`}>
+      <table>
+        <thead><tr><th scope="col">version</th><th scope="col" class="n">answers</th><th scope="col" class="n">defaults</th><th scope="col" class="n">p50</th><th scope="col" class="n">p99</th><th scope="col" class="n">reward</th></tr></thead>
+        <tbody>
+          {sides.map(([name, side]) => (
+            <tr key={name}>
+              <th scope="row">{name}</th><td class="n">{number(side.answers)}</td><td class="n">{number(side.defaults)}</td><td class="n">{time(side.p50_us)}</td><td class="n">{time(side.p99_us)}</td>
+              <td class="n">{side.feedbacks ? (side.reward / side.feedbacks).toFixed(3) : "–"}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+      {one.new.answers === 0 && <p class="note">{one.model} has answered nothing in this stage. A user stays with one version: with few users, none may be in its share yet.</p>}
+    </Scroll>
   );
 }
 

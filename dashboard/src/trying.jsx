@@ -11,7 +11,10 @@ const FIELDS_MAX = 12;
 export function TryIt({ about }) {
   const names = about.applications.map((one) => one.name);
   const [name, setName] = useState(names[0] ?? "");
-  const app = about.applications.find((one) => one.name === name) ?? about.applications[0];
+  // a model of the mesh is queried as an application of its name
+  const [id, setId] = useState("");
+  const onMesh = about.mesh && !about.applications.length;
+  const app = onMesh ? { name: id, models: [], input: "any" } : about.applications.find((one) => one.name === name) ?? about.applications[0];
   const type = app?.input && app.input !== "any" ? app.input : about.models.find((one) => app?.models.some((link) => link === one.name || link === one.id))?.input ?? "any";
   const { dims, kind } = inputOf(type);
   const simple = dims?.length === 1 && dims[0] <= FIELDS_MAX;
@@ -21,7 +24,7 @@ export function TryIt({ about }) {
   useEffect(() => {
     setText(example(type));
     setAnswer(null);
-  }, [app?.name, type]);
+  }, [onMesh ? "" : app?.name, type]);
   if (!app) return <Panel id="try" title="Try it"><Empty command="clipper app set NAME --model MODEL --slo-ms 50">There is no application to query.</Empty></Panel>;
 
   const values = parsed(text);
@@ -45,7 +48,11 @@ export function TryIt({ about }) {
   return (
     <Panel id="try" title="Try it" aside={<span class="unit">{type}</span>}>
       <form onSubmit={go} class="try">
-        <Choice label="application" value={app.name} options={names} onChange={setName} />
+        {onMesh ? (
+          <label class="choice"><span>model of the mesh</span><input required value={id} placeholder="its id" onInput={(event) => setId(event.currentTarget.value.trim())} /></label>
+        ) : (
+          <Choice label="application" value={app.name} options={names} onChange={setName} />
+        )}
         {simple && Array.isArray(values) && values.length === dims[0] ? (
           <fieldset>
             <legend>input, {dims[0]} numbers</legend>
@@ -81,7 +88,7 @@ function Answer({ answer, app }) {
       <dl>
         <dt>confidence</dt><dd>{percent(answer.confidence)}</dd>
         <dt>models</dt><dd>{answer.models.join(", ") || "none"}{answer.missing.length ? `; not ${answer.missing.join(", ")}` : ""}</dd>
-        <dt>took</dt><dd>{answer.latency_us ? micros(answer.latency_us) : "0 (cache hit)"}, of {micros(app.slo_ms * 1000)}</dd>
+        <dt>took</dt><dd>{answer.latency_us ? micros(answer.latency_us) : "0 (cache hit)"}{app.slo_ms ? `, of ${micros(app.slo_ms * 1000)}` : ""}</dd>
         {answer.decided_by && <><dt>decided by</dt><dd>{answer.decided_by}</dd></>}
         {answer.reason && <><dt>reason</dt><dd>{answer.reason}</dd></>}
         <dt>id</dt><dd><code>{answer.id}</code></dd>

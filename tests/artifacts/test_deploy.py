@@ -3,7 +3,10 @@
 import hashlib
 import json
 import logging
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +19,7 @@ from clipper.errors import ClipperError, PullFailed
 from clipper_container.loading.targets import load_target
 from tests.artifacts.conftest import SECRET, S3Server
 from tests.onnx_models import graph
+from tests.processes import Program
 
 ROW = np.ones(3, np.float32)
 
@@ -62,6 +66,28 @@ def test_a_server_pulls_and_remembers(
     assert b"deployed/model.onnx" in written
     for secret in (SECRET, "me:secret"):
         assert secret.encode() not in written
+
+
+def test_a_url_is_served_by_one_command(
+    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3.put("served/Svm.onnx", linear(factor=2.0))
+    monkeypatch.chdir(tmp_path)
+    free = [word for door in ("http", "grpc", "admin") for word in (f"--{door}", "127.0.0.1:0")]
+    words = [sys.executable, "-m", "clipper", "serve", "s3://models/served/Svm.onnx", *free]
+    with Program(*words, until="state: memory") as server:
+        curl = re.search(r"^  (curl .*/api/svm/predict .*)$", server.output, re.M)
+        assert curl is not None, server.output
+        done = subprocess.run(["sh", "-c", curl[1]], capture_output=True, text=True, timeout=60)
+        answer = json.loads(done.stdout)
+        assert answer["models"] == ["svm:1"]
+        assert not answer["default"]
+        assert SECRET not in server.output
+        assert server.stop() == 0
+    with Program(*words[:-7], "s3://models/none.onnx", *free) as server:
+        assert server.wait() == 1
+        assert "no such file or folder" in server.output
+        assert SECRET not in server.output
 
 
 def test_a_server_that_shares_the_store_pulls_too(s3: S3Server, tmp_path: Path) -> None:

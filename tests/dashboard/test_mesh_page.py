@@ -38,7 +38,7 @@ def test_memory_and_models_of_each_node(page: Page, server: clipper.ClipperServe
     assert widths == ["75%", "0%"]
     assert page.run("document.querySelector('#mesh .nodes tbody th').innerText").startswith("a")
     page.until("document.querySelectorAll('#mesh .held tbody tr').length === 50")
-    page.until_text("The first 50, by id; there are more.")
+    page.until_text("models registered")
     held = (
         "[...document.querySelectorAll('#mesh .held tbody tr')].filter(r =>"
         " r.innerText.includes('m03'))[0]"
@@ -47,6 +47,11 @@ def test_memory_and_models_of_each_node(page: Page, server: clipper.ClipperServe
         f"[...{held}.querySelectorAll('td')].map(c => c.innerText.split(/\\s+/).join(' '))"
     )
     assert cells[:3] == ["● loaded", "● loaded", "·"]
+    press(page, "#mesh", "next 50")
+    page.until("document.querySelectorAll('#mesh .held tbody tr').length === 11")
+    page.until_text("m50 to odd")
+    press(page, "#mesh", "previous 50")
+    page.until("document.querySelectorAll('#mesh .held tbody tr').length === 50")
     fill(page, "#mesh input", "odd")
     page.until("document.querySelectorAll('#mesh .held tbody tr').length === 1")
     page.until_text("<b>no</b> ONNX")

@@ -84,7 +84,7 @@ def run_json(*words: str, code: int = 0) -> Any:
 
 def test_a_model_from_deployment_to_rollback_and_after_a_kill(here: Path) -> None:
     with command("up") as first:
-        first.until("sums:1/0 is connected", "containers connect to")
+        first.until("sums:1/0 is connected", "state: ")
         assert shell("predict", "total", "[1, 2, 3]").startswith("12.0\tby sums:1 in ")
         assert "dry run: deployed sums:2" in shell(
             "deploy", "sums", "mine:triple", "--input", "f64[3]", "--dry-run"
@@ -107,7 +107,7 @@ def test_a_model_from_deployment_to_rollback_and_after_a_kill(here: Path) -> Non
         first.stop(signal.SIGKILL)
     assert "no server of this user runs on this host on the state" in shell("models", code=1)
     with command("up") as second:
-        second.until("sums:1/0 is connected", "sums:2/1 is connected", "containers connect to")
+        second.until("sums:1/0 is connected", "sums:2/1 is connected", "state: ")
         rows = [line.split()[:4] for line in shell("models").splitlines()[1:]]
         assert rows == [["sums:1", "*", "f64[3]", "1/1"], ["sums:2", "f64[3]", "2/2", "other"]]
         assert run_json("predict", "total", "[1, 2, 3]")["output"] == 12
@@ -130,7 +130,7 @@ def test_a_model_from_deployment_to_rollback_and_after_a_kill(here: Path) -> Non
 
 def test_every_verb_by_hand(here: Path) -> None:
     with command("up") as server:
-        server.until("sums:1/0 is connected", "containers connect to")
+        server.until("sums:1/0 is connected", "state: ")
         run_json("deploy", "more", "mine:quadruple", "--input", "f64[3]", "--replicas", "1-2")
         run_json(
             "app",
@@ -218,7 +218,7 @@ def test_every_verb_by_hand(here: Path) -> None:
 def test_the_file_is_followed(here: Path) -> None:
     file = here / "clipper.toml"
     with command("up", "--reload", "--http", "127.0.0.1:0", "--http-workers", "2") as server:
-        server.until("sums:1/0 is connected", "containers connect to")
+        server.until("sums:1/0 is connected", "state: ")
         file.write_text(
             FILE.replace("mine:double", "mine:triple")
             + '[apps.more]\nmodels = ["sums"]\nslo_ms = 30000\n'
@@ -246,7 +246,7 @@ def test_sighup_reads_the_file_again(here: Path) -> None:
     logging = '[logging]\nformat = "json"\naccess_lines_s_max = 50\n'
     file.write_text(FILE + logging)
     with command("up", "--http", "127.0.0.1:0") as server:
-        server.until("sums:1/0 is connected", "containers connect to")
+        server.until("sums:1/0 is connected", "state: ")
         run_json("predict", "total", "[1, 2, 3]")
         server.until('"path": "/admin/applications/total/predict"')
         file.write_text(
@@ -316,7 +316,7 @@ def test_the_page_states_what_commands_print(here: Path) -> None:
     )
     (here / "mine.py").write_text(code)
     with command("up") as server:
-        server.until("sums:1/0 is connected", "containers connect to")
+        server.until("sums:1/0 is connected", "state: ")
         for example in console.split("$ clipper ")[1:]:
             line, _, shown = example.partition("\n")
             result = click.testing.CliRunner().invoke(main, shlex.split(line), prog_name="clipper")

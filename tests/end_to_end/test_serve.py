@@ -16,6 +16,7 @@ import click.testing
 import pytest
 
 from clipper.cli import main
+from tests.dashboard.browser import Chromium, found
 from tests.end_to_end.commands import running
 from tests.processes import PATIENCE_S, Program
 
@@ -124,6 +125,26 @@ def test_the_link_to_the_dashboard_opens_once(here: Path) -> None:
         assert post(f"{root}/dashboard/session", {"code": another})["token"] == token
         with pytest.raises(urllib.error.HTTPError, match="401"):
             post(f"{root}/admin/dashboard/link", {})
+
+
+@pytest.mark.skipif(not found(), reason="no chromium: python tools/fetch.py chromium")
+def test_the_link_opens_the_dashboard_in_a_browser(here: Path) -> None:
+    with served("mine:total", "--input", "f64[2]", *FREE[:4]) as server, Chromium() as browser:
+        link = re.search(r"dashboard at (http://\S+) ", server.output)
+        assert link is not None, server.output
+        page = browser.page()
+        page.open(link[1])
+        page.until_text("total")
+        page.until("document.querySelector('.tiles')")
+        assert page.run("location.hash") == ""
+        assert link[1].partition("#")[2] not in page.run("location.href")
+        # a second time, in a profile of its own
+        other = browser.page()
+        other.open(link[1])
+        other.until_text("this link was used before")
+        assert "Log in with a token instead" in other.text()
+        page.close()
+        other.close()
 
 
 def test_a_taken_port_is_replaced_by_the_next_free_one_and_said(here: Path) -> None:

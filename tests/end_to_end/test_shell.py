@@ -74,7 +74,7 @@ def here(bare_folder: Path) -> Path:
 @contextlib.contextmanager
 def up() -> Iterator[Program]:
     with running("up") as started:
-        started.until("sums:1/0 is connected", "sums:1/1 is connected", "containers connect to")
+        started.until("sums:1/0 is connected", "sums:1/1 is connected", "state: ")
         yield started
 
 
@@ -343,7 +343,7 @@ def test_init_writes_what_works_and_down_ends_it(
     text = Path("clipper.toml").read_text()
     Path("clipper.toml").write_text(text.replace(":8000", ":0").replace(":8002", ":0"))
     with running("up") as server:
-        server.until("total:1/0 is connected", "containers connect to")
+        server.until("total:1/0 is connected", "state: ")
         assert run_json("predict", "total", "[1, 2, 3]", "--slo-ms", "5000")["output"] == 6
         assert "ended the server at http://127.0.0.1:" in shell("down")
         assert server.wait() == 0
@@ -360,7 +360,7 @@ def test_the_tutorial_serves_a_saved_model_over_http(here: Path) -> None:
     exec(blocks["python"], names)
     (here / "clipper.toml").write_text(blocks["toml"].replace(":8000", ":0"))
     with running("up") as server:
-        server.until("svm:1/0 is connected", "containers connect to")
+        server.until("svm:1/0 is connected", "state: ")
         address = clipper.connect(state="state").about()["http"]
         body = json.dumps({"input": names["X"][900].tolist(), "slo_ms": 5000}).encode()
         with urllib.request.urlopen(f"{address}/api/digits/predict", body) as response:

@@ -260,7 +260,7 @@ def test_changes_in_words() -> None:
         "the latest version of sums is 2 instead of 1",
         "application total: models a:1 -> a",
         "application total: roles none -> a shadow",
-        "mesh/x is gone",
+        "mesh x is gone",
         f"application b: default {'x' * 57}... -> 0",
     ]
     assert re.fullmatch(r"2026-11-\d\d \d\d:\d\d:\d\d", moment_of(1_795_923_594_463_886))
@@ -507,7 +507,7 @@ def test_up_serves_a_file_until_it_is_stopped(here: Path, number: signal.Signals
     )
     command = [sys.executable, "-u", "-m", "clipper", "up"]
     with Program(*command) as process:
-        process.until("doubler:1/0 is connected", "containers connect to")
+        process.until("doubler:1/0 is connected", "state: ")
         assert process.stop(number) == 0
     seen = process.output
     assert seen.endswith("closed\n")
@@ -541,7 +541,7 @@ def test_up_takes_queries_over_http(here: Path) -> None:
     )
     command = ["up", "--http", "127.0.0.1:0", "--http-workers", "2", "--admin", "127.0.0.1:0"]
     with Program(sys.executable, "-u", "-m", "clipper", *command) as process:
-        process.until("doubler:1/0 is connected", "containers connect to", "--name NAME")
+        process.until("doubler:1/0 is connected", "state: ")
         found = dict(
             re.findall(
                 r"^(queries|management|dashboard)\b.*? at http://(127\.0\.0\.1:\d+)",

@@ -37,6 +37,7 @@ def subject_of(key: str) -> str:
         "promoted": f"the latest version of {name}",
         "application": f"application {name}",
         "rollout": f"the rollout in {name}",
+        "mesh": f"mesh {name.replace('/', ' ', 1)}",
     }
     return words.get(kind, key)
 

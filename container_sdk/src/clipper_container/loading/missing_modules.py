@@ -74,11 +74,12 @@ def explain_missing(name: str, folders: Iterable[str] = ()) -> str:
 
 def _places(folders: Iterable[str]) -> list[str]:
     """Return the folders that may hold the user's own modules, without copies of sources."""
-    own = [*folders, *(entry for entry in sys.path if entry)]
+    own = [*folders]
+    with contextlib.suppress(OSError):  # it was removed
+        own.append(os.getcwd())
+    own += (entry for entry in sys.path if entry)
     inside = (sys.prefix + os.sep, sys.base_prefix + os.sep)
     found = [os.path.abspath(entry) for entry in own if not entry.startswith(inside)]
-    with contextlib.suppress(OSError):  # it was removed
-        found.append(os.getcwd())
     return [
         place
         for place in dict.fromkeys(found)

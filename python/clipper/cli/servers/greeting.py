@@ -24,7 +24,7 @@ def greeting(server: "ClipperServer", title: str, *, made_up: bool, by_hand: boo
     """Return the first lines of a server that has started.
 
     title: what it serves. made_up: its token is of this start, and nobody knows it. by_hand: also
-    say how to start a container by hand.
+    say how to start a container by hand, if others than those of the server can connect.
     """
     from clipper import __version__
 
@@ -35,7 +35,7 @@ def greeting(server: "ClipperServer", title: str, *, made_up: bool, by_hand: boo
     lines.append(f"models: {', '.join(str(model.id) for model in view.models()) or 'none yet'}")
     lines.append(f"applications: {', '.join(sorted(view.applications)) or 'none yet'}")
     lines.append(f"state: {_state(server.config)}")
-    if by_hand:
+    if by_hand and server.config.server.address:
         lines += _containers(server)
     return "\n".join(lines)
 

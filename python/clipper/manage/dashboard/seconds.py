@@ -28,6 +28,13 @@ FAILED: Final = frozenset(
         "policy_failed",
     )
 )
+_OF_MESH = (
+    "models_registered",
+    "models_loaded",
+    "load_failures",
+    "queries_hit",
+    "queries_missed",
+)
 _OF_REPLICA: Final = (
     "number",
     "pid",
@@ -159,7 +166,7 @@ def _padding(before: Mapping[str, float] | None, after: Mapping[str, float]) -> 
 
 def now_of(stats: Stats) -> dict[str, object]:
     """Return the values of which only the latest counts: replicas and memory of each model, roles
-    and canaries of each application, and parameter shards.
+    and canaries of each application, parameter shards, and counts of a mesh.
     """
     models = {name: _model_now(row) for name, row in stats["models"].items()}
     apps = {name: _application_now(row) for name, row in stats["applications"].items()}
@@ -169,7 +176,12 @@ def now_of(stats: Stats) -> dict[str, object]:
         "feedback": stats["feedback"],
         "in_flight": stats["issued"] - stats["answered"],
     }
-    return now | ({"params": shards_now(stats["shards"])} if "shards" in stats else {})
+    params = {"params": shards_now(stats["shards"])} if "shards" in stats else {}
+    return now | params | ({"mesh": _mesh_now(stats["mesh"])} if "mesh" in stats else {})
+
+
+def _mesh_now(row: Stats) -> dict[str, object]:
+    return {key: row.get(key, 0) for key in _OF_MESH}
 
 
 def _model_now(row: Stats) -> dict[str, object]:
