@@ -849,3 +849,77 @@ def test_large_answers_of_many_new_clients_and_small_ones_beside_them(
             found = responses(connection, 2)
             assert len(found) == 2
             assert all(one.count(b"0.25") == 100_000 for one in found)
+
+
+def some_label(rng: random.Random) -> str:
+    return rng.choice(
+        [
+            *("6.0", "6", "-0", "-7.5e1", "1e999", "123456789012345678901", "012", "1.", "+1"),
+            *('"a"', '""', '"caf\u00e9"', '"a\\"b"', '"a\tb"', '"a', "true", "false"),
+            *("tru", "null", "[1, 2]", "{}", ""),
+        ]
+    )
+
+
+def told(rng: random.Random) -> tuple[str, str]:
+    """Return an application, and the body of feedback about an answer of it, `ID`."""
+    id = rng.choice(['"ID"'] * 6 + ['"no id"', '""', '"00000000-1"', '"I\\u0044"', "7", '"ID\n"'])
+    label = "6.0" if rng.random() < 0.5 else some_label(rng)
+    members = [f'"id": {id}', f'"label": {label}']
+    more = rng.choice(
+        ["", "", "", '"user": "ann"', '"weight": 2', '"score": 1', '"x": 1', members[0], members[1]]
+    )
+    members += [more] if more else []
+    rng.shuffle(members)
+    body = "{" + rng.choice([", ", ",", " ,\n"]).join(members) + "}"
+    return rng.choice(["total", "any", "ensemble", "mixture", "learns", "nobody"]), body
+
+
+def new_answer(server: clipper.ClipperServer, application: str) -> str:
+    numbers = 1 if application == "any" else 3
+    app = "total" if application == "nobody" else application
+    body = json.dumps({"input": [3.0] * numbers})
+    (found,) = exchanged(server, request(f"/api/{app}/predict", body))
+    return str(json.loads(found.partition(b"\r\n\r\n")[2])["id"])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_feedback_alike(server: clipper.ClipperServer, seed: int) -> None:
+    """The same label of two answers; each is sent again, when it does not count any more."""
+    rng = random.Random(700 + seed)
+    for _ in range(60):
+        application, body = told(rng)
+        found = []
+        for by_python in (False, True):
+            id = new_answer(server, application)
+            ask = request(f"/api/{application}/feedback", body.replace("ID", id), by_python)
+            twice = exchanged(server, ask) + exchanged(server, ask)
+            # where the text is wrong depends on the length of the id
+            told_of = [normalized(one).replace(id.encode(), b"ID") for one in twice]
+            found.append([re.sub(rb"byte \d+", b"byte N", one) for one in told_of])
+        assert found[0] == found[1], (application, body)
+
+
+def test_feedback_pipelined_and_cut_anywhere(server: clipper.ClipperServer) -> None:
+    rng = random.Random(800)
+    for _ in range(10):
+        bodies = [
+            json.dumps({"id": new_answer(server, "ensemble"), "label": 6.0}) for _ in range(6)
+        ]
+        asks = [request("/api/ensemble/feedback", body) for body in bodies * 2]
+        cuts = lambda n: sorted(rng.sample(range(1, n), 5))  # noqa: E731
+        found = exchanged(server, *asks, cuts=cuts)
+        counted = [one.endswith(b'{"counted":true}') for one in found]
+        both = zip(counted[:6], counted[6:], strict=True)
+        assert [first + again for first, again in both] == [1] * 6
+
+
+def test_feedback_stays_with_the_core(server: clipper.ClipperServer) -> None:
+    assert reach_connections(server, 0)
+    with connect(server) as connection:
+        for application in ("total", "ensemble", "mixture", "any"):
+            for id in (new_answer(server, application), "00000000-9"):
+                body = json.dumps({"id": id, "label": 6.0})
+                connection.sendall(request(f"/api/{application}/feedback", body))
+                assert responses(connection, 1)
+                assert open_connections(server) == 1

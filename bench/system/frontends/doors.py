@@ -7,6 +7,7 @@ are what most deployments send, so none of them may cost much.
 """
 
 import contextlib
+import http.client
 import json
 import tempfile
 from pathlib import Path
@@ -49,6 +50,7 @@ INFER = {
     "to infer 32 rows": ("noop1", 32, False),
     "to infer two rows by stacking": ("stacking3", 2, False),
 }
+FEEDBACK = {"to tell the label of an answer": "noop1", "to tell a label to stacking": "stacking3"}
 GOAL_OF_INFER = {
     "to infer two rows by stacking": Goal("at_most", 2.5),
     "to infer 32 rows": None,
@@ -78,11 +80,24 @@ def infer_request(app: str, rows: int, is_binary: bool) -> bytes:
     return f"{head}Content-Length: {len(text + data)}\r\n\r\n".encode() + text + data
 
 
+def feedback_request(process: Process, app: str) -> bytes:
+    """Return feedback about an answer that has some already: as often as it comes, it is looked up
+    and answered."""
+    host, _, port = process.address.rpartition(":")
+    connection = http.client.HTTPConnection(host, int(port))
+    connection.request("POST", f"/api/{app}/predict", b'{"input": [0.5]}')
+    id = json.loads(connection.getresponse().read())["id"]
+    connection.close()
+    body = json.dumps({"id": id, "label": 0.5})
+    head = f"POST /api/{app}/feedback HTTP/1.1\r\nHost: bench\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
+
+
 def goal_of(name: str) -> Goal | None:
     """Return the most that a request may take, beside a plain one."""
     if name in GOAL_OF_INFER:
         return GOAL_OF_INFER[name]
-    return GOAL_OF_THREE if name in THREE or name in INFER else GOAL
+    return GOAL_OF_THREE if name in (*THREE, *INFER, *FEEDBACK) else GOAL
 
 
 def main(quick: bool) -> list[Row]:
@@ -92,13 +107,17 @@ def main(quick: bool) -> list[Row]:
         file = Path(stack.enter_context(tempfile.TemporaryDirectory()), "keys")
         file.write_text(f"{line_of('bench', key)}\n")
         open_, keyed = Process("noops"), Process("noops", str(file))
-        for process in (open_, keyed):
+        # of another server's answers none are forgotten meanwhile
+        told = Process("noops")
+        for process in (open_, keyed, told):
             stack.callback(process.close)
         cases = {name: (open_, request(*kind)) for name, kind in KINDS.items()}
         for name, (app, members) in THREE.items():
             cases[name] = open_, request("", members, app)
         for name, asked in INFER.items():
             cases[name] = open_, infer_request(*asked)
+        for name, app in FEEDBACK.items():
+            cases[name] = told, feedback_request(told, app)
         cases["with a key"] = keyed, request(f"Authorization: Bearer {key}\r\n", "")
         found = take_turns(cases, CONNECTIONS, seconds, turns)
     plain = found.pop("plain").cpu_us

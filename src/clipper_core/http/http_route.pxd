@@ -56,13 +56,15 @@ cdef enum Form:                 # of a request and its answer
     PREDICT = 0                 # POST /api/APP/predict
     OLD_PREDICT = 1             # POST /APP/predict
     INFER = 2                   # POST /v2/models/NAME/infer
+    FEEDBACK = 3                # POST /api/APP/feedback, of a label of one answer
 
 cdef enum QueryOutcome:         # of query_submit
     OTHER = 0                   # the body is not plain: nothing was submitted
     VALUE = 1                   # answered at once, by a cache hit; `value` holds a reference
     ENDED = 2                   # each row was refused or answered: the statuses are in its slots
     OPEN = 3                    # a slot is pending
-    READ = 4                    # its rows were read: the event loop's thread schedules them
+    READ = 4                    # its rows were read: the event loop's thread schedules them. Of
+                                # feedback: the text of the label
 
 cdef cppclass RouteState:
     atomic[u32] users           # queries that are open
@@ -115,7 +117,7 @@ cdef cppclass Query:            # of one row, or of several, which are queries o
     u64 number                  # the id of the first row; those of the others follow it
     u64 began_us
     Fields fields
-    Bytes tag                   # V2: the request's own id, as JSON
+    Bytes tag                   # V2: the request's own id, as JSON; of feedback that of the answer
     Bytes user                  # its name; empty: nobody's
 
 cdef struct Place:
@@ -174,10 +176,9 @@ cdef class HotRoute:
     cdef bint _predict_body(self, Answer answer, object encode, Bytes* body) except -1
     cdef bint _infer_body(self, list answers, bytes id, bytes tag, bint binary, object encode,
                           u64* json_bytes, Bytes* body) except -1
-    # Append the head of that response, up to the last header. made: an id for X-Request-Id, if
-    # neither the request nor the answer has one.
-    cdef int _answer_head(self, Answer answer, bytes id, bytes made, const char* date,
-                          u64 json_bytes, u64 body_bytes, Bytes* out) except -1
+    # Append the head of that response, up to the last header. id: X-Request-Id
+    cdef int _answer_head(self, bytes id, const char* date, u64 json_bytes, u64 body_bytes,
+                          Bytes* out) except -1
     # Count that response.
     cdef int _count_answer(self, u64 began_us) except -1
     cdef bytes _names_of(self, tuple models)

@@ -105,7 +105,10 @@ cdef bint _string(Text* text, const u8** at, u64* n) noexcept nogil:
     while text.at < text.end and 32 <= text.at[0] < 127 and text.at[0] != 34 and text.at[0] != 92:
         text.at += 1
     n[0] = <u64> (text.at - at[0])
-    return _accept(text, 34)
+    if text.at == text.end or text.at[0] != 34:
+        return False
+    text.at += 1
+    return True
 
 
 cdef bint _bool(Text* text, bint* value) noexcept nogil:
@@ -673,6 +676,69 @@ cdef bint _read_predict(Query* q, const u8* body, u64 n, Bytes* row) noexcept no
     return seen & 1 and text.at == text.end
 
 
+cdef bint _label_number(Text* text) noexcept nogil:
+    """Read a number: a whole one of at most 18 digits, or one with a point or an exponent."""
+    cdef const u8* at = text.at
+    cdef bint negative = at < text.end and at[0] == 45
+    cdef bint is_real = False
+    cdef double real = 0.0
+    cdef i64 whole = 0
+    if json_read_i64(text, &whole):
+        return whole != 0 or not negative
+    if not json_read_f64(text, &real):
+        return False
+    while at < text.at:
+        is_real = is_real or at[0] == 46 or (at[0] | 32) == 101
+        at += 1
+    return is_real
+
+
+cdef bint _read_label(Text* text, Bytes* label) noexcept nogil:
+    """Read a label: a text, a number or a truth value. Its JSON is kept."""
+    cdef const u8* start
+    cdef const u8* word = NULL
+    cdef u64 n = 0
+    cdef bint truth = False, is_read
+    _skip_blanks(text)
+    start = text.at
+    if start < text.end and start[0] == 34:
+        is_read = _string(text, &word, &n)
+    else:
+        is_read = _bool(text, &truth) or _label_number(text)
+    label.clear()
+    label.put(start, <u64> (text.at - start))
+    return is_read and not label.lost
+
+
+cdef bint _feedback_member(Query* q, Text* text, u32* seen, Bytes* label) noexcept nogil:
+    cdef const u8* id = NULL
+    cdef u64 n = 0
+    if _take(text, "\"label\"", 7):
+        return _once(seen, 1) and _accept(text, 58) and _read_label(text, label)
+    if not (_take(text, "\"id\"", 4) and _once(seen, 2) and _accept(text, 58)
+            and _string(text, &id, &n)) or n > ID_MAX:
+        return False
+    q.tag.put(id, n)
+    return not q.tag.lost
+
+
+cdef bint _read_feedback(Query* q, const u8* body, u64 n, Bytes* label) noexcept nogil:
+    """Read `{"id": ID, "label": LABEL}`."""
+    cdef Text text
+    cdef u32 seen = 0
+    cdef int more = 1
+    text.at, text.end = body, body + n
+    q.tag.clear()
+    if not _accept(&text, 123):
+        return False
+    while more == 1:
+        if not _feedback_member(q, &text, &seen, label):
+            return False
+        more = _next(&text)
+    _skip_blanks(&text)
+    return more == 0 and seen == 3 and text.at == text.end
+
+
 cdef bint _read_deadline(Query* q, const Head* head) noexcept nogil:
     """Read Clipper-Deadline-Ms, which is of infer requests without a timeout."""
     cdef Text text
@@ -845,11 +911,18 @@ cdef QueryOutcome query_submit(Query* q, const TableState* table, const Head* he
     if r.form == INFER:
         if not _read_infer(q, head, body, rows):
             return OTHER
-    elif head.json_bytes != NO_LENGTH or not _read_predict(q, body, head.body_bytes, rows):
+    elif head.json_bytes != NO_LENGTH:
+        return OTHER
+    elif r.form == FEEDBACK:
+        if not _read_feedback(q, body, head.body_bytes, rows):
+            return OTHER
+    elif not _read_predict(q, body, head.body_bytes, rows):
         return OTHER
     q.fields.id_bytes = head.id_bytes
     if head.id_bytes:
         memcpy(q.fields.id, head.id, head.id_bytes)
+    if r.form == FEEDBACK:
+        return READ
     if _is_read_only(q):
         return _only_read(q, rows)
     if q.rows != 1:
@@ -1161,8 +1234,8 @@ cdef class HotRoute:
     """The route of one application, or one model, with one form of request. Threads: any; it never
     changes.
 
-    form: `predict`, `old_predict`, `infer`. node: the part of an answer's id before the number.
-    models: their names in an answer, in JSON; for `infer`, the text before the request's id.
+    form: `predict`, `old_predict`, `infer`, `feedback`. node: the part of an answer's id before the
+    number. models: their names in an answer, in JSON; for `infer`, the text before the request's id.
     counts: counters of the application's stats: queries, answered, decided, used, wins. took: its
     durations, microseconds. ok, requests: of HTTP: responses with 200, and their durations.
     subject: returned with a query that Python answers. window: keeps the answers for feedback, as
@@ -1188,8 +1261,9 @@ cdef class HotRoute:
         queries, answered, decided, used, wins = counts
         self.model, self.subject = model, subject
         self.counters = (queries, answered, decided, used, wins, took, ok, requests, window, owner)
-        r.form = <u8> ("predict", "old_predict", "infer").index(form)
-        self._set_rows()
+        r.form = <u8> ("predict", "old_predict", "infer", "feedback").index(form)
+        if r.form != FEEDBACK:
+            self._set_rows()
         r.engine, r.model, r.slo_us, r.confidence_min = (model.engine.state, model.state, slo_us,
                 confidence_min)
         _put(&r.node, f"{node}-".encode())
@@ -1203,7 +1277,8 @@ cdef class HotRoute:
         r.object = <void*> self
         r.slo_ms_max = slo_ms_max
         r.takes_users = takes_users
-        lane_prepare(r.engine, r.model, slo_us)
+        if r.form != FEEDBACK:
+            lane_prepare(r.engine, r.model, slo_us)
         self.look_at_lanes()
 
     cpdef void look_at_lanes(self):
@@ -1308,8 +1383,8 @@ cdef class HotRoute:
         body.put_text("},")
         return infer_write(body, &value, False, binary, json_bytes, NULL)
 
-    cdef int _answer_head(self, Answer answer, bytes id, bytes made, const char* date,
-                          u64 json_bytes, u64 body_bytes, Bytes* out) except -1:
+    cdef int _answer_head(self, bytes id, const char* date, u64 json_bytes, u64 body_bytes,
+                          Bytes* out) except -1:
         out.put_text("HTTP/1.1 200 OK\r\ndate: ")
         out.put(date, 29)
         if json_bytes:
@@ -1321,12 +1396,7 @@ cdef class HotRoute:
             out.put_text("\r\ninference-header-content-length: ")
             out.put_decimal(json_bytes)
         out.put_text("\r\nx-request-id: ")
-        if id:
-            _put(out, id)
-        elif self.state.form == INFER:
-            _put(out, made)
-        else:
-            _put(out, answer.id.encode("ascii"))
+        _put(out, id)
         return 0
 
     cdef int _count_answer(self, u64 began_us) except -1:

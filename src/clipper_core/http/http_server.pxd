@@ -9,7 +9,6 @@
 from clipper_core.engine.engine cimport Engine
 from clipper_core.http.http_connection cimport HandedOver, Shared, Worker
 from clipper_core.http.http_route cimport HotRoute, TableState
-from clipper_core.results.answer cimport Answer
 from clipper_core.runtime.byte_buffer cimport Bytes
 from clipper_core.runtime.machine cimport u32, u64
 
@@ -47,7 +46,10 @@ cdef class HttpServer:
     cdef int _command(self, u32 number, WorkerCommand* command) except -1
     cdef object _ending(self, HandedOver* handed)
     cdef object _schedule(self, HandedOver* handed)
-    cdef int _write(self, HotRoute route, Answer answer, object read, u64 json_bytes,
+    cdef object _feedback(self, HandedOver* handed)
+    cdef int _send(self, HotRoute route, object read, bytes own, u64 json_bytes,
+                   const Bytes* body) except -1
+    cdef int _write(self, HotRoute route, object read, bytes own, u64 json_bytes,
                     const Bytes* body, Bytes* out) except -1
     cdef int _post(self, u32 worker, WorkerCommand* command) except -1
     cdef int _lose(self, HandedOver* handed) except -1

@@ -24,7 +24,10 @@ from clipper_core.http.http_connection cimport (
     exchange_answered, exchange_slot_ended, http_connection_check_times, http_connection_close,
     http_connection_drain, http_connection_open, http_connection_read, http_connection_settle,
 )
-from clipper_core.http.http_route cimport INFER, HotRoute, HotTable, Query, query_drop
+from clipper_core.http.http_route cimport (
+    FEEDBACK, INFER, PREDICT, HotRoute, HotTable, Query, query_drop,
+)
+from clipper_core.http.json_value cimport Text, json_read_f64, json_read_i64
 from clipper_core.http.trace_parent cimport TRACE_PARENT_BYTES, span_new, trace_parent_put
 from clipper_core.results.answer cimport Answer
 from clipper_core.results.completion cimport (
@@ -33,7 +36,7 @@ from clipper_core.results.completion cimport (
 from clipper_core.results.future cimport Future, MailboxReader, future_at_once, future_new
 from clipper_core.runtime.allocation cimport make
 from clipper_core.runtime.machine cimport (
-    EFD_CLOEXEC, EFD_NONBLOCK, acquire, eventfd, eventfd_drain, monotonic_us, relaxed, release,
+    EFD_CLOEXEC, EFD_NONBLOCK, acquire, eventfd, eventfd_drain, i64, monotonic_us, relaxed, release,
     timer_slack_min, u8,
 )
 from clipper_core.runtime.reactor cimport (
@@ -358,6 +361,20 @@ class Read(NamedTuple):
     binary: bool
 
 
+class Feedback(NamedTuple):
+    """A label of an answer, which Python learns, and answers by answer() or respond_feedback().
+    answer: the answer's id.  The others are as of an Ending."""
+
+    route: object
+    answer: str
+    label: object
+    id: bytes
+    trace: bytes
+    began_ns: int
+    worker: int
+    ticket: int
+
+
 class Gone(NamedTuple):
     """Says that nobody waits for the response of a query that was Read."""
 
@@ -391,6 +408,23 @@ cdef bytes _tag_of(const Query* q):
 cdef bytes _id_of(const Query* q):
     """Return X-Request-Id as given; empty: none came."""
     return (<const char*> q.fields.id)[:q.fields.id_bytes]
+
+
+cdef object _label_of(const Bytes* text):
+    """Return the label of feedback, of which this is the JSON."""
+    cdef Text rest
+    cdef i64 whole = 0
+    cdef double real = 0.0
+    rest.at = text.at()
+    rest.end = rest.at + text.size()
+    if rest.at[0] == 34:
+        return (<const char*> rest.at)[1:text.size() - 1].decode("ascii")
+    if rest.at[0] == 116 or rest.at[0] == 102:
+        return rest.at[0] == 116
+    if json_read_i64(&rest, &whole):
+        return whole
+    json_read_f64(&rest, &real)
+    return real
 
 
 cdef str _user_of(Query* q):
@@ -580,8 +614,8 @@ cdef class HttpServer:
     # -- what is not
 
     def take(self):
-        """Return what is now for Python, in its order: Handed, Ending, Gone, and Read for what is
-        not answered at once."""
+        """Return what is now for Python, in its order: Handed, Ending, Feedback, Gone, and Read for
+        what is not answered at once."""
         cdef vector[void*] items
         cdef size_t i
         cdef HandedOver* handed
@@ -596,6 +630,8 @@ cdef class HttpServer:
                     taken.append(Handed(handed.fd, data, handed.age_us / 1e6, handed.returns))
                 elif handed.kind == GONE:
                     taken.append(Gone(handed.ticket))
+                elif handed.kind == ROWS and handed.query.route.form == FEEDBACK:
+                    taken.append(self._feedback(handed))
                 elif handed.kind == ROWS:
                     read = self._schedule(handed)
                     if not self.respond(read):
@@ -684,14 +720,28 @@ cdef class HttpServer:
         return Read(route, futures, rows, failed, name, query.fields.slo_us, id, _trace_of(query),
                     query.began_us * 1000, handed.worker, handed.ticket, tag, bool(query.binary))
 
+    cdef object _feedback(self, HandedOver* handed):
+        cdef Query* query = &handed.query
+        cdef HotRoute route = <HotRoute> query.route.object
+        # the route is held by this call from here on
+        query.route.users.fetch_sub(1, release)
+        self.shared.kept.fetch_sub(handed.bytes.size(), relaxed)
+        answer = (<const char*> query.tag.at())[:query.tag.size()].decode("ascii")
+        return Feedback(route, answer, _label_of(&handed.bytes), _id_of(query), _trace_of(query),
+                        query.began_us * 1000, handed.worker, handed.ticket)
+
+    def respond_feedback(self, feedback, bint counted):
+        """Answer a Feedback that was learned, or that was known. Raises MemoryError."""
+        cdef Bytes body
+        body.put_text("{\"counted\":true}" if counted else "{\"counted\":false}")
+        self._send(feedback.route, feedback, b"", 0, &body)
+
     def respond(self, read, list futures=None):
         """Answer a query that was Read and whose futures are done. Return False if its response is
         to be made in Python. futures: None: those of `read`."""
         cdef HotRoute route = read.route
-        cdef WorkerCommand* command
         cdef Bytes body
-        cdef u64 second = wall_s(), json_bytes = 0
-        cdef bint written = False
+        cdef u64 json_bytes = 0
         cdef list answers = []
         cdef Future future
         if futures is None:
@@ -701,9 +751,6 @@ cdef class HttpServer:
         for future in futures:
             if future is None or not future.is_done() or future.is_cancelled:
                 return False
-        if second != self.date_s:
-            self.date_s = second
-            write_date(second, self.date)
         try:
             for future in futures:
                 answer = future._outcome()
@@ -716,26 +763,38 @@ cdef class HttpServer:
         if not route._answer_body(answers, read.id, read.tag, read.binary, self.encode, &json_bytes,
                                   &body):
             return False
+        own = answers[0].id.encode("ascii") if route.state.form == PREDICT else b""
+        self._send(route, read, own, json_bytes, &body)
+        return True
+
+    cdef int _send(self, HotRoute route, object read, bytes own, u64 json_bytes,
+                   const Bytes* body) except -1:
+        """Count and send the response to what was read. own: its own id; empty: it has none."""
+        cdef WorkerCommand* command
+        cdef u64 second = wall_s()
+        cdef bint written = False
+        if second != self.date_s:
+            self.date_s = second
+            write_date(second, self.date)
         command = _checked(_command_new(ANSWERED))
         command.ticket, command.close = read.ticket, self.draining
         try:
-            self._write(route, answers[0], read, json_bytes, &body, &command.bytes)
+            self._write(route, read, own, json_bytes, body, &command.bytes)
             written = True
         finally:
             if not written:
                 del command
         route._count_answer(<u64> read.began_ns // 1000)
-        self._post(read.worker, command)
-        return True
+        return self._post(read.worker, command)
 
-    cdef int _write(self, HotRoute route, Answer answer, object read, u64 json_bytes,
+    cdef int _write(self, HotRoute route, object read, bytes own, u64 json_bytes,
                     const Bytes* body, Bytes* out) except -1:
-        """Write the response to a query that was Read. Raises NO_MEMORY."""
-        cdef bytes made = b"", trace = read.trace
-        if not read.id:
-            made = b"%s%x" % ((<const char*> self.shared.prefix.at())[:self.shared.prefix.size()],
-                              self.shared.tickets.fetch_add(1, relaxed))
-        route._answer_head(answer, read.id, made, self.date, json_bytes, body.size(), out)
+        """Write a response. Raises NO_MEMORY."""
+        cdef bytes trace = read.trace, id = read.id or own
+        if not id:
+            id = b"%s%x" % ((<const char*> self.shared.prefix.at())[:self.shared.prefix.size()],
+                            self.shared.tickets.fetch_add(1, relaxed))
+        route._answer_head(id, self.date, json_bytes, body.size(), out)
         if trace:
             out.put_text("\r\ntraceparent: ")
             trace_parent_put(out, <const u8*> (<const char*> trace), span_new(&self.draws))

@@ -3,6 +3,8 @@
 These requests are answered there: `POST /api/APP/predict` (and the original's `POST
 /APP/predict`) with the body `{"input": [...]}`, also with a user, an SLO and a salt, and infer
 requests whose rows are queries of their own, as JSON or binary.
+A label of one answer, `POST /api/APP/feedback` with an id and a label, is read there, and learned
+by a worker thread with the others that came in the same turn.
 The application must have one model that does not learn online, a policy without learning, no
 decider, no roles, numeric input, and predictions that read no parameter tables. Answers given here
 wait for feedback in a table of the core. Where queries need keys, the request has a valid one. The
@@ -42,6 +44,8 @@ from clipper.frontend.http.messages import (
     HttpRequest,
     HttpResponse,
     StreamedResponse,
+    WorkerTask,
+    answer_json,
     to_json,
 )
 from clipper.frontend.http.router import HttpRouter
@@ -56,6 +60,8 @@ from clipper.frontend.tracing.context import trace_of
 from clipper.metrics import HttpCounts
 from clipper.selection.policies.ensemble import Ensemble
 from clipper.selection.policies.single_model import SingleModel
+from clipper.serving.feedback.ground_truth import truth_of
+from clipper.serving.feedback.observe import learn_label_of, observe
 from clipper.serving.query.application import fits_id
 from clipper.serving.query.processor import (
     QueryContext,
@@ -68,7 +74,7 @@ from clipper.settings.http import bodies_bytes
 from clipper.types import PredictionRequest, UserValue
 from clipper_core.engine.engine import Engine
 from clipper_core.http.http_route import HotRoute, HotTable
-from clipper_core.http.http_server import Ending, Gone, Handed, HttpServer, Read
+from clipper_core.http.http_server import Ending, Feedback, Gone, Handed, HttpServer, Read
 from clipper_core.results.future import Future
 
 _log = logging.getLogger(__name__)
@@ -81,9 +87,12 @@ _FOREIGN = (
     b"origin",
 )
 _UNREAD = ("any", "bool", "f16", "str", "bytes")  # types that the core does not read from JSON
+_FEEDBACK = "/api/{}/feedback"
 _INFER = "/v2/models/{}/infer"
 _INFER_VERSION = "/v2/models/{}/versions/{}/infer"
 _AGAIN_S = 0.02
+_TOLD_MAX = 64  # feedback that a worker thread learns at once
+_NOTHING = HttpResponse(204, b"")
 _MODELS_MAX = 1000  # maximum of model versions with fast routes
 
 
@@ -189,16 +198,80 @@ def _raise(error: Exception) -> HttpResponse:
 
 
 class _FastPathConnection:
-    """The connection of an exchange whose socket the compiled server has."""
+    """The connection of one exchange, whose socket the compiled server has. give: sends a response,
+    and says whether it is the last."""
 
     gone = False
     client = ""  # it is not known here
 
-    def __init__(self, service: HttpService) -> None:
-        self.service = service
+    def __init__(
+        self, service: HttpService, request: HttpRequest, give: Callable[[bytes, bool], None]
+    ) -> None:
+        self.service, self._give = service, give
+        self.exchange = Exchange(cast("HttpConnection", self), request, False)
 
     def flush(self) -> None:
-        """Do nothing: the core flushes."""
+        """Send the response, which is made."""
+        self._give(self.exchange.data or b"", self.exchange.close)
+
+
+def _learned_at_once(told: Feedback) -> bool | None:
+    """Learn a label; return whether it counts. None, and nothing has changed: that may need an
+    answer of another server, or of the store."""
+    resolved: ResolvedApplication = told.route.subject.resolved
+    counts = learn_label_of(resolved, told.answer, told.label)
+    is_own = resolved.feedback.records is None and told.answer.startswith(f"{resolved.node}-")
+    return _learned(told) if counts is None and is_own else counts
+
+
+def _learned(told: Feedback) -> bool:
+    """Learn a label as Python learns all; return whether it counts."""
+    truth = truth_of(told.label, None, None)
+    return observe(told.route.subject.resolved, told.answer, None, None, truth, 1.0)
+
+
+class _FeedbackTurn:
+    """Feedback that the core has read in a turn of the loop, and that a worker thread learns; it
+    takes the place of an exchange. answer: called with whether one counts, or the error; None: it
+    is to be learned as Python learns all."""
+
+    def __init__(
+        self,
+        server: HttpServer,
+        told: Sequence[Feedback],
+        answer: Callable[[Feedback, bool | Exception | None], None],
+    ) -> None:
+        self._server, self._told, self._answer = server, told, answer
+        self._rest: list[tuple[Feedback, bool | Exception | None]] = []
+
+    def run(self) -> HttpResponse:
+        """Learn what needs no wait for others, and answer it. Called on the worker thread."""
+        for one in self._told:
+            outcome: bool | Exception | None
+            try:
+                outcome = _learned_at_once(one)
+            except Exception as error:
+                outcome = error
+            if not (isinstance(outcome, bool) and self._is_sent(one, outcome)):
+                self._rest.append((one, outcome))
+        return _NOTHING
+
+    def _is_sent(self, one: Feedback, counts: bool) -> bool:
+        try:
+            self._server.respond_feedback(one, counts)
+        except MemoryError:
+            return False
+        return True
+
+    def settle(self, _: HttpResponse) -> None:
+        """Answer the rest."""
+        for one, outcome in self._rest:
+            self._answer(one, outcome)
+
+    def fail(self, error: Exception) -> None:
+        """Answer all by an error: the threads have ended."""
+        for one in self._told:
+            self._answer(one, error)
 
 
 class FastPath:
@@ -234,6 +307,8 @@ class FastPath:
             encode=to_json,
             bodies_bytes_max=bodies_bytes(http),
         )
+        # a wait for the disk is shared by threads that wait at the same time
+        self._told_at_once = 1 if node.config.feedback.journal == "fsync" else _TOLD_MAX
         self._workers = [self._worker(i) for i in range(http.workers)]
         self._routes_by_path: dict[bytes, HotRoute] = {}
         self._logs = False
@@ -288,6 +363,7 @@ class FastPath:
                 self._add(routes, resolved, "predict", "/api/{}/predict", name)
                 self._add(routes, resolved, "old_predict", "/{}/predict", name)
                 self._add(routes, resolved, "infer", _INFER, name)
+                self._add_feedback(routes, resolved)
             for model in [model for model in view.models() if not model.retired_us][:_MODELS_MAX]:
                 resolved = self._node.resolve_request(
                     PredictionRequest(None, candidate_models=(str(model.id),))
@@ -374,6 +450,28 @@ class FastPath:
             SINGLE_ROWS_MAX if form == "infer" else 1,
         )
 
+    def _add_feedback(self, routes: dict[bytes, HotRoute], resolved: ResolvedApplication) -> None:
+        """Add the route of labels of an application's answers."""
+        subject = FastRoute(resolved, "feedback", _FEEDBACK, resolved.name)
+        core, stats = next(iter(resolved.all_cores.values()), None), resolved.rollout.stats
+        if core is None or stats is None or self._leads_to(subject.path) != _FEEDBACK:
+            return
+        row = self.counts.row("POST", _FEEDBACK)
+        counters = stats.counters
+        routes[subject.path] = HotRoute(
+            core,
+            subject.form,
+            resolved.node,
+            b"",
+            resolved.slo_us,
+            0.0,
+            [counters.queries] * 5,
+            counters.duration,
+            row.ok,
+            row.durations,
+            subject,
+        )
+
     def _leads_to(self, path: bytes) -> str:
         request = HttpRequest("POST", path, b"", {}, b"")
         with contextlib.suppress(HttpError):
@@ -412,16 +510,38 @@ class FastPath:
     # -- what comes out
 
     def _take(self) -> None:
+        told = []
         for item in self.core_server.take():
             if isinstance(item, Handed):
                 self._adopt(item)
             elif isinstance(item, Read):
                 self._schedule(item)
+            elif isinstance(item, Feedback):
+                told.append(item)
             elif isinstance(item, Gone):
                 self._cancel(item)
             else:
                 subject: FastRoute = item.route.subject
                 self._answer(item, functools.partial(subject.respond, item, item.futures))
+        for first in range(0, len(told), self._told_at_once):
+            self._learn(told[first : first + self._told_at_once])
+
+    def _learn(self, told: Sequence[Feedback]) -> None:
+        """Have a worker thread learn feedback."""
+        turn = _FeedbackTurn(self.core_server, told, self._answer_feedback)
+        self._service.run(WorkerTask(turn.run), turn)
+
+    def _answer_feedback(self, told: Feedback, outcome: bool | Exception | None) -> None:
+        """Answer feedback by whether it counts, or by an error. None: learn it first, as Python
+        learns all."""
+        exchange = self._exchange(told)
+        if outcome is None:
+            learn = functools.partial(_learned, told)
+            exchange.settle(WorkerTask(lambda: answer_json({"counted": learn()})))
+        elif isinstance(outcome, Exception):
+            exchange.fail(outcome)
+        else:
+            exchange.answer(answer_json({"counted": outcome}))
 
     def _adopt(self, handed: Handed) -> None:
         make = functools.partial(
@@ -478,21 +598,25 @@ class FastPath:
         self, ending: Ending | Read, respond: Callable[[], HttpResponse | StreamedResponse]
     ) -> None:
         """Answer by what `respond` returns, or by the error that it raises."""
+        exchange = self._exchange(ending)
+        try:
+            response = respond()
+        except Exception as error:
+            exchange.fail(error)
+        else:
+            exchange.answer(response)
+
+    def _exchange(self, ending: Ending | Read | Feedback) -> Exchange:
+        """Return the exchange of a request that the core has read."""
         subject: FastRoute = ending.route.subject
         headers = {b"x-request-id": ending.id} if ending.id else {}
         request = HttpRequest("POST", subject.path, b"", headers, b"")
         request.route, request.began_ns = subject.pattern, ending.began_ns
         request.trace = trace_of(ending.trace) if ending.trace else None
-        exchange = Exchange(
-            cast("HttpConnection", _FastPathConnection(self._service)), request, False
-        )
-        try:
-            exchange.answer(respond())
-        except Exception as error:
-            exchange.fail(error)
-        self._give(ending, exchange.data or b"", exchange.close)
+        give = functools.partial(self._give, ending)
+        return _FastPathConnection(self._service, request, give).exchange
 
-    def _give(self, ending: Ending | Read, response: bytes, close: bool) -> None:
+    def _give(self, ending: Ending | Read | Feedback, response: bytes, close: bool) -> None:
         """Give it to the compiled server; try again in a moment when that has no memory."""
         try:
             self.core_server.answer(ending.worker, ending.ticket, response, close)
