@@ -186,9 +186,6 @@ TASKS: Final[dict[str, dict[str, str]]] = {
     "python/clipper/frontend/grpc/mesh_watch.py": {
         "MeshWatchService.watch": "cancelled by the call that it belongs to",
     },
-    "python/clipper/frontend/http/listeners.py": {
-        "HttpListeners._drain": "the end of the server, which stop() waits for",
-    },
     "python/clipper/frontend/params_grpc/shard_client.py": {
         "LocalShardConnection.open": "its end is in ShardGrpc.health(), and ends the shard",
     },

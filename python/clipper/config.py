@@ -20,7 +20,7 @@ from clipper.errors import ConfigError, did_you_mean
 from clipper.schema import Schema
 from clipper.settings.artifacts import ArtifactSettings
 from clipper.settings.docker import DockerSettings
-from clipper.settings.grpc import GrpcSettings
+from clipper.settings.grpc import GrpcSettings, own_address, sharing_problems
 from clipper.settings.http import (
     HttpSettings,
     is_loopback,
@@ -659,7 +659,8 @@ def _check(config: Config, leaves: _Leaves) -> None:
     _check_address(config.server, refuse)
     _check_apart(config, refuse)
     for listener, why in (
-        *listener_problems(config.http, config.grpc.address),
+        *sharing_problems(config.grpc, config.http),
+        *listener_problems(config.http, own_address(config.grpc, config.http)),
         *tls_problems("grpc", "tls", config.grpc, query_tls(config.http)),
         *tls_problems("params", "grpc_tls", config.params),
         *tls_problems("params", "tls", config.params),
@@ -759,7 +760,7 @@ def _check_apart(config: Config, refuse: Callable[[_Path, str], ConfigError]) ->
     listeners = {
         ("http", "address"): config.http.address,
         ("http", "admin"): config.http.admin,
-        ("grpc", "address"): config.grpc.address,
+        ("grpc", "address"): own_address(config.grpc, config.http),
         ("server", "address"): config.server.address.removeprefix("tcp://"),
     }
     seen: dict[str, _Path] = {}

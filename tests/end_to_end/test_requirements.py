@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -272,9 +271,7 @@ def test_a_kill_in_the_middle_leaves_nothing_that_counts(
         child.line()  # pip is at work
     mine = Environments(processes, folder, offline)
     assert mine.ready(("odd-size==1.0",)) == ""
-    start = time.monotonic()
     assert Path(mine.build(("odd-size==1.0",))).exists()
-    assert time.monotonic() - start < 60
     assert mine.ready(("odd-size==1.0",))
 
 

@@ -22,6 +22,7 @@ import grpc.aio
 import h2.events
 
 import clipper
+from clipper.frontend.grpc.call_context import CallDetails
 from clipper.frontend.protocols import message
 from clipper_core.http.http2_protocol import Http2Error
 from tests.frontend.conftest import PATIENCE_S, total
@@ -63,6 +64,58 @@ def grpc_of(server: clipper.ClipperServer) -> Any:
     return endpoints.frontends._grpc
 
 
+class WithGrpcio:
+    """Our methods as handlers of grpcio (grpc.GenericRpcHandler)."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+
+    def service(self, details: Any) -> Any:
+        """Return the handler of a call."""
+        found = self._source.method_of(CallDetails(details.method, details.invocation_metadata))
+        if found is None:
+            return None
+        sides = (
+            "stream" if stream else "unary" for stream in (found.reads_stream, found.writes_stream)
+        )
+        make = getattr(grpc, f"{'_'.join(sides)}_rpc_method_handler")
+        run = serving_stream(found) if found.writes_stream else serving(found)
+        return make(run, response_serializer=found.write)
+
+
+def serving(method: Any) -> Any:
+    """Return a method's coroutine function, with what grpcio gives it."""
+
+    async def serve(request: Any, context: Any) -> Any:
+        return await method.run(request, WithCodes(context))
+
+    return serve
+
+
+def serving_stream(method: Any) -> Any:
+    """Return a method's generator function, with what grpcio gives it."""
+
+    async def serve(request: Any, context: Any) -> Any:
+        async for reply in method.run(request, WithCodes(context)):
+            yield reply
+
+    return serve
+
+
+class WithCodes:
+    """The context of a call of grpcio, which takes our codes."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    async def abort(self, code: Any, text: str, trailing: Any = ()) -> None:
+        """End the call by an error."""
+        await self._context.abort(grpc.StatusCode[code.name], text, trailing)
+
+
 # -- beside grpcio's server
 
 
@@ -70,12 +123,13 @@ def grpc_of(server: clipper.ClipperServer) -> Any:
 def beside(server: clipper.ClipperServer) -> Iterator[str]:
     """Yield the address of a server of grpcio with the same handlers."""
     ours, found = grpc_of(server), {}
+    loop = server._endpoints.frontends._listeners._loop  # type: ignore[union-attr]
     ready, ended = threading.Event(), threading.Event()
 
     async def serve() -> None:
         options = [("grpc.max_receive_message_length", MESSAGE_BYTES_MAX)]
         theirs = found["server"] = grpc.aio.server(options=options)
-        theirs.add_generic_rpc_handlers(tuple(ours._open._handlers))
+        theirs.add_generic_rpc_handlers(tuple(map(WithGrpcio, ours._open._sources)))
         found["port"] = theirs.add_insecure_port("127.0.0.1:0")
         await theirs.start()
         ready.set()
@@ -84,10 +138,10 @@ def beside(server: clipper.ClipperServer) -> Iterator[str]:
         await found["server"].stop(0)
         ended.set()
 
-    ours._loop.call(lambda: found.update(task=asyncio.ensure_future(serve())))
+    loop.call(lambda: found.update(task=asyncio.ensure_future(serve())))
     assert ready.wait(PATIENCE_S)
     yield f"127.0.0.1:{found['port']}"
-    ours._loop.call(lambda: found.update(task=asyncio.ensure_future(end())))
+    loop.call(lambda: found.update(task=asyncio.ensure_future(end())))
     assert ended.wait(PATIENCE_S)
 
 

@@ -134,7 +134,7 @@ def server() -> Iterator[clipper.ClipperServer]:
 def open_connections(server: clipper.ClipperServer) -> int:
     """Return the number of connections that the core's HTTP server holds."""
     frontends: Any = server._endpoints.frontends
-    return int(frontends._listeners._hot.core_server.connections)
+    return int(frontends._listeners.hot.core_server.connections)
 
 
 def reach_connections(server: clipper.ClipperServer, count: int) -> bool:
@@ -783,7 +783,7 @@ def test_clients_that_close_in_the_middle_of_a_large_answer_leave_nothing(
             assert connection.recv(20_000).startswith(b"HTTP/1.1 200 OK")
     assert reach_connections(server, 0)
     frontends: Any = server._endpoints.frontends
-    table = frontends._listeners._hot._table
+    table = frontends._listeners.hot._table
     assert table.users == 1, "the thread's own"
 
 

@@ -224,7 +224,7 @@ def test_keys_stay_needed_when_applications_change(server: clipper.ClipperServer
 def kept(server: clipper.ClipperServer) -> int:
     """Return the bytes of requests that the core's HTTP server has counted as kept."""
     frontends: Any = server._endpoints.frontends
-    return int(frontends._listeners._hot.core_server.kept)
+    return int(frontends._listeners.hot.core_server.kept)
 
 
 def test_only_who_has_a_key_takes_memory_for_bodies(server: clipper.ClipperServer) -> None:

@@ -706,6 +706,6 @@ def test_a_connection_counts_once(server: clipper.ClipperServer, manage: Any) ->
     connection.connect()
     with Line(server.http_address) as line:
         assert line.ask("GET", "/api").status == 200
-        counts = [service.counts for service in server._endpoints.frontends._listeners._services]
+        counts = [each.counts for each in server._endpoints.frontends._listeners._each]
         assert counts[0].connections == 1
     connection.close()

@@ -233,7 +233,7 @@ def test_a_client_that_reads_nothing_of_large_responses_is_closed(
             if half_closed:
                 client.shutdown(socket.SHUT_WR)
             frontends: Any = server._endpoints.frontends
-            core_server = frontends._listeners._hot.core_server
+            core_server = frontends._listeners.hot.core_server
             answers = lambda: server.stats()["applications"]["app"]["queries"]  # noqa: E731
             wait_until(lambda: answers() > 1, "one of its requests is read")
             wait_until(lambda: not core_server.connections + core_server.outside)

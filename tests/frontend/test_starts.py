@@ -61,8 +61,8 @@ def test_without_uvloop_all_addresses_are_served(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    "name", ["clipper-http", "clipper-http-core", "clipper-http-work-2", "clipper-grpc",
-             "clipper-grpc-work-3", "clipper-rolling"],
+    "name", ["clipper-http", "clipper-http-core", "clipper-http-work-2", "clipper-grpc-work-3",
+             "clipper-grpc-manage-1", "clipper-rolling"],
 )  # fmt: skip
 def test_a_thread_that_the_system_does_not_have_is_raised_by_start(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

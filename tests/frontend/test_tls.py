@@ -268,7 +268,7 @@ def test_half_open_handshakes_are_connections(authority: Authority) -> None:
     with started(http) as server, contextlib.ExitStack() as open:
         host, _, port = server.http_address.rpartition(":")
         service: Any = server._endpoints.frontends
-        tls_listener = service._listeners._tls_listeners[0]
+        tls_listener = service._listeners._listeners[0]._tls
         connections = [
             open.enter_context(socket.create_connection((host, int(port)), PATIENCE_S))
             for _ in range(50)
@@ -293,8 +293,8 @@ def test_a_client_that_leaves_at_any_time_leaves_nothing(world: World) -> None:
     with connected(world.server.http_address, trusting(world.authority.ca)) as connection:
         connection.sendall(b"POST /api/total")
         connection.unwrap()
-    wait_until(lambda: not any(tls_listener.waiting for tls_listener in listeners._tls_listeners))
-    wait_until(lambda: not any(each.connections for each in listeners._services))
+    wait_until(lambda: not any(each._tls.waiting for each in listeners._listeners if each._tls))
+    wait_until(lambda: not any(each._service.connections for each in listeners._listeners))
 
 
 def test_a_broken_record_ends_its_connection_only(world: World) -> None:
@@ -440,7 +440,7 @@ def test_no_handshake_outlives_the_server(authority: Authority) -> None:
         host, _, port = server.http_address.rpartition(":")
         connection = socket.create_connection((host, int(port)), PATIENCE_S)
         service: Any = server._endpoints.frontends
-        wait_until(lambda: len(service._listeners._tls_listeners[0].waiting) == 1)
+        wait_until(lambda: len(service._listeners._listeners[0]._tls.waiting) == 1)
     assert ended(connection)
     connection.close()
 

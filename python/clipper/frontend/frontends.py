@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from clipper.component import Health
@@ -15,7 +15,13 @@ from clipper.frontend.http.applications import ApplicationRoutes
 from clipper.frontend.http.fast_path import FastPath
 from clipper.frontend.http.health import HealthRoutes
 from clipper.frontend.http.inference import InferenceRoutes
-from clipper.frontend.http.listeners import Admit, Handle, HttpListeners
+from clipper.frontend.http.listeners import (
+    Address,
+    Admit,
+    Handle,
+    HttpListeners,
+    refuse_no_call,
+)
 from clipper.frontend.http.messages import (
     HandlerResult,
     HttpRequest,
@@ -41,6 +47,7 @@ from clipper.metrics import (
     TlsCounts,
 )
 from clipper.serving.query.future_watcher import FutureWatcher
+from clipper.settings.grpc import connection_settings, own_address, shares_http
 from clipper.settings.http import HttpSettings, admin_tls
 from clipper.settings.tracing import export_settings
 from clipper_core.engine.engine import BatchLog, Engine
@@ -110,47 +117,68 @@ class Frontends:
 
     def start(self) -> None:
         """Listen on the addresses of [http] and [grpc]. Raises AddressInUse, ConfigError."""
-        settings = self._node.config.http
-        self._access.read(settings, self._node.config.grpc, self._tls_counts)
+        config = self._node.config
+        self._access.read(config.http, config.grpc, self._tls_counts)
         self._access.start()
         if self._exporter is not None:
             self._exporter.start()
         if self._push is not None:
             self._push.start()
-        each: list[tuple[str, str, Handle]] = []
-        admits = {"admin": _except_public(guard(settings, self._access.tokens))}
-        if (key_check := self._access.key_check()) is not None:
-            admits["address"] = key_check
-        if settings.address:
-            answered = inflating(_finding(self.routes), settings.body_bytes_max)
-            each.append(("address", settings.address, answered))
-        if settings.admin:
-            managed = inflating(_finding(self.admin_routes), settings.body_bytes_max)
-            each.append(("admin", settings.admin, managed))
-        if self._node.config.grpc.address:
+        if config.grpc.address:
             self._start_grpc()
+        each = list(self._addresses())
         if not each:
             return
-        certificates = {
-            key: found for key, found in self._access.certificates.items() if key != "grpc"
-        }
-        counts = [self._counts[key] for key, _, _ in each]
         self._listeners = HttpListeners(
-            settings,
-            each,
-            self._make_watcher,
-            counts,
-            certificates,
-            self._exporter,
-            self._hot(),
-            _for_own_user(settings),
-            admits,
-            [key for key, _, _ in each if f"http.{key}" in self._node.config.may_move],
-            self._access_log,
+            config.http, each, self._make_watcher, self._grpc, self._exporter, self._access_log
         )
-        found = dict(zip((key for key, _, _ in each), self._listeners.addresses, strict=True))
-        self.address, self.admin_address = found.get("address", ""), found.get("admin", "")
+        found = self._listeners.addresses
+        self.address = found.get("http.address", "")
+        self.admin_address = found.get("http.admin", "")
+        is_shared = shares_http(config.grpc, config.http)
+        self.grpc_address = self.address if is_shared else found.get("grpc.address", "")
         self._listeners.start()
+
+    def _addresses(self) -> Iterator[Address]:
+        """Yield the addresses to listen on."""
+        config, access = self._node.config, self._access
+        http, secured = config.http, access.certificates
+        if http.address:
+            yield Address(
+                "http.address",
+                http.address,
+                http,
+                inflating(_finding(self.routes), http.body_bytes_max),
+                self._counts["address"],
+                access.key_check(),
+                secured.get("address"),
+                self._hot(),
+                may_move="http.address" in config.may_move,
+                has_calls=shares_http(config.grpc, http),
+            )
+        if http.admin:
+            yield Address(
+                "http.admin",
+                http.admin,
+                http,
+                inflating(_finding(self.admin_routes), http.body_bytes_max),
+                self._counts["admin"],
+                _except_public(guard(http, access.tokens)),
+                secured.get("admin"),
+                own_user=_is_for_own_user(http),
+                may_move="http.admin" in config.may_move,
+            )
+        if own := own_address(config.grpc, http):
+            yield Address(
+                "grpc.address",
+                own,
+                connection_settings(http, config.grpc),
+                refuse_no_call,
+                HttpCounts(""),
+                secured=secured.get("grpc"),
+                may_move="grpc.address" in config.may_move,
+                has_calls=True,
+            )
 
     def _hot(self) -> FastPath | None:
         """Return the fast path, for queries without TLS, exported traces and an access log; else
@@ -168,29 +196,21 @@ class Frontends:
         try:
             from clipper.frontend.grpc.server import GrpcServer
         except ModuleNotFoundError as error:
-            if (error.name or "").partition(".")[0] not in ("grpc", "google"):
+            if (error.name or "").partition(".")[0] != "google":
                 raise
             hint = 'pip install "clipper-serving[grpc]".'
             raise ConfigError(
                 f"grpc.address is set, and gRPC cannot be imported: {error}.", hint=hint
             ) from None
-        grpc = GrpcServer(
-            self._node,
-            self._make_watcher,
-            self._access,
-            self._grpc_counts,
-            self._access_log,
-            self._exporter,
+        self._grpc = GrpcServer(
+            self._node, self._access, self._grpc_counts, self._access_log, self._exporter
         )
-        grpc.start()
-        self._grpc, self.grpc_address = grpc, grpc.address
+        self._grpc.start()
 
     def drain(self) -> None:
         """Accept no new connections; close each one after its open responses."""
-        with contextlib.ExitStack() as stack:
-            for one in (self._listeners, self._grpc):
-                if one is not None:
-                    stack.callback(one.drain)
+        if self._listeners is not None:
+            self._listeners.drain()
 
     @property
     def is_busy(self) -> bool:
@@ -214,15 +234,11 @@ class Frontends:
             self._listeners = None
 
 
-def _for_own_user(http: HttpSettings) -> tuple[str, ...]:
-    """Return the listeners that only the server's own user may use.
-
-    This is management without a token and without client certificates.
-    """
+def _is_for_own_user(http: HttpSettings) -> bool:
+    """Return whether only the server's own user may use management: there is neither a token nor
+    are there client certificates."""
     tls = admin_tls(http)
-    return (
-        () if http.token or http.tokens_file or (tls is not None and tls.client_ca) else ("admin",)
-    )
+    return not (http.token or http.tokens_file or (tls is not None and tls.client_ca))
 
 
 def _exporter(node: ServerInterface, engines: Sequence[Engine]) -> SpanExporter | None:

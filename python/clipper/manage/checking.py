@@ -26,6 +26,7 @@ from clipper.serving.models.address import listen
 from clipper.serving.query.missing_outputs import check_missing
 from clipper.serving.query.speculation import check_decider, check_times
 from clipper.serving.rollout.roles import check_roles
+from clipper.settings.grpc import own_address
 from clipper.settings.server import ApplicationSettings
 from clipper.settings.tracing import export_settings
 from clipper.spec.model import ModelSpec
@@ -70,7 +71,7 @@ def check_start(config: Config) -> list[str]:
         for setting, address in (
             ("http.address", http.address),
             ("http.admin", http.admin),
-            ("grpc.address", grpc.address),
+            ("grpc.address", own_address(grpc, http)),
         ):
             if address and setting not in config.may_move:
                 with _named(config, setting):

@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from clipper.settings.grpc import GrpcSettings
+from clipper.settings.grpc import GrpcSettings, own_address
 from clipper.settings.http import HttpSettings
 from clipper.settings.server import LimitSettings
 
@@ -25,7 +25,11 @@ def within_files(
     """Return settings whose limits of connections (HTTP, gRPC, containers) together leave
     descriptors free. files_max: the process's limit. Where it is high enough, nothing changes.
     """
-    served = [one.connections_max for one in (http, grpc) if one.address]
+    served = []
+    if http.address:
+        served.append(http.connections_max)
+    if own_address(grpc, http):
+        served.append(grpc.connections_max)
     if http.admin:
         served.append(http.connections_max)
     total = limits.connections_max + sum(served)

@@ -1,18 +1,27 @@
 """Settings of the gRPC server: `[grpc]`."""
 
-from typing import Annotated
+import importlib.util
+from collections.abc import Iterator
+from typing import Annotated, Final
 
 import msgspec
 
 from clipper.settings.http import HttpSettings, TlsFiles, effective_tls, query_tls
 from clipper.settings.setting import about
 
+# grpc.address of a server whose calls come in at the address of HTTP
+SHARED: Final = "http"
+
 
 class GrpcSettings(msgspec.Struct, frozen=True):
     """Settings of the gRPC server for queries."""
 
     address: Annotated[
-        str, about("address of the gRPC server, `HOST:PORT`; port 0: any free port; empty: no gRPC")
+        str,
+        about(
+            "address of gRPC, `HOST:PORT`; port 0: any free port; `http`: that of HTTP, whose "
+            "settings hold for its connections; empty: no gRPC"
+        ),
     ] = ""
     tls_cert: Annotated[
         str, about("PEM file of the certificate; empty: that of [http]; `off`: no TLS")
@@ -84,6 +93,54 @@ class GrpcSettings(msgspec.Struct, frozen=True):
     ] = 300.0
 
 
+def has_protobuf() -> bool:
+    """Return whether the package of the extra `grpc` is installed."""
+    try:
+        return importlib.util.find_spec("google.protobuf") is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def shares_http(grpc: GrpcSettings, http: HttpSettings) -> bool:
+    """Return whether calls come in at the address of HTTP: it is named, or given once more."""
+    is_same = grpc.address == http.address and not grpc.address.endswith(":0")
+    return grpc.address == SHARED or (is_same and bool(grpc.address))
+
+
+def own_address(grpc: GrpcSettings, http: HttpSettings) -> str:
+    """Return the address at which nothing but calls comes in; empty if there is none."""
+    return "" if shares_http(grpc, http) else grpc.address
+
+
+def sharing_problems(
+    grpc: GrpcSettings, http: HttpSettings
+) -> Iterator[tuple[tuple[str, str], str]]:
+    """Yield ((section, key), reason) for each setting that does not go with one address for HTTP
+    and gRPC."""
+    if not shares_http(grpc, http):
+        return
+    if not http.address:
+        yield ("grpc", "address"), "there is no address of HTTP. Set http.address."
+    for key in ("tls_cert", "tls_key", "tls_client_ca"):
+        if getattr(grpc, key):
+            yield (
+                ("grpc", key),
+                f"calls come in at http.address, which has http.{key}. Remove this one.",
+            )
+
+
 def grpc_tls(grpc: GrpcSettings, http: HttpSettings) -> TlsFiles | None:
     """Return the TLS files of the gRPC server; None without TLS."""
     return effective_tls(TlsFiles(grpc.tls_cert, grpc.tls_key, grpc.tls_client_ca), query_tls(http))
+
+
+def connection_settings(http: HttpSettings, grpc: GrpcSettings) -> HttpSettings:
+    """Return the settings of the connections of an address of gRPC alone: those of HTTP, and its
+    own."""
+    return msgspec.structs.replace(
+        http,
+        connections_max=grpc.connections_max,
+        pipeline_max=grpc.streams_max,
+        header_bytes_max=grpc.metadata_bytes_max,
+        idle_s=grpc.idle_s,
+    )

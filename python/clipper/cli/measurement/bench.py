@@ -230,7 +230,7 @@ def _target(
         if not at:
             raise InvalidInput(
                 "this server has no gRPC address.",
-                hint="Start it with: clipper up --grpc 127.0.0.1:8001",
+                hint="Start it with: clipper up --grpc http",
             )
         return _over_grpc(at, name, rows, type_, connections, not cached, key or ""), f"grpc://{at}"
     at = address or _seen_from(host, server.about()["http"])
@@ -262,7 +262,7 @@ def _over_grpc(
         from clipper.load.grpc_target import GrpcTarget
     except ImportError as error:
         raise PackagingError(
-            f"gRPC is not installed: {error}.", hint='Run: pip install "clipper-serving[grpc]"'
+            f"gRPC is not installed: {error}.", hint="Run: pip install grpcio protobuf"
         ) from None
     return lambda: GrpcTarget(at, name, rows, type_, min(connections, _CHANNELS_MAX), fresh, key)
 

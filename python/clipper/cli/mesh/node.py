@@ -88,7 +88,9 @@ _EXIT_GIVEN_UP: Final = 1
     "--http", metavar="HOST:PORT", help="Address for queries over HTTP; replaces http.address."
 )
 @click.option(
-    "--grpc", metavar="HOST:PORT", help="Address for queries over gRPC; replaces grpc.address."
+    "--grpc",
+    metavar="HOST:PORT",
+    help="Address for gRPC (http: that of HTTP); replaces grpc.address.",
 )
 @click.option(
     "--admin", metavar="HOST:PORT", help="Address for management over HTTP; replaces http.admin."

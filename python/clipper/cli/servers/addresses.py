@@ -1,7 +1,6 @@
 """The addresses of a server that a command starts, where neither its file nor an option names them:
-127.0.0.1:8000 for queries over HTTP, 8001 over gRPC, 8002 for management; or the next free ones."""
+127.0.0.1:8000 for queries over HTTP and gRPC, 8002 for management; or the next free ones."""
 
-import importlib.util
 import secrets
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -20,6 +19,7 @@ def with_addresses(config: "Config", *, http: bool = True, grpc: bool = False) -
     """
     from msgspec.structs import replace
 
+    from clipper.settings.grpc import SHARED, has_protobuf
     from clipper.settings.ports import ADMIN_PORT, GRPC_PORT, HTTP_PORT, local_address
 
     moving = set()
@@ -27,9 +27,12 @@ def with_addresses(config: "Config", *, http: bool = True, grpc: bool = False) -
     if http and not found.address and "http.address" not in config.origins:
         found = replace(found, address=local_address(HTTP_PORT))
         moving.add("http.address")
-    if grpc and not calls.address and "grpc.address" not in config.origins and has_grpc():
-        calls = replace(calls, address=local_address(GRPC_PORT))
-        moving.add("grpc.address")
+    if grpc and not calls.address and "grpc.address" not in config.origins and has_protobuf():
+        if found.address:
+            calls = replace(calls, address=SHARED)
+        else:
+            calls = replace(calls, address=local_address(GRPC_PORT))
+            moving.add("grpc.address")
     if not found.admin:
         token = found.token or secrets.token_urlsafe(24)
         admin = local_address(ADMIN_PORT)
@@ -38,23 +41,16 @@ def with_addresses(config: "Config", *, http: bool = True, grpc: bool = False) -
     return replace(config, http=found, grpc=calls, may_move=frozenset(moving))
 
 
-def has_grpc() -> bool:
-    """Return whether the packages of the extra `grpc` are installed."""
-    try:
-        return all(importlib.util.find_spec(name) for name in ("grpc", "google.protobuf"))
-    except ModuleNotFoundError:
-        return False
-
-
 def moved(server: "ClipperServer") -> Iterator[str]:
     """Yield a line for each address of a running server that is not the usual one, since that is
     taken."""
     from clipper.serving.models.address import held_by
+    from clipper.settings.grpc import own_address
 
     config = server.config
     each = (
         ("http.address", config.http.address, server.http_address, "queries come in"),
-        ("grpc.address", config.grpc.address, server.grpc_address, "gRPC is"),
+        ("grpc.address", own_address(config.grpc, config.http), server.grpc_address, "gRPC is"),
         ("http.admin", config.http.admin, server.admin_address, "management is"),
     )
     for key, usual, found, what in each:

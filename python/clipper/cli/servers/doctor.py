@@ -45,7 +45,7 @@ _NEEDED = (
 _OPTIONAL = {
     ("scikit-learn",): "demo",
     ("redis",): "redis",
-    ("grpcio",): "grpc",
+    ("protobuf",): "grpc",
     ("docker",): "docker",
     ("onnxruntime",): "onnx",
     ("skops",): "skops",

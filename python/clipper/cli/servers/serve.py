@@ -66,7 +66,7 @@ _Table = dict[str, UserValue]
     "--reload", "follow", is_flag=True, help="Deploy a new version when code or a file changes."
 )
 @click.option("--http", metavar="HOST:PORT", help="Address for queries.  [127.0.0.1:8000]")
-@click.option("--grpc", metavar="HOST:PORT", help="Address for gRPC.  [127.0.0.1:8001]")
+@click.option("--grpc", metavar="HOST:PORT", help="Address for gRPC; http: that of HTTP.  [http]")
 @click.option("--admin", metavar="HOST:PORT", help="Address for management.  [127.0.0.1:8002]")
 @click.option("--insecure", is_flag=True, help="Accept queries from other hosts without keys.")
 def serve(

@@ -50,7 +50,9 @@ _OLD_COLLECTED = 1000  # collections of younger objects for one of old ones
     help="Threads for plain queries; replaces http.workers.",
 )
 @click.option(
-    "--grpc", metavar="HOST:PORT", help="Address for queries over gRPC; replaces grpc.address."
+    "--grpc",
+    metavar="HOST:PORT",
+    help="Address for gRPC (http: that of HTTP); replaces grpc.address.",
 )
 @click.option(
     "--admin", metavar="HOST:PORT", help="Address for management over HTTP; replaces http.admin."
@@ -277,13 +279,14 @@ def refuse_open(config: "Config", insecure: bool) -> None:
     explicitly allowed. Raises: ConfigError.
     """
     from clipper.errors import ConfigError
-    from clipper.settings.grpc import grpc_tls
+    from clipper.settings.grpc import grpc_tls, own_address
     from clipper.settings.http import unauthenticated_listeners
 
     if insecure or config.http.insecure:
         return
     for key, address in unauthenticated_listeners(
-        config.http, (config.grpc.address, grpc_tls(config.grpc, config.http))
+        config.http,
+        (own_address(config.grpc, config.http), grpc_tls(config.grpc, config.http)),
     ):
         hint = (
             "Set http.api_keys_file (created by: clipper key NAME) or http.tls_client_ca, or use"

@@ -17,6 +17,7 @@ import click
 
 from clipper.cli.command_group import with_options
 from clipper.errors import ConfigError, NoServer
+from clipper.settings.grpc import own_address
 from clipper_container.model import UserValue
 
 if TYPE_CHECKING:
@@ -219,7 +220,7 @@ def _check(config: "Config") -> None:
 def _listen(config: "Config") -> dict[str, str]:
     addresses = {
         "http": config.http.address,
-        "grpc": config.grpc.address,
+        "grpc": own_address(config.grpc, config.http),
         "admin": config.http.admin,
     }
     return {port: address for port, address in addresses.items() if address}
@@ -244,7 +245,7 @@ def plan_of(path: Path | None, config: "Config", placed: Placed, *, insecure: bo
         placed.servers,
         placed.most,
         tuple(words),
-        ("http", "admin", *(["grpc"] if config.grpc.address else [])),
+        ("http", "admin", *(["grpc"] if own_address(config.grpc, config.http) else [])),
         ours,
         config.server.folder,
         cpus=placed.cpus,

@@ -13,7 +13,7 @@ from clipper.frontend.http.messages import HttpError, HttpRequest
 from clipper.frontend.openapi.endpoint import PUBLIC
 from clipper.metrics import TlsCounts
 from clipper.params.tokens import TokenFile
-from clipper.settings.grpc import GrpcSettings, grpc_tls
+from clipper.settings.grpc import GrpcSettings, grpc_tls, own_address
 from clipper.settings.http import HttpSettings, TlsFiles, admin_tls, query_tls
 from clipper.tls import Certificate
 
@@ -34,7 +34,7 @@ def tls_of_listeners(http: HttpSettings, grpc: GrpcSettings) -> dict[str, TlsFil
     each = (
         ("address", http.address, query_tls(http)),
         ("admin", http.admin, admin_tls(http)),
-        ("grpc", grpc.address, grpc_tls(grpc, http)),
+        ("grpc", own_address(grpc, http), grpc_tls(grpc, http)),
     )
     return {key: files for key, address, files in each if address and files is not None}
 

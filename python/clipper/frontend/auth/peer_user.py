@@ -80,7 +80,7 @@ def is_own_grpc_user(peer: str, address: str) -> bool:
     """Return whether the caller of a gRPC method is a process of this process's user, or of root.
     Raises OutOfMemory.
 
-    peer: as `ServicerContext.peer()` gives it, `ipv4:127.0.0.1:5000`. address: where the server
+    peer: as `CallContext.peer` gives it, `ipv4:127.0.0.1:5000`. address: where the server
     listens, HOST:PORT.
     """
     family, _, client = unquote(peer).partition(":")

@@ -310,7 +310,7 @@ def _prediction(future: Future, resolved: ResolvedApplication) -> Message:
 
 def _failure(error: ClipperError) -> Message:
     failure = {
-        "code": code_of(error).value[0],
+        "code": int(code_of(error)),
         "message": text_of(error),
         "retry_after_s": retry_s_of(error),
     }

@@ -1,9 +1,9 @@
 """One call of gRPC on a stream of HTTP/2, and the server of all of them.
 
-A `CallServer` calls the handlers of grpcio's interface: a handler is found by the head of a call,
-so that a call that may not be made is refused before its messages are read. A handler of one
-request runs when the request is complete; others read theirs as they come. Messages are taken apart
-by the core (clipper_core.http.grpc_message), statuses and metadata are written here. Source: gRPC's
+A `CallServer` calls methods (frontend/grpc/method.py). The method is found by the head of a call,
+so that a call that may not be made is refused before its messages are read. A method of one request
+runs when the request is complete; others read theirs as they come. Messages are taken apart by the
+core (clipper_core.http.grpc_message), statuses and metadata are written here. Source: gRPC's
 PROTOCOL-HTTP2, compression and statuscodes.
 """
 
@@ -17,14 +17,12 @@ import zlib
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Generator, Iterable, Sequence
 from concurrent.futures import Executor
-from typing import Final, NamedTuple, NoReturn
+from typing import Final, NamedTuple
 from urllib.parse import quote
 
-import grpc
-import grpc.aio
-from grpc import StatusCode as Code
-
 from clipper.component import Tasks
+from clipper.frontend.grpc.call_context import CallContext, CallDetails, Code
+from clipper.frontend.grpc.method import Method, MethodSource
 from clipper.frontend.http.body_memory import BodyMemory
 from clipper.frontend.http.http2 import Http2Connection
 from clipper.frontend.http.messages import GZIP, decompressed
@@ -53,7 +51,6 @@ _NOT_METADATA: Final = frozenset(
         b"transfer-encoding",
     )
 )
-Metadata = tuple[tuple[str, str | bytes], ...]
 Fields = Sequence[tuple[bytes, bytes]]
 
 
@@ -65,13 +62,6 @@ class CallRefused(Exception):
         self.code = code
         self.text = text
         self.further = further
-
-
-class CallDetails(NamedTuple):
-    """A call's method and metadata, by which its handler is found (grpc.HandlerCallDetails)."""
-
-    method: str
-    invocation_metadata: Metadata
 
 
 class CallHead(NamedTuple):
@@ -132,7 +122,7 @@ def _timeout_s(value: bytes) -> float:
 
 def trailers_of(code: Code, text: str, further: Fields = ()) -> Fields:
     """Return the fields that end a call."""
-    number = b"%d" % code.value[0]
+    number = b"%d" % code
     said = quote(text.strip(), safe=_PLAIN).encode("ascii")
     return ((b"grpc-status", number), (b"grpc-message", said), *further)
 
@@ -148,61 +138,6 @@ def fields_of(metadata: Iterable[tuple[str, str | bytes]]) -> Fields:
         )
         for name, value in metadata
     ]
-
-
-class CallContext:
-    """A call, as its handler sees it (grpc.aio.ServicerContext). Threads: the event loop's;
-    `time_remaining` any."""
-
-    __slots__ = ("_details", "_now_s", "_transport", "_until_s", "code", "text", "trailing")
-
-    def __init__(
-        self, details: CallDetails, transport: asyncio.BaseTransport, until_s: float | None
-    ) -> None:
-        self._details = details
-        self._transport = transport
-        self._until_s = until_s
-        self._now_s = asyncio.get_running_loop().time
-        self.code, self.text = Code.OK, ""
-        self.trailing: Metadata = ()
-
-    def invocation_metadata(self) -> Metadata:
-        """Return the metadata of the call."""
-        return self._details.invocation_metadata
-
-    def time_remaining(self) -> float | None:
-        """Return the seconds until the call's deadline; None without one."""
-        if self._until_s is None:
-            return None
-        return max(self._until_s - self._now_s(), 0.0)
-
-    def peer(self) -> str:
-        """Return the client's address, as grpcio writes it."""
-        name = self._transport.get_extra_info("peername")
-        if not isinstance(name, tuple):
-            return "unix:"
-        host, port = name[:2]
-        return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
-
-    def set_trailing_metadata(self, metadata: Iterable[tuple[str, str | bytes]]) -> None:
-        """Set the metadata that ends the call."""
-        self.trailing = tuple(metadata)
-
-    def abandon(self, code: Code, text: str, trailing: Iterable[tuple[str, str | bytes]]) -> None:
-        """Say how the call ends if its task is cancelled, which the caller does."""
-        self.code = code
-        self.text = text
-        self.trailing = tuple(trailing)
-
-    async def abort(
-        self,
-        code: Code,
-        details: str = "",
-        trailing_metadata: Iterable[tuple[str, str | bytes]] = (),
-    ) -> NoReturn:
-        """End the call by an error."""
-        self.abandon(code, details, trailing_metadata)
-        raise grpc.aio.AbortError(details)
 
 
 class _Begun:
@@ -252,7 +187,7 @@ class CallStream:
         self._wakes: list[asyncio.Future[None]] = []
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._handler: grpc.RpcMethodHandler | None = None
+        self._method: Method | None = None
         self._context: CallContext
         try:
             self._open(head)
@@ -267,9 +202,9 @@ class CallStream:
             until_s = loop.time() + timeout_s
             self._timer = loop.call_at(until_s, self._expire)
         self._context = CallContext(details, self._owner.transport, until_s)
-        self._handler = self._server.handler_of(details)
-        if self._handler.request_streaming:
-            self._begin(self._serve_stream(self._handler, self._requests()))
+        self._method = self._server.method_of(details)
+        if self._method.reads_stream:
+            self._begin(self._serve_stream(self._method, self._requests()))
 
     def _begin(self, work: Coroutine[object, object, None]) -> None:
         self._task = self._server.tasks.spawn(work)
@@ -277,9 +212,9 @@ class CallStream:
     def _start(self) -> None:
         """Answer the one request: the first step is made at once, the rest by a task. So an answer
         that the cache has needs none."""
-        if self._is_over or self._handler is None:
+        if self._is_over or self._method is None:
             return
-        work = self._serve(self._handler)
+        work = self._serve(self._method)
         try:
             waits_for = work.send(None)
         except StopIteration:
@@ -315,7 +250,7 @@ class CallStream:
             )
         self._held_bytes += size
         self._messages.extend(found)
-        if len(self._messages) > 1 and not (self._handler and self._handler.request_streaming):
+        if len(self._messages) > 1 and not (self._method and self._method.reads_stream):
             raise self._not_one()
         if self._reader.is_too_large:
             raise self._too_large()
@@ -376,16 +311,16 @@ class CallStream:
     def receive_end(self) -> None:
         """Note that the client sends no more messages."""
         self._is_whole = True
-        if self._is_over or self._handler is None:
+        if self._is_over or self._method is None:
             return
         if self._reader.held:
             self._refuse(CallRefused(Code.INTERNAL, "the last message is cut off."))
-        elif self._handler.request_streaming:
+        elif self._method.reads_stream:
             self._wake()
         elif len(self._messages) != 1:
             self._refuse(self._not_one())
-        elif self._handler.response_streaming:
-            self._begin(self._serve_stream(self._handler, None))
+        elif self._method.writes_stream:
+            self._begin(self._serve_stream(self._method, None))
         else:
             self._owner.begin_call(self._start)
 
@@ -430,29 +365,26 @@ class CallStream:
 
     # -- the answer
 
-    async def _serve(self, handler: grpc.RpcMethodHandler) -> None:
+    async def _serve(self, method: Method) -> None:
         """Answer one request by one message."""
-        write = handler.response_serializer
+        write = method.write
         try:
-            reply = await handler.unary_unary(await self._next(), self._context)
+            reply = await method.run(await self._next(), self._context)
             self._end(reply if write is None else write(reply), Code.OK, "")
         except (Exception, asyncio.CancelledError) as error:
             self._fail(error)
 
-    async def _serve_stream(
-        self, handler: grpc.RpcMethodHandler, requests: AsyncIterator[bytes] | None
-    ) -> None:
+    async def _serve_stream(self, method: Method, requests: AsyncIterator[bytes] | None) -> None:
         """Answer a stream of requests by one message, or requests by a stream. requests: None for
         one, which is there."""
-        write = handler.response_serializer
+        write = method.write
         try:
             given = await self._next() if requests is None else requests
-            if not handler.response_streaming:
-                reply = await handler.stream_unary(given, self._context)
+            if not method.writes_stream:
+                reply = await method.run(given, self._context)
                 self._end(reply if write is None else write(reply), Code.OK, "")
                 return
-            run = handler.unary_stream if requests is None else handler.stream_stream
-            async with contextlib.aclosing(run(given, self._context)) as replies:
+            async with contextlib.aclosing(method.run(given, self._context)) as replies:
                 async for reply in replies:
                     await self._send(reply if write is None else write(reply))
             self._end(None, Code.OK, "")
@@ -468,7 +400,7 @@ class CallStream:
         self._owner.settle_soon()
 
     def _fail(self, error: BaseException) -> None:
-        """End the call by what its handler raised."""
+        """End the call by what its method raised."""
         if isinstance(error, CallRefused):
             self._refuse(error)
         elif self._context.code is not Code.OK:
@@ -535,7 +467,7 @@ class CallStream:
     def check(self, now_s: float) -> None:
         """Refuse a call whose only message comes too slowly."""
         settings = self._owner.service.settings
-        is_read = self._handler is not None and not self._handler.request_streaming
+        is_read = self._method is not None and not self._method.reads_stream
         late_s = now_s - self._began_s - settings.header_s
         if not (is_read and not self._is_whole and late_s > 0):
             return
@@ -550,20 +482,20 @@ class CallStream:
             )
 
     def drain(self) -> None:
-        """Do nothing: streams end when their handlers hear of it."""
+        """Do nothing: streams end when their methods hear of it."""
 
 
 class CallServer:
-    """Serves calls by handlers of grpcio's interface. Threads: the event loop's.
+    """Serves calls by methods. Threads: the event loop's.
 
-    handlers: the first that knows a call answers it. open_calls: those that are not answered.
+    sources: the first that knows a call answers it. open_calls: those that are not answered.
     memory: what the messages of all calls take. open_max: calls at once; more are refused.
     workers: threads that decode compressed messages.
     """
 
     def __init__(
         self,
-        handlers: Sequence[grpc.GenericRpcHandler],
+        sources: Sequence[MethodSource],
         message_bytes_max: int,
         memory: BodyMemory,
         workers: Executor,
@@ -576,7 +508,7 @@ class CallServer:
         self.ping_s_min = ping_s_min
         self.tasks = Tasks("gRPC")
         self.open_calls = 0
-        self._handlers, self._open_max = handlers, open_max
+        self._sources, self._open_max = sources, open_max
 
     def open(self, connection: Http2Connection, id: int, head: bytes) -> CallStream:
         """Return what answers a call."""
@@ -589,12 +521,12 @@ class CallServer:
         text = f"the metadata has more than {most} bytes. See grpc.metadata_bytes_max."
         connection.protocol.reply(id, None, trailers_of(Code.RESOURCE_EXHAUSTED, text))
 
-    def handler_of(self, details: CallDetails) -> grpc.RpcMethodHandler:
-        """Return the handler of a call. Raises CallRefused."""
+    def method_of(self, details: CallDetails) -> Method:
+        """Return the method of a call. Raises CallRefused."""
         if self.open_calls > self._open_max:
             raise CallRefused(Code.RESOURCE_EXHAUSTED, "too many calls are open.")
-        for each in self._handlers:
-            if (found := each.service(details)) is not None:
+        for each in self._sources:
+            if (found := each.method_of(details)) is not None:
                 return found
         shown = details.method[:200]
         raise CallRefused(Code.UNIMPLEMENTED, f"there is no method {shown}.")

@@ -22,13 +22,13 @@ from collections.abc import (
 from concurrent.futures import Executor
 from typing import Any, Final, NoReturn, TypeVar
 
-import grpc
-import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
 from clipper.errors import ClipperError, DeadlineExceeded, InvalidInput, Overloaded, ShuttingDown
 from clipper.frontend.access_log import AccessLog
 from clipper.frontend.auth.api_keys import ApiKeys
+from clipper.frontend.grpc.call_context import CallAborted, CallContext, Code
+from clipper.frontend.grpc.method import Method, MethodSource, ServiceMethods
 from clipper.frontend.http.messages import retry_after_s
 from clipper.frontend.protocols import message, methods_of
 from clipper.frontend.server_interface import ServerInterface
@@ -43,17 +43,12 @@ from clipper.serving.query.processor import ResolvedApplication
 
 _log = logging.getLogger(__name__)
 _TEXT_MAX = 1000  # clients accept 8 KiB of metadata
-_RETRIABLE: Final = frozenset((grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE))
+_RETRIABLE: Final = frozenset((Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE))
 _STATUS, _RETRY, _INFO = (
     message(f"google.rpc.{name}") for name in ("Status", "RetryInfo", "ErrorInfo")
 )
 _CALLS_RETRY_S = 0.1
 OPEN_TO_ALL: Final = ("grpc.health.v1.Health",)
-_KINDS: Final = {
-    (False, False): grpc.unary_unary_rpc_method_handler,
-    (False, True): grpc.unary_stream_rpc_method_handler,
-    (True, True): grpc.stream_stream_rpc_method_handler,
-}
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 Read = Callable[..., object]  # (bytes, or a stream of them) -> message, or a stream of them
@@ -66,7 +61,7 @@ class GrpcCall:
 
     __slots__ = ("_metadata", "began_ns", "context", "trace")
 
-    def __init__(self, context: grpc.aio.ServicerContext, exporter: SpanExporter | None) -> None:
+    def __init__(self, context: CallContext, exporter: SpanExporter | None) -> None:
         self.context, self.began_ns = context, now_ns()
         self._metadata: dict[str, str | bytes] | None = None
         self.trace: Trace | None = None
@@ -107,8 +102,13 @@ class GrpcCall:
 
     @property
     def peer(self) -> str:
-        """The address of the caller, as `ServicerContext.peer()` gives it."""
+        """The address of the caller, as `CallContext.peer` gives it."""
         return str(self.context.peer())
+
+    @property
+    def address(self) -> str:
+        """The server's end of the caller's connection, HOST:PORT; empty for a unix socket."""
+        return self.context.address()
 
     @property
     def authorization(self) -> bytes:
@@ -207,8 +207,8 @@ class GrpcDispatcher:
         each: Mapping[str, Handle],
         names: Iterable[str] = (),
         readers: "Mapping[str, Callable[[bytes], object]] | None" = None,
-    ) -> list[grpc.GenericRpcHandler]:
-        """Return the handlers of a service for grpcio.
+    ) -> list[MethodSource]:
+        """Return the methods of a service.
 
         each: a coroutine (request, call) by method name, or an async generator for streams. names:
         further names of the service. readers: by method name, what reads its requests from bytes
@@ -217,7 +217,6 @@ class GrpcDispatcher:
         found = {}
         keys = None if service in OPEN_TO_ALL else self._keys
         for method in methods_of(service):
-            make = _KINDS[method.client_streaming, method.server_streaming]
             counts = self._counts.method(service, method.name, method.server_streaming)
             admit = functools.partial(self._admit, keys)
             own = (readers or {}).get(method.name)
@@ -227,26 +226,25 @@ class GrpcDispatcher:
             )
             if self.before_reading is not None and not method.client_streaming:
                 read = _after(functools.partial(self.before_reading, service, method.name), read)
-            # no deserializer: grpcio would report its errors as UNKNOWN
-            found[method.name] = make(
-                (self._streaming if method.server_streaming else self._calling)(
-                    each[method.name], read, admit, counts
-                ),
-                response_serializer=(
-                    message(method.output_type.full_name).SerializeToString if own is None else None
-                ),
+            serve = self._streaming if method.server_streaming else self._calling
+            write = message(method.output_type.full_name).SerializeToString
+            found[method.name] = Method(
+                serve(each[method.name], read, admit, counts),
+                method.client_streaming,
+                method.server_streaming,
+                write if own is None else None,
             )
-        return [grpc.method_handlers_generic_handler(one, found) for one in (service, *names)]
+        return [ServiceMethods(one, found) for one in (service, *names)]
 
     def unary(
         self, service: str, method: str, handle: Callable[[bytes, GrpcCall], Awaitable[bytes]]
-    ) -> grpc.RpcMethodHandler:
-        """Return the handler of a method whose request and reply are bytes."""
+    ) -> Method:
+        """Return the method whose request and reply are bytes."""
         admit, counts = (
             functools.partial(self._admit, self._keys),
             self._counts.method(service, method, False),
         )
-        return grpc.unary_unary_rpc_method_handler(self._calling(handle, bytes, admit, counts))
+        return Method(self._calling(handle, bytes, admit, counts))
 
     def _admit(self, keys: ApiKeys | None, call: GrpcCall) -> None:
         """Admit a call. Raises NotAllowed, and Overloaded if there are too many calls."""
@@ -266,10 +264,10 @@ class GrpcDispatcher:
         read: Read,
         admit: Callable[[GrpcCall], None],
         counts: MethodCounts,
-    ) -> Callable[[bytes, grpc.aio.ServicerContext], Awaitable[Message | bytes]]:
+    ) -> Callable[[bytes, CallContext], Awaitable[Message | bytes]]:
         everything = self._counts
 
-        async def serve(request: bytes, context: grpc.aio.ServicerContext) -> Message | bytes:
+        async def serve(request: bytes, context: CallContext) -> Message | bytes:
             call, code = GrpcCall(context, self._exporter), "CANCELLED"
             everything.under_way += 1
             try:
@@ -293,12 +291,10 @@ class GrpcDispatcher:
         read: Read,
         admit: Callable[[GrpcCall], None],
         counts: MethodCounts,
-    ) -> Callable[[Requests, grpc.aio.ServicerContext], AsyncIterator[Message]]:
+    ) -> Callable[[Requests, CallContext], AsyncIterator[Message]]:
         everything = self._counts
 
-        async def serve(
-            requests: Requests, context: grpc.aio.ServicerContext
-        ) -> AsyncIterator[Message]:
+        async def serve(requests: Requests, context: CallContext) -> AsyncIterator[Message]:
             call, code = GrpcCall(context, self._exporter), "CANCELLED"
             everything.under_way += 1
             try:
@@ -425,9 +421,9 @@ def _code_name(error: Exception) -> str:
     return error.grpc_code if isinstance(error, ClipperError) else "INTERNAL"
 
 
-def code_of(error: ClipperError) -> "grpc.StatusCode":
+def code_of(error: ClipperError) -> Code:
     """Return the gRPC code of an error."""
-    return grpc.StatusCode[error.grpc_code]
+    return Code[error.grpc_code]
 
 
 def text_of(error: ClipperError) -> str:
@@ -444,12 +440,12 @@ def retry_s_of(error: ClipperError) -> float:
 
 def ending_of(
     error: Exception, trailing: Iterable[tuple[str, str]] = ()
-) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str | bytes], ...]]:
+) -> tuple[Code, str, tuple[tuple[str, str | bytes], ...]]:
     """Return how an error ends a call: the code, the text and the trailing metadata. trailing:
     further ones."""
     ours = known(error)
     code, text, retry_s = code_of(ours), text_of(ours), retry_s_of(ours)
-    status = _STATUS(code=code.value[0], message=text)
+    status = _STATUS(code=code, message=text)
     status.details.add().Pack(
         _INFO(reason=ours.slug, domain="clipper", metadata={"hint": ours.hint[:_TEXT_MAX]})
     )
@@ -467,10 +463,10 @@ def ending_of(
 
 
 async def abort(
-    context: grpc.aio.ServicerContext, error: Exception, trailing: Iterable[tuple[str, str]] = ()
+    context: CallContext, error: Exception, trailing: Iterable[tuple[str, str]] = ()
 ) -> NoReturn:
     """End a call by an error. trailing: further trailing metadata."""
-    if isinstance(error, grpc.aio.AbortError | grpc.aio.UsageError):
+    if isinstance(error, CallAborted):
         raise error
     await context.abort(*ending_of(error, trailing))
     raise error  # abort() always raises

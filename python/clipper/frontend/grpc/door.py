@@ -10,12 +10,11 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import Final, NoReturn
 
-import grpc
-import grpc.aio
-
 from clipper.errors import ClipperError, InvalidInput
 from clipper.frontend.auth.api_keys import ApiKeys
+from clipper.frontend.grpc.call_context import CallContext, CallDetails
 from clipper.frontend.grpc.calls import OPEN_TO_ALL, abort
+from clipper.frontend.grpc.method import Method
 
 # metadata of which two readers could take different ones, if a call had two
 _SINGLE: Final = frozenset(
@@ -40,7 +39,7 @@ def check_of(keys: ApiKeys | None) -> Check | None:
 
 class Door:
     """Refuses calls without permission, and calls that repeat metadata that comes once
-    (grpc.GenericRpcHandler). Threads: the event loop's.
+    (MethodSource). Threads: the event loop's.
 
     check: raises for a value of `authorization` without permission; None: all may call.
     on_refused: called with the path of a refused call and its code. Add it before the other
@@ -52,16 +51,16 @@ class Door:
     ) -> None:
         self._check_permission, self._on_refused = check, on_refused
 
-    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        """Return a handler that refuses the call; None for a call that may be made."""
+    def method_of(self, details: CallDetails) -> Method | None:
+        """Return a method that refuses the call; None for a call that may be made."""
         try:
             self._check(details)
         except ClipperError as error:
             refusal = functools.partial(self._refuse, error, details.method)
-            return grpc.stream_unary_rpc_method_handler(refusal)
+            return Method(refusal, reads_stream=True)
         return None
 
-    def _check(self, details: grpc.HandlerCallDetails) -> None:
+    def _check(self, details: CallDetails) -> None:
         """Raise NotAllowed or InvalidInput for a call that may not be made."""
         metadata = details.invocation_metadata or ()
         once = [name for name, _ in metadata if name in _SINGLE]
@@ -79,7 +78,7 @@ class Door:
         error: ClipperError,
         method: str,
         requests: AsyncIterator[bytes],
-        context: grpc.aio.ServicerContext,
+        context: CallContext,
     ) -> NoReturn:
         if self._on_refused is not None:
             self._on_refused(method, error.grpc_code)

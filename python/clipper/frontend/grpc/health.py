@@ -10,11 +10,11 @@ import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
-import grpc
 from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.message import Message
 
 from clipper.errors import UnknownApplication
+from clipper.frontend.grpc.call_context import Code
 from clipper.frontend.grpc.calls import GrpcCall, GrpcDispatcher
 from clipper.frontend.protocols import message, pool
 
@@ -113,13 +113,11 @@ def about(request: Message, services: tuple[str, ...]) -> dict[str, object]:
         "file_containing_symbol": pool().FindFileContainingSymbol,
     }
     if kind not in finders:
-        return _refusal(grpc.StatusCode.UNIMPLEMENTED, "no message here has extensions")
+        return _refusal(Code.UNIMPLEMENTED, "no message here has extensions")
     try:
         file = finders[kind](getattr(request, kind))
     except KeyError:
-        return _refusal(
-            grpc.StatusCode.NOT_FOUND, f"there is no {getattr(request, kind)[:200]!r} here"
-        )
+        return _refusal(Code.NOT_FOUND, f"there is no {getattr(request, kind)[:200]!r} here")
     return {
         "file_descriptor_response": {
             "file_descriptor_proto": [each.serialized_pb for each in _with_imports(file)]
@@ -135,5 +133,5 @@ def _with_imports(file: FileDescriptor) -> list[FileDescriptor]:
     return list(found.values())
 
 
-def _refusal(code: grpc.StatusCode, text: str) -> dict[str, object]:
-    return {"error_response": {"error_code": code.value[0], "error_message": text}}
+def _refusal(code: Code, text: str) -> dict[str, object]:
+    return {"error_response": {"error_code": int(code), "error_message": text}}

@@ -30,6 +30,7 @@ from clipper.frontend.grpc.calls import GrpcCall, GrpcDispatcher
 from clipper.frontend.protocols import message
 from clipper.mesh.node.node import MeshNode
 from clipper.mesh.reports import Info, ModelStatus, VModelStatus
+from clipper.settings.grpc import own_address
 from clipper.settings.http import is_loopback
 from clipper.store.history import audit_context
 
@@ -68,9 +69,8 @@ class MeshService:
         calls: GrpcDispatcher,
         mesh: MeshNode,
         tokens: ApiKeys | None,
-        address: Callable[[], str],
     ) -> None:
-        self._calls, self._mesh, self._tokens, self._address = calls, mesh, tokens, address
+        self._calls, self._mesh, self._tokens = calls, mesh, tokens
         self._waiting: set[Worker] = set()
         each = {
             "registerModel": self.register,
@@ -233,7 +233,9 @@ class MeshService:
 
         Raises NotAllowed, Forbidden.
         """
-        http, name = self._calls.node.config.http, ""
+        http, grpc = self._calls.node.config.http, self._calls.node.config.grpc
+        name = ""
+        wanted = own_address(grpc, http) or http.address
         if self._tokens is not None:
             name = self._tokens.check(call.authorization)
         elif http.token:
@@ -242,12 +244,12 @@ class MeshService:
                     "management of the mesh needs the token.",
                     hint="Send authorization: Bearer, and http.token.",
                 )
-        elif not is_loopback(self._calls.node.config.grpc.address.rpartition(":")[0]):
+        elif not is_loopback(wanted.rpartition(":")[0]):
             hint = "Set http.token, and send authorization: Bearer with it."
             raise Forbidden(
                 "the mesh is not managed over gRPC from elsewhere without a token.", hint=hint
             )
-        elif not is_own_grpc_user(call.peer, self._address()):
+        elif not is_own_grpc_user(call.peer, call.address):
             hint = "Set http.token, and send authorization: Bearer with it."
             raise Forbidden(
                 "without a token, only the server's own user may manage the mesh over gRPC.",

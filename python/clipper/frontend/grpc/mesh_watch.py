@@ -19,7 +19,7 @@ from google.protobuf.message import Message
 
 from clipper.component import Stop, Worker
 from clipper.errors import ClipperError, Overloaded, ShuttingDown
-from clipper.frontend.grpc.call_stream import CallContext
+from clipper.frontend.grpc.call_context import CallContext
 from clipper.frontend.grpc.calls import GrpcCall, GrpcDispatcher, ending_of
 from clipper.frontend.protocols import message
 from clipper.mesh.node.node import MeshNode

@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
-import grpc
-
 from clipper.errors import BadOutput, InvalidInput
+from clipper.frontend.grpc.call_context import CallDetails
 from clipper.frontend.grpc.calls import GrpcCall, GrpcDispatcher
+from clipper.frontend.grpc.method import Method
 from clipper.frontend.inference.json_inputs import input_of
 from clipper.frontend.inference.multi_model import ModelIds, ids_in, submit_each, those_known
 from clipper.frontend.inference.operations import (
@@ -22,7 +22,8 @@ from clipper.frontend.inference.operations import (
     PendingInference,
 )
 from clipper.frontend.inference.outcome import answer_of
-from clipper.mesh.data_plane import OTHER, DataPlane, Method
+from clipper.mesh.data_plane import OTHER, DataPlane
+from clipper.mesh.data_plane import Method as Listed
 from clipper.mesh.splice import inject
 from clipper.serving.query.processor import predict
 from clipper.types import InputType
@@ -33,15 +34,15 @@ _OTHERS: Final = "other/other"  # label of unlisted methods in the metrics
 
 
 class PayloadMethods:
-    """Handles the methods that no service defines (grpc.GenericRpcHandler). Threads: the event
+    """Handles the methods that no service defines (MethodSource). Threads: the event
     loop's."""
 
     def __init__(self, calls: GrpcDispatcher, table: DataPlane) -> None:
         self._calls, self._table, self._models = calls, table, InferenceOperations(calls.node)
-        self._known: dict[str, grpc.RpcMethodHandler] = {}
+        self._known: dict[str, Method] = {}
 
-    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        """Return the handler of a call; None for UNIMPLEMENTED."""
+    def method_of(self, details: CallDetails) -> Method | None:
+        """Return the method of a call; None for UNIMPLEMENTED."""
         name = details.method.removeprefix("/")
         method = self._table.of(name)
         if method is None:
@@ -58,7 +59,7 @@ class PayloadMethods:
 
         return answer
 
-    async def _query(self, method: Method, payload: bytes, call: GrpcCall) -> bytes:
+    async def _query(self, method: Listed, payload: bytes, call: GrpcCall) -> bytes:
         ids = ids_in(call.context.invocation_metadata() or ())
         if ids is None and not (found := method.id_of(payload)):
             where = "the header mm-model-id"
@@ -87,7 +88,7 @@ class PayloadMethods:
         return target
 
     def _one(
-        self, method: Method, target: InferenceTarget, payload: bytes, call: GrpcCall
+        self, method: Listed, target: InferenceTarget, payload: bytes, call: GrpcCall
     ) -> PendingInference:
         slo_us = self._calls.slo_us(call, None, target.resolved.slo_us)
         call.start_query()

@@ -273,6 +273,11 @@ class HttpConnection(asyncio.Protocol):
         return bool(self._open or self._unparsed) or self._phase != _IDLE
 
     @property
+    def is_open(self) -> bool:
+        """True: it is one of its service's until it is lost."""
+        return True
+
+    @property
     def is_chunking(self) -> bool:
         """True if the client understands chunked bodies; HTTP/1.0 does not."""
         return self._head.minor > 0

@@ -242,6 +242,11 @@ class Http2Connection(asyncio.Protocol):
         """True while a request is being read or answered."""
         return bool(self._streams)
 
+    @property
+    def is_open(self) -> bool:
+        """True until its last frame has left; the client may close it later."""
+        return not self._gone or self.transport.get_write_buffer_size() > 0
+
     # -- reading
 
     def data_received(self, data: bytes) -> None:

@@ -1,27 +1,34 @@
-"""HTTP listeners: one thread with an event loop for all of them, and worker threads for blocking
-calls."""
+"""The addresses of HTTP and gRPC: one thread with an event loop for all of them, and worker threads
+for blocking calls."""
 
 import asyncio
 import contextlib
 import email.utils
 import errno
 import functools
-import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future as WorkFuture
+from typing import NamedTuple, NoReturn, Protocol
 
 from clipper.clock import wall_time_us
-from clipper.component import Health, Loop, Pool, fast_event_loop
+from clipper.component import Health, Loop, Pool, Tasks, fast_event_loop
 from clipper.errors import AddressInUse, ConfigError, Overloaded
 from clipper.frontend.access_log import AccessLog
 from clipper.frontend.http.body_memory import BodyMemory
 from clipper.frontend.http.connection import HttpConnection, HttpService
 from clipper.frontend.http.exchange import Exchange
 from clipper.frontend.http.fast_path import FastPath
-from clipper.frontend.http.messages import HandlerResult, HttpRequest, WorkerPoolName, WorkerTask
+from clipper.frontend.http.http2 import Calls
+from clipper.frontend.http.messages import (
+    HandlerResult,
+    HttpError,
+    HttpRequest,
+    WorkerPoolName,
+    WorkerTask,
+)
 from clipper.frontend.http.tls import TlsListener
 from clipper.frontend.tracing.exporter import SpanExporter
 from clipper.host_port import join_host_port
@@ -32,7 +39,6 @@ from clipper.settings.http import HttpSettings, bodies_bytes
 from clipper.settings.ports import nearby
 from clipper.tls import Certificate
 
-_log = logging.getLogger(__name__)
 _WORKERS = 4  # threads per pool
 _WAITING_MAX = 64  # maximum of calls that wait in a management pool
 _RETRY_S = 1
@@ -43,39 +49,162 @@ Handle = Callable[[HttpRequest], HandlerResult]
 Admit = Callable[[HttpRequest], None]
 
 
-class HttpListeners:
-    """HTTP on a set of addresses. Threads: start, drain and stop from one; the others are its own.
+class Listener:
+    """Accepts the connections of one address. Threads: the event loop's.
 
-    each: (the key of [http] that holds the address, the address, its handler). counts: in the same
-    order. certificates: of the listeners with TLS, by that key, with their counters. hot: the fast
-    path of the query address. admits: by that key, raises for a request that may not be made; see
-    HttpService. own_user: keys of the listeners that only processes of this server's
-    user, and of root, may use. may_move: keys of the listeners that take the next free port if
-    theirs is taken. access_log: logs the requests.
+    service: what its connections share. listener: the socket, which listens.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, service: HttpService, listener: socket.socket
+    ) -> None:
+        self._loop, self._service, self._socket = loop, service, listener
+        self._server: asyncio.AbstractServer | None = None
+        self._tls: TlsListener | None = None
+        self._hot: FastPath | None = None
+        self._ending = Tasks("listeners")
+
+    async def open(
+        self, secured: tuple[Certificate, TlsCounts] | None = None, hot: FastPath | None = None
+    ) -> None:
+        """Accept connections: over TLS if there is a certificate, by the fast path if there is
+        one."""
+        self._check()
+        if hot is not None:
+            self._hot = hot
+            hot.open(self._loop, self._service, self._socket)
+        elif secured is not None:
+            self._tls = TlsListener(self._loop, self._socket, self._service, *secured)
+        else:
+            self._server = await self._loop.create_server(
+                functools.partial(HttpConnection, self._service),
+                sock=self._socket,
+                backlog=self._service.settings.backlog,
+            )
+
+    def _check(self) -> None:
+        """Check the time limits of all connections, again and again."""
+        settings = self._service.settings
+        each_s = min(_CHECK_S_MAX, settings.header_s / 4, settings.idle_s / 4)
+        self._loop.call_later(each_s, self._check)  # first: an error below is not the last look
+        date = email.utils.formatdate(wall_time_us() / 1e6, usegmt=True).encode()
+        self._service.check(self._loop.time(), date)
+        if self._hot is not None:
+            self._hot.check()
+
+    def health(self) -> list[Health]:
+        """Return the state of the task that accepts, or of the threads of the fast path."""
+        if self._hot is not None:
+            return self._hot.health()
+        return [] if self._tls is None else self._tls.health()
+
+    @property
+    def is_open(self) -> bool:
+        """True while connections are open, or answers on their way."""
+        if self._hot is not None and self._hot.is_busy:
+            return True
+        return any(one.is_open for one in self._service.connections)
+
+    async def ended(self, until_s: float) -> None:
+        """Wait until no connection is open any more. until_s: of the monotonic clock, the end of
+        the wait."""
+        while self.is_open and time.monotonic() < until_s:
+            await asyncio.sleep(0.005)
+
+    def drain(self) -> None:
+        """Accept no new connections; close each one after its open responses. Idempotent."""
+        if self._server is not None:
+            self._server.close()
+        if self._hot is not None:
+            self._hot.drain()
+        if self._service.draining:
+            return
+        if self._tls is not None:
+            self._ending.spawn(self._tls.close())
+        self._service.drain()
+
+    async def close(self) -> None:
+        """Close all connections. Idempotent."""
+        self.drain()
+        if self._tls is not None:
+            await self._tls.close()
+        await self._ending.cancel()
+        if self._hot is not None:
+            self._hot.close()
+        for connection in tuple(self._service.connections):
+            connection.abort()
+        await asyncio.sleep(0)
+
+    def stop(self) -> None:
+        """End what runs outside the event loop, which has ended. Idempotent. Threads: any."""
+        if self._hot is not None:
+            self._hot.stop()
+        self._socket.close()
+
+
+class CallSource(Protocol):
+    """What answers the calls of gRPC, where there are any. Threads: the event loop's."""
+
+    def open(self, watcher: FutureWatcher, bodies: BodyMemory) -> Calls:
+        """Return the server of the calls. watcher: of its queries. bodies: the memory for
+        messages."""
+
+    def drain(self) -> None:
+        """Accept no new calls; tell streams that have no end of their own."""
+
+    async def close(self) -> None:
+        """End the calls that are open."""
+
+
+class Address(NamedTuple):
+    """An address to listen on, and what is served there.
+
+    setting: its name, as `http.address`. wanted: HOST:PORT. admit: see HttpService. secured: its
+    certificate and the counters of its handshakes, with TLS. hot: its fast path. own_user: only
+    processes of this server's user, and of root, may use it. may_move: it takes the next free port
+    if its own is taken. has_calls: it serves calls of gRPC too.
+    """
+
+    setting: str
+    wanted: str
+    settings: HttpSettings
+    handle: Handle
+    counts: HttpCounts
+    admit: Admit | None = None
+    secured: tuple[Certificate, TlsCounts] | None = None
+    hot: FastPath | None = None
+    own_user: bool = False
+    may_move: bool = False
+    has_calls: bool = False
+
+
+class HttpListeners:
+    """HTTP and gRPC on a set of addresses. Threads: start, drain and stop from one; the others are
+    its own.
+
+    settings: of HTTP. calls: answers calls of gRPC, on the addresses that have them. access_log:
+    logs the requests.
     """
 
     def __init__(
         self,
         settings: HttpSettings,
-        each: Sequence[tuple[str, str, Handle]],
-        make_watcher: Callable[..., FutureWatcher],
-        counts: Sequence[HttpCounts],
-        certificates: Mapping[str, tuple[Certificate, TlsCounts]] | None = None,
+        each: Sequence[Address],
+        make_watcher: Callable[[asyncio.AbstractEventLoop], FutureWatcher],
+        calls: CallSource | None = None,
         exporter: SpanExporter | None = None,
-        hot: FastPath | None = None,
-        own_user: Collection[str] = (),
-        admits: Mapping[str, Admit] | None = None,
-        may_move: Collection[str] = (),
         access_log: AccessLog | None = None,
     ) -> None:
-        self._access_log = access_log
-        self._admits = [(admits or {}).get(key) for key, _, _ in each]
+        self._each, self._calls = each, calls
+        self._access_log, self._exporter = access_log, exporter
         self._bodies = BodyMemory(bodies_bytes(settings))
-        self._own_user = [key in own_user for key, _, _ in each]
-        self._settings, self._exporter, self._hot = settings, exporter, hot
-        self._make_watcher, self._counts = make_watcher, counts
-        self._sockets = _bind_all(each, settings.backlog, may_move)
-        self.addresses = [_address_of(listener) for listener, _ in self._sockets]
+        self._make_watcher = make_watcher
+        self._sockets = _bind_all(each)
+        # of each setting: HOST:PORT
+        self.addresses = {
+            address.setting: _address_of(listener)
+            for address, listener in zip(each, self._sockets, strict=True)
+        }
         self._loop = Loop(
             "clipper-http", self._listen, self._close, make=fast_event_loop, vital=True
         )
@@ -84,11 +213,7 @@ class HttpListeners:
         }
         # calls per pool that are not answered; used by the loop only
         self._waiting = dict.fromkeys(WorkerPoolName, 0)
-        self._services: list[HttpService] = []
-        self._certificates = [(certificates or {}).get(key) for key, _, _ in each]
-        self._tls_listeners: list[TlsListener] = []
-        self._closing: list[asyncio.Task[None]] = []
-        self._servers: list[asyncio.AbstractServer] = []
+        self._listeners: list[Listener] = []
         self._watcher: FutureWatcher | None = None
 
     def start(self) -> None:
@@ -103,75 +228,40 @@ class HttpListeners:
     def health(self) -> list[Health]:
         """Return the state of the event loop and of the threads."""
         pools = [pool.health() for pool in self._pools.values()]
-        accepting = [one for each in tuple(self._tls_listeners) for one in each.health()]
-        hot = self._hot.health() if self._hot is not None else []
-        return [self._loop.health(), *pools, *accepting, *hot]
+        accepting = [one for each in tuple(self._listeners) for one in each.health()]
+        return [self._loop.health(), *pools, *accepting]
 
     async def _close(self) -> None:
         until_s = time.monotonic() + _GRACE_S
-        while self.is_busy and time.monotonic() < until_s:
-            await asyncio.sleep(0.005)
+        for listener in self._listeners:
+            await listener.ended(until_s)
         if self._watcher is not None:
             self._watcher.close()
-        for tls_listener in self._tls_listeners:
-            await tls_listener.close()
-        if self._hot is not None:
-            self._hot.close()
-        for service in self._services:
-            for connection in tuple(service.connections):
-                connection.abort()
-        await asyncio.sleep(0)
+        for listener in self._listeners:
+            await listener.close()
+        if self._calls is not None:
+            await self._calls.close()
 
     async def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
         self._watcher = watcher = self._make_watcher(loop)
-        each = zip(
-            self._sockets,
-            self._counts,
-            self._certificates,
-            self._own_user,
-            self._admits,
-            strict=True,
-        )
-        for (listener, handle), counts, certificate, own_user, admit in each:
+        calls = None if self._calls is None else self._calls.open(watcher, self._bodies)
+        for address, listening in zip(self._each, self._sockets, strict=True):
             service = HttpService(
-                self._settings,
-                handle,
+                address.settings,
+                address.handle,
                 watcher,
                 self._run_on_worker,
-                counts,
+                address.counts,
                 self._exporter,
-                own_user,
-                admit=admit,
+                address.own_user,
+                admit=address.admit,
                 bodies=self._bodies,
                 access_log=self._access_log,
+                calls=calls if address.has_calls else None,
             )
-            self._services.append(service)
-            if self._hot is not None and counts is self._hot.counts:
-                self._hot.open(loop, service, listener)
-                continue
-            if certificate is not None:
-                tls_listener = TlsListener(loop, listener, service, *certificate)
-                self._tls_listeners.append(tls_listener)
-                continue
-            server = await loop.create_server(
-                functools.partial(HttpConnection, service),
-                sock=listener,
-                backlog=self._settings.backlog,
-            )
-            self._servers.append(server)
-        self._check(loop)
-
-    def _check(self, loop: asyncio.AbstractEventLoop) -> None:
-        each_s = min(_CHECK_S_MAX, self._settings.header_s / 4, self._settings.idle_s / 4)
-        loop.call_later(each_s, self._check, loop)  # first: an error below is not the last look
-        now_s, date = (
-            loop.time(),
-            email.utils.formatdate(wall_time_us() / 1e6, usegmt=True).encode(),
-        )
-        for service in self._services:
-            service.check(now_s, date)
-        if self._hot is not None:
-            self._hot.check()
+            listener = Listener(loop, service, listening)
+            self._listeners.append(listener)
+            await listener.open(address.secured, address.hot)
 
     # -- worker threads
 
@@ -214,21 +304,20 @@ class HttpListeners:
             drained.wait(_GRACE_S)  # else a query could still arrive unseen
 
     @property
+    def hot(self) -> FastPath | None:
+        """The fast path of the address of queries; None if it has none."""
+        return next((address.hot for address in self._each if address.hot is not None), None)
+
+    @property
     def is_busy(self) -> bool:
         """True while connections are open."""
-        return any(service.connections for service in self._services) or (
-            self._hot is not None and self._hot.is_busy
-        )
+        return any(listener.is_open for listener in self._listeners)
 
     def _drain(self, drained: threading.Event) -> None:
-        for server in self._servers:
-            server.close()
-        if self._hot is not None:
-            self._hot.drain()
-        for service in self._services:
-            service.drain()
-        loop = asyncio.get_running_loop()
-        self._closing = [loop.create_task(each.close()) for each in self._tls_listeners]
+        if self._calls is not None:
+            self._calls.drain()
+        for listener in self._listeners:
+            listener.drain()
         drained.set()
 
     def stop(self) -> None:
@@ -240,20 +329,19 @@ class HttpListeners:
         for pool in self._pools.values():
             pool.shutdown()
         self._loop.end(_STOP_S)
-        if self._hot is not None:
-            self._hot.stop()
-        for listener, _ in self._sockets:
-            listener.close()
+        for listener in self._listeners:
+            listener.stop()
+        for listening in self._sockets:
+            listening.close()
 
 
-def _bind_all(
-    each: Sequence[tuple[str, str, Handle]], backlog: int, may_move: Collection[str]
-) -> list[tuple[socket.socket, Handle]]:
+def _bind_all(each: Sequence[Address]) -> list[socket.socket]:
     with contextlib.ExitStack() as bound:
         found = []
-        for key, address, handle in each:
-            choices = nearby(address) if key in may_move else (address,)
-            found.append((bound.enter_context(bind_first(f"http.{key}", choices, backlog)), handle))
+        for one in each:
+            choices = nearby(one.wanted) if one.may_move else (one.wanted,)
+            listener = bind_first(one.setting, choices, one.settings.backlog)
+            found.append(bound.enter_context(listener))
         bound.pop_all()
         return found
 
@@ -301,3 +389,12 @@ def bind_listener(setting: str, address: str, backlog: int) -> socket.socket:
 
 def _address_of(listener: socket.socket) -> str:
     return join_host_port(*listener.getsockname()[:2])
+
+
+def refuse_no_call(request: HttpRequest, *_: object) -> NoReturn:
+    """Refuse a request of HTTP at an address of gRPC alone. Raises HttpError."""
+    raise HttpError(
+        415,
+        "this address speaks gRPC, and the request is no call.",
+        "Calls are POST over HTTP/2 with Content-Type: application/grpc; HTTP has http.address.",
+    )

@@ -8,11 +8,10 @@
 import asyncio
 import contextlib
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Final
 
-import grpc
-import grpc.aio
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 
@@ -28,13 +27,16 @@ from clipper.component import (
 )
 from clipper.errors import ClipperError, NotAllowed, Unknown
 from clipper.frontend.auth.credential_files import CredentialFiles
+from clipper.frontend.grpc.call_context import CallContext
 from clipper.frontend.grpc.call_stream import CallServer
 from clipper.frontend.grpc.calls import Requests, abort, decoder
 from clipper.frontend.grpc.door import Door
 from clipper.frontend.grpc.health import HEALTH, NOT_SERVING, REFLECTION, SERVING, about, statuses
-from clipper.frontend.grpc.listener import CallListener
+from clipper.frontend.grpc.method import Method as GrpcMethod
+from clipper.frontend.grpc.method import MethodSource, ServiceMethods
 from clipper.frontend.http.body_memory import BodyMemory
-from clipper.frontend.http.listeners import bind_listener
+from clipper.frontend.http.connection import HttpService
+from clipper.frontend.http.listeners import Listener, bind_listener, refuse_no_call
 from clipper.frontend.params_grpc.service import (
     ALIASES,
     SERVICE,
@@ -58,6 +60,8 @@ PING_S_MIN: Final = 1.0  # between keepalive pings of a client
 _WORKERS: Final = 1
 _IDLE_S: Final = 86_400.0  # a worker may compute for long between two calls
 _STOP_S: Final = 10.0
+# time to send the last replies after every call has ended
+_GRACE_S: Final = 1.0
 _DESCRIPTORS: Final = 16  # of a loop and of connections
 _CHECK_S: Final = 0.5
 _GATHER_S: Final = 1.0
@@ -87,7 +91,8 @@ class ShardGrpc:
         self._tasks = Tasks("clipper-shard-grpc")
         self._closing: asyncio.Event
         self._workers = Pool("clipper-shard-grpc-work", _WORKERS)
-        self._listener: CallListener | None = None
+        self._calls: CallServer
+        self._listener: Listener | None = None
 
     def start(self) -> "ShardGrpc":
         """Start the thread. The shard's loop is running. Raises AddressInUse, NotStarted,
@@ -109,6 +114,8 @@ class ShardGrpc:
         finally:
             self._loop.end(_STOP_S)
             self._workers.shutdown()
+            if self._listener is not None:
+                self._listener.stop()
 
     def health(self) -> list[Health]:
         """Return the state of the event loop and of its tasks."""
@@ -125,7 +132,7 @@ class ShardGrpc:
         settings = self._shard.config.settings
         await self._connection.open()
         shared = connection_settings(settings.connections_max)
-        calls = CallServer(
+        self._calls = calls = CallServer(
             (Door(self._check_token), *self._handlers()),
             settings.grpc_message_bytes_max,
             BodyMemory(bodies_bytes(shared)),
@@ -133,10 +140,14 @@ class ShardGrpc:
             CALLS_MAX,
             PING_S_MIN,
         )
-        self._listener = CallListener(loop, calls, shared, FutureWatcher(loop, ()))
-        listener = bind_listener("params.grpc", self._wanted, shared.backlog)
-        self.address = f"{self._wanted.rpartition(':')[0]}:{listener.getsockname()[1]}"
-        await self._listener.listen(listener, self._access.certificates.get("grpc"))
+        watcher = FutureWatcher(loop, ())
+        service = HttpService(
+            shared, refuse_no_call, watcher, refuse_no_call, bodies=calls.memory, calls=calls
+        )
+        listening = bind_listener("params.grpc", self._wanted, shared.backlog)
+        self.address = f"{self._wanted.rpartition(':')[0]}:{listening.getsockname()[1]}"
+        self._listener = Listener(loop, service, listening)
+        await self._listener.open(self._access.certificates.get("grpc"))
         self._tasks.keep("clipper-shard-grpc-gather", self._gather, Backoff(_GATHER_S, _GATHER_S))
 
     async def _gather(self) -> None:
@@ -154,11 +165,14 @@ class ShardGrpc:
             await self._connection.close()
         finally:
             if self._listener is not None:
+                self._listener.drain()
+                await self._listener.ended(time.monotonic() + _GRACE_S)
                 await self._listener.close()
+                await self._calls.tasks.cancel()
 
     # -- handlers
 
-    def _handlers(self) -> Iterator[grpc.GenericRpcHandler]:
+    def _handlers(self) -> Iterator[MethodSource]:
         names = {method.name: method.name for method in methods_of(SERVICE)}
         names |= ALIASES
         kinds = {method.name: method for method in methods_of(SERVICE)}
@@ -166,23 +180,23 @@ class ShardGrpc:
             alias: self._unary(kinds[name], self._service.methods[name])
             for alias, name in names.items()
         }
-        yield grpc.method_handlers_generic_handler(SERVICE, unary)
+        yield ServiceMethods(SERVICE, unary)
         (check,) = [method for method in methods_of(HEALTH) if method.name == "Check"]
         health = {
             "Check": self._unary(check, self._check, open_to_all=True),
             "Watch": self._stream(HEALTH, self._watch),
         }
-        yield grpc.method_handlers_generic_handler(HEALTH, health)
+        yield ServiceMethods(HEALTH, health)
         reflection = {"ServerReflectionInfo": self._stream(REFLECTION, self._reflect)}
         for name in (REFLECTION, _OLDER):
-            yield grpc.method_handlers_generic_handler(name, reflection)
+            yield ServiceMethods(name, reflection)
 
     def _unary(
         self, kind: MethodDescriptor, run: Method, *, open_to_all: bool = False
-    ) -> grpc.RpcMethodHandler:
+    ) -> GrpcMethod:
         read = decoder(message(kind.input_type.full_name), False)
 
-        async def serve(data: bytes, context: grpc.aio.ServicerContext) -> Message:
+        async def serve(data: bytes, context: CallContext) -> Message:
             call = ShardCall(context)
             try:
                 if not open_to_all:
@@ -196,21 +210,17 @@ class ShardGrpc:
                 return await abort(context, error, whose)
 
         kinds = message(kind.output_type.full_name)
-        return grpc.unary_unary_rpc_method_handler(
-            serve, response_serializer=kinds.SerializeToString
-        )
+        return GrpcMethod(serve, write=kinds.SerializeToString)
 
     def _stream(
         self,
         service: str,
-        run: Callable[[Message, grpc.aio.ServicerContext], AsyncIterator[Message]],
-    ) -> grpc.RpcMethodHandler:
+        run: Callable[[Message, CallContext], AsyncIterator[Message]],
+    ) -> GrpcMethod:
         (kind,) = [method for method in methods_of(service) if method.server_streaming]
         read = decoder(message(kind.input_type.full_name), kind.client_streaming)
 
-        async def serve(
-            given: Requests, context: grpc.aio.ServicerContext
-        ) -> AsyncIterator[Message]:
+        async def serve(given: Requests, context: CallContext) -> AsyncIterator[Message]:
             try:
                 if service != HEALTH:
                     self._admit(ShardCall(context), "stats")
@@ -219,14 +229,8 @@ class ShardGrpc:
             except Exception as error:
                 await abort(context, error)
 
-        make = (
-            grpc.stream_stream_rpc_method_handler
-            if kind.client_streaming
-            else grpc.unary_stream_rpc_method_handler
-        )
-        return make(
-            serve, response_serializer=message(kind.output_type.full_name).SerializeToString
-        )
+        write = message(kind.output_type.full_name).SerializeToString
+        return GrpcMethod(serve, kind.client_streaming, writes_stream=True, write=write)
 
     def _admit(self, call: ShardCall, name: str) -> None:
         """Check the token of a call. name: of the method. Raises NotAllowed, Forbidden."""

@@ -9,12 +9,12 @@ that need several messages; `follower` and `serial` of clients that follow rows.
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
-import grpc.aio
 import msgspec
 import numpy as np
 from google.protobuf.message import Message
 
 from clipper.errors import InvalidInput, ShardAway, StateLost, TooLarge, TypeConflict, UnknownTable
+from clipper.frontend.grpc.call_context import CallContext
 from clipper.frontend.params_grpc.followers import RowFollowers, weights
 from clipper.frontend.params_grpc.shard_client import LocalShardConnection
 from clipper.frontend.params_grpc.tensors import (
@@ -76,7 +76,7 @@ class ShardCall:
 
     __slots__ = ("metadata", "trailing")
 
-    def __init__(self, context: grpc.aio.ServicerContext) -> None:
+    def __init__(self, context: CallContext) -> None:
         self.metadata: dict[str, str | bytes] = dict(context.invocation_metadata() or ())
         self.trailing: dict[str, str] = {}
 

@@ -5,7 +5,6 @@ for clients and shards), a folder and a log of each shard, and the snapshots of 
 """
 
 import contextlib
-import importlib.util
 import logging
 import os
 import sys
@@ -60,6 +59,7 @@ from clipper.processes import (
 )
 from clipper.processes.fork_servers import ForkServers, Program
 from clipper.processes.forked import ForkedChild
+from clipper.settings.grpc import has_protobuf
 from clipper.settings.params import (
     ParamsSettings,
     grpc_address,
@@ -225,9 +225,10 @@ class LocalSet:
         """Check the settings of gRPC before any process starts."""
         grpc_address(self.settings, 0)
         optimizer_in(self.settings.grpc_optimizer)
-        if importlib.util.find_spec("grpc") is None:
+        if not has_protobuf():
             raise ConfigError(
-                "params.grpc needs grpcio.", hint='pip install "clipper-serving[grpc]"'
+                "params.grpc needs the package protobuf.",
+                hint='pip install "clipper-serving[grpc]"',
             )
         files = params_tls(self.settings)
         if files is not None:
