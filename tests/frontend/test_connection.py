@@ -26,6 +26,7 @@ from clipper.frontend.http.messages import (
     inflating,
 )
 from clipper_core.http.http_head import read_request
+from clipper_core.http.http_server import Handed
 from tests.frontend.conftest import InMemoryConnection
 
 
@@ -164,7 +165,7 @@ def test_a_client_that_ends_its_sending_side_is_answered_before_it_is_closed() -
 def test_requests_that_wait_for_their_turn_are_answered_after_the_end_of_the_sending_side() -> None:
     """uvloop reads once after `connection_made`, so the end may come before they are parsed."""
     connection = InMemoryConnection(echo)
-    protocol = HttpConnection(connection.service, get("/a") * 200)
+    protocol = HttpConnection(connection.service, Handed(-1, get("/a") * 200, 0.0, 0, 0, 0, ()))
     protocol.connection_made(connection.transport)  # type: ignore[arg-type]
     assert protocol.eof_received()
     while connection.watcher.turn():

@@ -10,6 +10,8 @@ import os
 import shutil
 import socket
 import ssl
+import struct
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +21,7 @@ import pytest
 
 import clipper
 from clipper.errors import ConfigError, NoServer, NotAllowed
+from clipper.frontend import frontends
 from clipper.frontend.http import tls
 from clipper.frontend.http.messages import HttpResponse, StreamedResponse
 from clipper.metrics import TlsCounts
@@ -39,13 +42,22 @@ class World(NamedTuple):
     key: str
 
 
+@pytest.fixture(scope="module", params=["core", "Python"], autouse=True)
+def speaker(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Who speaks TLS with clients that query: the core, or Python where the core cannot."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "Python":
+            patch.setattr(frontends, "secured_by", lambda secured: None)
+        yield request.param
+
+
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture(scope="module")
-def world(authority: Authority) -> Iterator[World]:
+def world(speaker: str, authority: Authority) -> Iterator[World]:
     cert, key = authority.sign("server")
     http = {
         "address": "127.0.0.1:0",
@@ -55,6 +67,15 @@ def world(authority: Authority) -> Iterator[World]:
         "tls_key": key,
     }
     with started(http | {"header_s": 0.3}) as server:
+        yield World(server, authority, cert, key)
+
+
+@pytest.fixture(scope="module")
+def patient(speaker: str, authority: Authority) -> Iterator[World]:
+    """A server that gives clients time."""
+    cert, key = authority.sign("patient")
+    http = {"address": "127.0.0.1:0", "tls_cert": cert, "tls_key": key, "header_s": 60}
+    with started(http) as server:
         yield World(server, authority, cert, key)
 
 
@@ -116,7 +137,20 @@ def ended(connection: Any) -> bool:
 def metric(server: clipper.ClipperServer, name: str, *labels: str) -> float:
     scrape: Any = server._endpoints.frontends
     counts = next(each for each in scrape._tls_counts.values() if each.listener == labels[0])
-    return float(counts.ends_s if name == "ends" else counts._outcomes[labels[1]])
+    return float(counts.ends_s if name == "ends" else counts.counters[labels[1]].value)
+
+
+def held_by(server: clipper.ClipperServer) -> int:
+    """Return how many connections the server has, those in a handshake and their relays too."""
+    frontends: Any = server._endpoints.frontends
+    held = 0
+    for each in frontends._listeners._listeners:
+        held += len(each._service.connections)
+        if each._tls is not None:
+            held += len(each._tls.waiting)
+        if each._hot is not None:
+            held += each._hot.core_server.connections + each._hot.core_server.relays
+    return held
 
 
 # -- asking
@@ -267,25 +301,20 @@ def test_half_open_handshakes_are_connections(authority: Authority) -> None:
     }
     with started(http) as server, contextlib.ExitStack() as open:
         host, _, port = server.http_address.rpartition(":")
-        service: Any = server._endpoints.frontends
-        tls_listener = service._listeners._listeners[0]._tls
         connections = [
             open.enter_context(socket.create_connection((host, int(port)), PATIENCE_S))
             for _ in range(50)
         ]
         wait_until(lambda: metric(server, "handshakes", "query", "full") == 46)
-        wait_until(lambda: len(tls_listener.waiting) <= 4)
-        connections[0].close()
+        wait_until(lambda: held_by(server) <= 4)
         for connection in connections:
             connection.close()
-        wait_until(lambda: not tls_listener.waiting)
+        wait_until(lambda: not held_by(server))
         with connected(server.http_address, trusting(authority.ca)) as connection:
             assert exchange(connection)[0] == 200
 
 
 def test_a_client_that_leaves_at_any_time_leaves_nothing(world: World) -> None:
-    service: Any = world.server._endpoints.frontends
-    listeners = service._listeners
     host, _, port = world.server.http_address.rpartition(":")
     for size in (0, 1, 5, 100, 300):
         with socket.create_connection((host, int(port)), PATIENCE_S) as connection:
@@ -293,8 +322,7 @@ def test_a_client_that_leaves_at_any_time_leaves_nothing(world: World) -> None:
     with connected(world.server.http_address, trusting(world.authority.ca)) as connection:
         connection.sendall(b"POST /api/total")
         connection.unwrap()
-    wait_until(lambda: not any(each._tls.waiting for each in listeners._listeners if each._tls))
-    wait_until(lambda: not any(each._service.connections for each in listeners._listeners))
+    wait_until(lambda: not held_by(world.server))
 
 
 def test_a_broken_record_ends_its_connection_only(world: World) -> None:
@@ -303,6 +331,176 @@ def test_a_broken_record_ends_its_connection_only(world: World) -> None:
         assert ended(connection)
     with connected(world.server.http_address, trusting(world.authority.ca)) as connection:
         assert exchange(connection)[0] == 200
+
+
+class Records:
+    """A client that makes records of TLS without a socket, so that they can be cut anywhere."""
+
+    def __init__(self, address: str, context: ssl.SSLContext) -> None:
+        host, _, port = address.rpartition(":")
+        self.socket = socket.create_connection((host, int(port)), PATIENCE_S)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._come, self._gone = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.tls = context.wrap_bio(self._come, self._gone, server_hostname=host)
+
+    def shake(self, step: int) -> None:
+        """Shake hands, `step` bytes at a time."""
+        while True:
+            with contextlib.suppress(ssl.SSLWantReadError):
+                self.tls.do_handshake()
+                self.send(step)
+                return
+            self.send(step)
+            self.receive()
+
+    def send(self, step: int = 1 << 20) -> None:
+        """Send what was made, `step` bytes at a time."""
+        made = self._gone.read()
+        for at in range(0, len(made), step):
+            self.socket.sendall(made[at : at + step])
+
+    def receive(self) -> None:
+        """Take what the server has sent. Raises ConnectionError at its end."""
+        came = self.socket.recv(1 << 16)
+        if not came:
+            raise ConnectionError
+        self._come.write(came)
+
+    def read(self) -> bytes:
+        """Return what the server says until it ends the connection, or has said all for now."""
+        said = b""
+        with contextlib.suppress(ConnectionError, ssl.SSLZeroReturnError):
+            while b'"output"' not in said:
+                with contextlib.suppress(ssl.SSLWantReadError):
+                    piece = self.tls.read(1 << 16)
+                    if not piece:
+                        return said
+                    said += piece
+                    continue
+                self.receive()
+        return said
+
+    def say(self, text: bytes) -> None:
+        """Make records of a text."""
+        self.tls.write(text)
+
+    def reset(self) -> None:
+        """Break the connection."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.socket.close()
+
+
+def query(path: str = "/api/total/predict", lines: str = "") -> bytes:
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\n{lines}Content-Length: {len(QUERY_BODY)}\r\n\r\n"
+    return head.encode() + QUERY_BODY
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@pytest.mark.parametrize("lines", ["", "Origin: http://elsewhere\r\n"])
+def test_records_of_one_byte_in_pieces_of_one_byte(
+    patient: World, version: ssl.TLSVersion, lines: str
+) -> None:
+    """The handshake too. With an Origin the request is answered by Python."""
+    context = trusting(patient.authority.ca)
+    context.maximum_version = version
+    records = Records(patient.server.http_address, context)
+    records.shake(1)
+    assert records.tls.version() == version.name.replace("_", ".")
+    assert records.tls.compression() is None
+    for byte in query(lines=lines):
+        records.say(bytes([byte]))
+    records.send(1)
+    assert b'"output":6' in records.read()
+    records.socket.close()
+
+
+@pytest.mark.parametrize("lines", ["", "Origin: http://elsewhere\r\n"])
+def test_a_client_that_breaks_in_the_middle_of_a_record_leaves_nothing(
+    patient: World, lines: str
+) -> None:
+    for cut in (1, 4, 5, 6, 50):
+        records = Records(patient.server.http_address, trusting(patient.authority.ca))
+        records.shake(1 << 20)
+        records.say(query(lines=lines))
+        records.send()
+        assert b'"output":6' in records.read()
+        records.say(query(lines=lines))
+        records.socket.sendall(records._gone.read()[:cut])
+        records.reset()
+    wait_until(lambda: not held_by(patient.server))
+
+
+def test_a_client_that_breaks_a_handshake_anywhere_leaves_nothing(patient: World) -> None:
+    for cut in range(1, 300, 30):
+        records = Records(patient.server.http_address, trusting(patient.authority.ca))
+        with contextlib.suppress(ssl.SSLWantReadError):
+            records.tls.do_handshake()
+        records.socket.sendall(records._gone.read()[:cut])
+        records.reset()
+    wait_until(lambda: not held_by(patient.server))
+
+
+def test_a_client_that_says_it_sends_no_more(speaker: str, patient: World) -> None:
+    """The core answers what came before; Python's TLS ends with its client's side."""
+    for lines in ("", "Origin: http://elsewhere\r\n"):
+        records = Records(patient.server.http_address, trusting(patient.authority.ca))
+        records.shake(1 << 20)
+        records.say(query(lines=lines))
+        with contextlib.suppress(ssl.SSLWantReadError):
+            records.tls.unwrap()
+        records.send()
+        said = records.socket.recv(1 << 16)
+        if speaker == "core":
+            assert len(said) > 100, "an answer, and not only a farewell"
+        records.socket.close()
+    wait_until(lambda: not held_by(patient.server))
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="takes the program openssl")
+@pytest.mark.parametrize(("version", "asked"), [("-tls1_2", b"R\n"), ("-tls1_3", b"K\n")])
+def test_a_client_that_asks_for_other_keys(patient: World, version: str, asked: bytes) -> None:
+    """It may not negotiate again in TLS 1.2; in 1.3 it may change keys."""
+    command = ["openssl", "s_client", "-connect", patient.server.http_address, version]
+    with subprocess.Popen(
+        [*command, "-CAfile", patient.authority.ca],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    ) as program:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        while b"Verify return code: 0" not in program.stdout.readline():
+            pass
+        program.stdin.write(asked)
+        program.stdin.flush()
+        if asked == b"R\n":
+            said = program.stdout.read()
+            assert b"no renegotiation" in said
+        else:
+            while b"KEYUPDATE" not in program.stdout.readline():
+                pass
+        program.kill()
+    with connected(patient.server.http_address, trusting(patient.authority.ca)) as connection:
+        assert exchange(connection)[0] == 200
+
+
+def test_a_thousand_connections_leave_nothing(speaker: str, patient: World) -> None:
+    """Half of them go to Python and come back."""
+    context = trusting(patient.authority.ca)
+    descriptors = 0
+    for i in range(1000 if speaker == "core" else 200):
+        if i == 100:
+            wait_until(lambda: not held_by(patient.server))
+            descriptors = len(os.listdir("/proc/self/fd"))
+        with connected(patient.server.http_address, context) as connection:
+            if i % 2:
+                connection.sendall(b"GET /api/total HTTP/1.1\r\nHost: x\r\n\r\n")
+                assert response_of(connection)[0] == 200
+            assert exchange(connection)[1]["output"] == 6
+            if i % 2:
+                assert exchange(connection)[1]["output"] == 6
+    wait_until(lambda: not held_by(patient.server))
+    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= descriptors)
 
 
 # -- clients with certificates
@@ -439,8 +637,7 @@ def test_no_handshake_outlives_the_server(authority: Authority) -> None:
     ) as server:
         host, _, port = server.http_address.rpartition(":")
         connection = socket.create_connection((host, int(port)), PATIENCE_S)
-        service: Any = server._endpoints.frontends
-        wait_until(lambda: len(service._listeners._listeners[0]._tls.waiting) == 1)
+        wait_until(lambda: held_by(server) == 1)
     assert ended(connection)
     connection.close()
 

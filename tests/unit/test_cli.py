@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -27,6 +28,7 @@ from clipper.cli.output import table
 from clipper.cli.servers import doctor
 from clipper.clock import wall_time_us
 from clipper.config import describe
+from clipper.frontend.http import tls as http_tls
 from clipper.manage.change_words import lines_of, moment_of
 from tests.frontend.certificates import Authority
 from tests.processes import Program
@@ -369,7 +371,7 @@ def test_check_prints_what_is_invalid(here: Path) -> None:
 def only(monkeypatch: pytest.MonkeyPatch, trial: str) -> None:
     """Have the doctor run this check only."""
     early = ("core", "machine", "memory", "descriptors", "control_groups", "interpreter")
-    for name in (*early, "round_trip", "disk", "certificates", "packages", "containers"):
+    for name in (*early, "round_trip", "disk", "tls", "certificates", "packages", "containers"):
         if name != trial:
             monkeypatch.setattr(doctor, name, list)
 
@@ -393,6 +395,18 @@ def test_doctor_tells_whether_what_models_start_ends_with_them(
     ((verdict, text),) = doctor.examine()
     assert verdict == "skip"
     assert text.endswith("what a model starts in a session of its own outlives the model")
+
+
+def test_doctor_says_who_speaks_tls(monkeypatch: pytest.MonkeyPatch) -> None:
+    only(monkeypatch, "tls")
+    assert doctor.examine() == [("ok", f"TLS by {ssl.OPENSSL_VERSION}")]
+
+    def lacking() -> str:
+        raise OSError("python lacks SSL_new")
+
+    monkeypatch.setattr(http_tls, "openssl", lacking)
+    why = "TLS is spoken by Python, which is slower: python lacks SSL_new"
+    assert doctor.examine() == [("warn", why)]
 
 
 def test_doctor_checks_certificates(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

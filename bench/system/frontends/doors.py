@@ -2,8 +2,8 @@
 requests in turns.
 
 Cache hits of one model, 64 connections, one load generator on the same machine. A server with API
-keys and one without are asked, each with one thread of the core. A key, a user, an SLO and a trace
-are what most deployments send, so none of them may cost much.
+keys, one with TLS and one with neither are asked, each with one thread of the core. A key, a user,
+an SLO, a trace and TLS are what most deployments have, so none of them may cost much.
 """
 
 import contextlib
@@ -18,6 +18,7 @@ from bench.harness import Goal, Row, row
 from bench.system.frontends.http_servers import Process
 from bench.system.frontends.rest import CONNECTIONS, take_turns
 from clipper.credential_file import line_of, new_key
+from tests.frontend.certificates import Authority
 
 GOAL = Goal("at_most", 1.5)
 _TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-"
@@ -51,7 +52,8 @@ INFER = {
     "to infer two rows by stacking": ("stacking3", 2, False),
 }
 FEEDBACK = {"to tell the label of an answer": "noop1", "to tell a label to stacking": "stacking3"}
-GOAL_OF_INFER = {
+GOALS = {
+    "over TLS": Goal("at_most", 2.5),
     "to infer two rows by stacking": Goal("at_most", 2.5),
     "to infer 32 rows": None,
 }
@@ -95,8 +97,8 @@ def feedback_request(process: Process, app: str) -> bytes:
 
 def goal_of(name: str) -> Goal | None:
     """Return the most that a request may take, beside a plain one."""
-    if name in GOAL_OF_INFER:
-        return GOAL_OF_INFER[name]
+    if name in GOALS:
+        return GOALS[name]
     return GOAL_OF_THREE if name in (*THREE, *INFER, *FEEDBACK) else GOAL
 
 
@@ -107,9 +109,11 @@ def main(quick: bool) -> list[Row]:
         file = Path(stack.enter_context(tempfile.TemporaryDirectory()), "keys")
         file.write_text(f"{line_of('bench', key)}\n")
         open_, keyed = Process("noops"), Process("noops", str(file))
+        secured = Process("noops", "", *Authority(file.parent).sign("bench"))
+        secured.address = f"tls:{secured.address}"
         # of another server's answers none are forgotten meanwhile
         told = Process("noops")
-        for process in (open_, keyed, told):
+        for process in (open_, keyed, told, secured):
             stack.callback(process.close)
         cases = {name: (open_, request(*kind)) for name, kind in KINDS.items()}
         for name, (app, members) in THREE.items():
@@ -119,6 +123,7 @@ def main(quick: bool) -> list[Row]:
         for name, app in FEEDBACK.items():
             cases[name] = told, feedback_request(told, app)
         cases["with a key"] = keyed, request(f"Authorization: Bearer {key}\r\n", "")
+        cases["over TLS"] = secured, request("", "")
         found = take_turns(cases, CONNECTIONS, seconds, turns)
     plain = found.pop("plain").cpu_us
     return [

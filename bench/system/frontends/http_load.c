@@ -2,6 +2,9 @@
 
    http_load HOST PORT CONNECTIONS SECONDS RATE SEED FIRST EVERY LENGTH OTHER_LENGTH
 
+   HOST may be tls:HOST; then connections speak TLS, by the system's libssl, and trust whoever
+   answers. Their handshakes are before the first request.
+
    Standard input holds a request of LENGTH bytes, then another one of OTHER_LENGTH bytes. Eight
    characters # of a request are replaced by a number that is FIRST and then one more for each
    request. If EVERY is not 0, each EVERY-th request is the other one.
@@ -15,7 +18,9 @@
 
 #define _GNU_SOURCE
 #include <arpa/inet.h>
+#include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -43,6 +48,7 @@ struct record {
 
 struct connection {
     int fd;
+    void *tls; /* NULL: without */
     int busy;
     double free_s; /* since when it is free; later than now: not before then */
     double sent_s;
@@ -70,6 +76,16 @@ static double start_s;
 static uint64_t random_state;
 static int poller;
 
+/* Of libssl. Its headers need not be there. */
+static void *tls_context;
+static void *(*ssl_new)(void *);
+static void (*ssl_free)(void *);
+static int (*ssl_set_fd)(void *, int);
+static int (*ssl_connect)(void *);
+static int (*ssl_read)(void *, void *, int);
+static int (*ssl_write)(void *, const void *, int);
+static int (*ssl_get_error)(const void *, int);
+
 static void fail(const char *what) {
     perror(what);
     exit(1);
@@ -95,6 +111,49 @@ static double uniform(void) {
     return (((z ^ (z >> 31)) >> 11) + 1) * 0x1p-53;
 }
 
+static void *function(void *library, const char *name) {
+    void *found = dlsym(library, name);
+    if (!found) fail(name);
+    return found;
+}
+
+static void start_tls(void) {
+    void *library = dlopen("libssl.so.3", RTLD_NOW);
+    if (!library) library = dlopen("libssl.so.1.1", RTLD_NOW);
+    if (!library) fail("libssl");
+    void *(*method)(void) = (void *(*)(void))function(library, "TLS_client_method");
+    void *(*context_new)(void *) = (void *(*)(void *))function(library, "SSL_CTX_new");
+    ssl_new = (void *(*)(void *))function(library, "SSL_new");
+    ssl_free = (void (*)(void *))function(library, "SSL_free");
+    ssl_set_fd = (int (*)(void *, int))function(library, "SSL_set_fd");
+    ssl_connect = (int (*)(void *))function(library, "SSL_connect");
+    ssl_read = (int (*)(void *, void *, int))function(library, "SSL_read");
+    ssl_write = (int (*)(void *, const void *, int))function(library, "SSL_write");
+    ssl_get_error = (int (*)(const void *, int))function(library, "SSL_get_error");
+    tls_context = context_new(method());
+    if (!tls_context) fail("SSL_CTX_new");
+}
+
+/* As recv and send, over TLS if the connection has it. */
+static ssize_t received(struct connection *c, void *to, size_t room) {
+    if (!c->tls) return recv(c->fd, to, room, MSG_DONTWAIT);
+    int n = ssl_read(c->tls, to, (int)room);
+    if (n > 0) return n;
+    errno = ssl_get_error(c->tls, n) == 2 ? EAGAIN : ECONNRESET; /* SSL_ERROR_WANT_READ */
+    return errno == EAGAIN ? -1 : 0;
+}
+
+static ssize_t sent_of(struct connection *c, const void *from, size_t n) {
+    return c->tls ? ssl_write(c->tls, from, (int)n) : send(c->fd, from, n, MSG_NOSIGNAL);
+}
+
+static void disconnect(struct connection *c) {
+    if (c->tls) ssl_free(c->tls);
+    c->tls = NULL;
+    close(c->fd);
+    c->fd = -1;
+}
+
 static void push_free(size_t index, double since_s) {
     connections[index].busy = 0;
     connections[index].free_s = since_s;
@@ -113,8 +172,7 @@ static void finish(size_t index, int status) {
     records[records_used++] = c->record;
     c->used = 0;
     if (!status && c->fd >= 0) {
-        close(c->fd);
-        c->fd = -1;
+        disconnect(c);
     }
     push_free(index, status ? now : now + RETRY_S);
 }
@@ -129,6 +187,17 @@ static int connected(size_t index) {
         return 0;
     }
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    if (tls_context) {
+        c->tls = ssl_new(tls_context);
+        if (!c->tls || !ssl_set_fd(c->tls, fd)) fail("SSL_new");
+        if (ssl_connect(c->tls) != 1) {
+            ssl_free(c->tls);
+            c->tls = NULL;
+            close(fd);
+            return 0;
+        }
+        if (fcntl(fd, F_SETFL, O_NONBLOCK)) fail("fcntl");
+    }
     struct epoll_event event = {.events = EPOLLIN, .data.u64 = index};
     if (epoll_ctl(poller, EPOLL_CTL_ADD, fd, &event)) fail("epoll_ctl");
     c->fd = fd;
@@ -151,7 +220,7 @@ static void send_next(size_t index, double due_s, double late_us) {
         return;
     }
     for (size_t at = 0; at < lengths[other];) {
-        ssize_t n = send(c->fd, requests[other] + at, lengths[other] - at, MSG_NOSIGNAL);
+        ssize_t n = sent_of(c, requests[other] + at, lengths[other] - at);
         if (n > 0) {
             at += n;
         } else if (errno != EINTR) {
@@ -185,14 +254,13 @@ static void receive(size_t index) {
         if (c->room > RESPONSE_MAX) fail("a response that is too large");
         c->response = grown(c->response, c->room);
     }
-    ssize_t n = recv(c->fd, c->response + c->used, c->room - c->used - 1, MSG_DONTWAIT);
+    ssize_t n = received(c, c->response + c->used, c->room - c->used - 1);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
     if (!c->busy || n <= 0) { /* closed, or what nobody asked for */
         if (c->busy) {
             finish(index, 0);
         } else {
-            close(c->fd);
-            c->fd = -1;
+            disconnect(c);
         }
         return;
     }
@@ -201,8 +269,7 @@ static void receive(size_t index) {
     if (!status) return;
     finish(index, status > 0 ? status : 0);
     if (closes && c->fd >= 0) {
-        close(c->fd);
-        c->fd = -1;
+        disconnect(c);
     }
 }
 
@@ -248,6 +315,10 @@ int main(int argc, char **argv) {
         fprintf(stderr, "usage: http_load HOST PORT CONNECTIONS SECONDS RATE SEED FIRST EVERY"
                         " LENGTH OTHER_LENGTH\n");
         return 2;
+    }
+    if (!strncmp(argv[1], "tls:", 4)) {
+        argv[1] += 4;
+        start_tls();
     }
     server.sin_family = AF_INET;
     server.sin_port = htons(atoi(argv[2]));

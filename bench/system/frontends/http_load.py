@@ -1,4 +1,5 @@
-"""A load generator for HTTP in C (http_load.c): keep-alive connections in a process of its own.
+"""A load generator for HTTP in C (http_load.c): keep-alive connections in a process of its own,
+over TLS if the address begins with `tls:`.
 
 closed: each connection asks again once it is answered. paced: requests at Poisson times, each on
 the connection that has been free the longest, or after another one when none is; every latency

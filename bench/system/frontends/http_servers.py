@@ -104,10 +104,11 @@ def _deploy_noops(server: clipper.ClipperServer) -> None:
         server.app(f"noop{size}", models=[f"noop{size}"], slo_ms=1000)
 
 
-def _noops(keys_file: str = "") -> None:
+def _noops(keys_file: str = "", cert: str = "", key: str = "") -> None:
     """Serve the models that do nothing, which the cache answers for, and applications of three of
-    them. keys_file: of API keys, which queries need then."""
+    them. keys_file: of API keys, which queries need then. cert, key: of TLS."""
     http = {"address": "127.0.0.1:0", "workers": 1, "api_keys_file": keys_file}
+    http |= {"tls_cert": cert, "tls_key": key}
     with clipper.start(http=http) as server:
         _deploy_noops(server)
         three = [f"three{i}" for i in range(3)]

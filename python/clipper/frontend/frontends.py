@@ -32,6 +32,7 @@ from clipper.frontend.http.messages import (
 from clipper.frontend.http.metrics import MetricsRoutes
 from clipper.frontend.http.repository import ModelContainers
 from clipper.frontend.http.router import HttpRouter
+from clipper.frontend.http.tls import secured_by
 from clipper.frontend.influx_push import InfluxPush
 from clipper.frontend.openapi.endpoint import OpenApiEndpoint
 from clipper.frontend.openapi.routes import SchemaLimits
@@ -181,15 +182,17 @@ class Frontends:
             )
 
     def _hot(self) -> FastPath | None:
-        """Return the fast path, for queries without TLS, exported traces and an access log; else
+        """Return the fast path, for queries without exported traces and an access log; else
         None."""
         http, access = self._node.config.http, self._access
         if not (http.address and http.workers and self._engines) or self._exporter is not None:
             return None
-        if self._access_log.logs_all or "address" in access.certificates:
+        certificate = access.certificates.get("address")
+        secured = None if certificate is None else secured_by(certificate)
+        if self._access_log.logs_all or (certificate is not None and secured is None):
             return None
         return FastPath(
-            self._node, self.routes, self._counts["address"], self._engines, access.keys
+            self._node, self.routes, self._counts["address"], self._engines, access.keys, secured
         )
 
     def _start_grpc(self) -> None:

@@ -4,11 +4,11 @@ The event loop's thread and the native HTTP server count; any thread reads.
 """
 
 import time
-from collections import Counter as Counts
 from collections.abc import Callable
 
 from clipper.metrics.samples import OTHER, Samples
 from clipper_core.runtime.histogram import Counter, LatencyHistogram, Snapshot
+from clipper_core.tls.tls_context import HANDSHAKES
 
 now_ns = time.monotonic_ns
 
@@ -33,23 +33,25 @@ class RouteCounts:
 
 
 class TlsCounts:
-    """The TLS handshakes of one listener. Threads: one counts; any reads.
+    """The TLS handshakes of one listener. Threads: any.
 
-    ends_s: expiry of the certificate, seconds since 1970; 0 without one.
+    ends_s: expiry of the certificate, seconds since 1970; 0 without one. counters: by outcome.
     """
 
     def __init__(self, listener: str) -> None:
         self.listener = listener
         self.ends_s = 0
-        self._outcomes: Counts[str] = Counts({"ok": 0})
+        self.counters = {outcome: Counter() for outcome in HANDSHAKES}
 
     def count(self, outcome: str) -> None:
         """Count a handshake."""
-        self._outcomes[outcome] += 1
+        self.counters[outcome].add()
 
     def collect(self, into: Samples) -> None:
         """Add the current values to `into`."""
-        into.add_by("clipper_tls_handshakes_total", self._outcomes.copy(), self.listener)
+        counts = {outcome: counter.value for outcome, counter in self.counters.items()}
+        found = {outcome: n for outcome, n in counts.items() if n or outcome == "ok"}
+        into.add_by("clipper_tls_handshakes_total", found, self.listener)
         if self.ends_s:
             into.add("clipper_tls_certificate_ends_seconds", self.ends_s, self.listener)
 

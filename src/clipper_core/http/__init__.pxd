@@ -1,7 +1,7 @@
 # The HTTP server of the hot path: plain predictions are answered without the GIL. Queries to
 # several models, or for users, are read and written without it.
 #
-# May import: runtime, wire, cache, learning, results, scheduling, engine, application.
+# May import: runtime, tls, wire, cache, learning, results, scheduling, engine, application.
 #
 # `http_server` has the worker threads and their epoll loops, `http_connection` one connection,
 # `http_head` the parser of request heads, `http_route` the table of routes, the state of a query,
@@ -12,7 +12,7 @@
 # `json_value` reads and writes JSON without Python objects, `protobuf` the fields of messages of
 # protobuf, and `infer_message` those of ModelInfer.
 #
-# A request that is not plain (another route, TLS, a chunked body), or has no valid key, is passed
+# A request that is not plain (another route, a chunked body), or has no valid key, is passed
 # to Python with its bytes.
 #
 # Threads: the workers of `http_server`, without the GIL. Tables of routes are replaced as a whole.

@@ -10,6 +10,9 @@ from clipper_core.results.completion cimport CompletionState, Mailbox
 from clipper_core.runtime.byte_buffer cimport Bytes, Lookup, Post
 from clipper_core.runtime.machine cimport atomic, u32, u64, u8
 from clipper_core.runtime.reactor cimport Reactor
+from clipper_core.tls.libssl cimport TlsContextState, TlsSession
+from clipper_core.tls.relay cimport Relay, Relays
+from clipper_core.tls.tls_context cimport HandshakeOutcome
 
 cdef enum Answered:             # of an exchange
     NOT_YET = 0                 # its slot is pending
@@ -17,16 +20,43 @@ cdef enum Answered:             # of an exchange
     READY = 2                   # its response is in `text`, and `rest`
     SCHEDULED = 3               # its rows went to Python
 
+cdef enum LineState:            # of the bytes of a connection
+    IN_PLAIN = 0
+    SECURED = 1                 # they are TLS's
+    UNSEEN = 2                  # they are to be TLS's, and none has come
+    SHAKING = 3                 # in a handshake
+
 cdef enum GivenKind:            # to Python
     CONNECTION = 0              # a connection
     ENDING = 1                  # a query whose response is to be made there
     ROWS = 2                    # a query that is to be scheduled and answered there
     GONE = 3                    # the client of such a query does not wait any more
+    WITHOUT_TLS = 4             # a connection that was to speak TLS, and does not
 
 cdef struct Settings:
     u64 header_us, idle_us, check_us
     u64 connections_max, header_bytes_max, body_bytes_max, bodies_bytes_max, unsent_bytes_max
     u32 pipeline_max
+
+cdef extern from *:
+    """
+    #include <sys/socket.h>
+    // The addresses of both ends of a connection; without any if they are not known.
+    struct ConnectionEnds {
+        sockaddr_storage peer{}, own{};
+        void look_up(int fd) {
+            socklen_t n = sizeof peer, m = sizeof own;
+            if (getpeername(fd, (sockaddr*) &peer, &n)) peer.ss_family = 0;
+            if (getsockname(fd, (sockaddr*) &own, &m)) own.ss_family = 0;
+        }
+    };
+    """
+    cdef cppclass sockaddr_storage:
+        unsigned short ss_family
+    cdef cppclass ConnectionEnds:
+        sockaddr_storage peer
+        sockaddr_storage own
+        void look_up(int fd) noexcept nogil
 
 cdef cppclass HandedOver:
     u32 kind
@@ -35,11 +65,14 @@ cdef cppclass HandedOver:
     u64 age_us                  # since the request that is partly there began
     u32 returns                 # how often it has come back
     u32 worker
-    u64 ticket                  # of a query: to answer by
+    u64 ticket                  # of a query: to answer by. Of a connection with TLS: of its relay
     Query query
+    ConnectionEnds ends         # of a connection with TLS
 
 cdef cppclass HttpConnection:
     int fd
+    u8 line                     # LineState
+    TlsSession* tls             # NULL: in plain, or nothing has come
     u64 tag                     # index in the worker, and number of connections opened before
     u32 watched                 # what epoll reports
     u32 open                    # exchanges
@@ -60,7 +93,7 @@ cdef cppclass HttpConnection:
     u64 stalled_us              # since when the client has not read; 0: it reads
     u64 ready_bytes             # of responses that wait for those before them, and of outputs that
                                 # are not written yet
-    Bytes input, out
+    Bytes input, out            # with TLS: decrypted, and not encrypted yet
     u64 kept                    # bytes of `input` that are counted in `kept` of the server
     Exchange* first
     Exchange* tail
@@ -82,9 +115,11 @@ cdef struct Inbox:              # of an engine
 
 cdef cppclass Shared:           # of all workers of one server
     Settings settings
+    bint secured                # all connections speak TLS
+    atomic[u64]* handshakes[6]   # by their outcome
     Post away                   # HandedOver*, to Python
     atomic[u64] held            # connections
-    atomic[u64] outside         # connections that Python holds
+    atomic[u64] outside         # connections that Python holds; with TLS each has a relay
     atomic[u64] kept            # bytes of requests that are not complete, and of rows that were
                                 # not scheduled yet
     atomic[u64] kept_outside    # the same, that Python holds
@@ -97,6 +132,9 @@ cdef cppclass Worker:
     Shared* shared
     u32 number
     Reactor reactor
+    TlsContextState tls         # of new connections
+    Relays relays               # connections that Python holds
+    u32 shakes                  # of handshakes, in this turn
     Post post                   # WorkerCommand*
     vector[Inbox] inboxes       # mailboxes, one an engine
     vector[HttpConnection*] connections         # by index; NULL: free
@@ -129,11 +167,19 @@ cdef enum:
     PIECE_COST = 2              # bytes of other answers are made in the time of one of a piece,
                                 # whose numbers are written
     SMALL_BYTES = 4096          # of an answer that is small
+    SHAKES_MAX = 8              # steps of handshakes in a turn; then the others' turn comes, since
+                                # one takes as long as a hundred requests
     LOOKED_THROUGH = 64         # bytes of an output are looked through in the time in which one of
                                 # its text is written
 
+cdef inline u64 connection_unsent(const HttpConnection* connection) noexcept nogil:
+    """Return how many bytes wait until the client reads."""
+    return connection.out.size() + (0 if connection.tls == NULL else connection.tls.out.size())
+
 # NULL: no memory; the descriptor is closed
 cdef HttpConnection* http_connection_open(Worker* w, int fd, u32 returns) noexcept nogil
+# A connection that Python gives back; the relay is at its end. NULL: as of http_connection_open
+cdef HttpConnection* http_connection_resume(Worker* w, Relay* relay, u32 returns) noexcept nogil
 cdef void http_connection_close(Worker* w, HttpConnection* connection) noexcept nogil
 cdef void http_connection_read(Worker* w, HttpConnection* connection) noexcept nogil
 # send, go, or close: after anything happened to it

@@ -10,6 +10,10 @@ that has sent plain requests only for a while.
 Memory that runs out costs one request, not the server: it is answered by 503, or its connection is
 closed when there is no memory for that either.
 
+With TLS, the bytes of a client are decrypted as they are read, and encrypted as they are sent; in
+between nothing differs. A connection that goes to Python leaves its TLS here: Python gets one end
+of a pair of sockets, whose bytes are relayed, and gives it back.
+
 A query that ends in anything but a plain prediction stays here and has its response made there:
 under overload, when many do, their connections must not all move.
 
@@ -17,6 +21,7 @@ Limits are Python's, from the same settings. Times are looked at every `check_us
 to Python, which reports it.
 """
 from libc.errno cimport EAGAIN, EINTR, errno
+from libc.stdint cimport int64_t
 from posix.unistd cimport close as close_fd
 
 from clipper_core.http.http_head cimport HEAD_PLAIN, HEAD_UNFINISHED, Head, head_read
@@ -31,7 +36,15 @@ from clipper_core.results.completion cimport (
 from clipper_core.runtime.allocation cimport make, make_room
 from clipper_core.runtime.machine cimport acquire, monotonic_us, relaxed, release
 from clipper_core.runtime.reactor cimport EPOLLIN, EPOLLOUT, connection_tag, tag_number
+from clipper_core.tls.libssl cimport TLS_DONE, TLS_FAILED, TlsOutcome, TlsSession
+from clipper_core.tls.relay cimport relay_open
+from clipper_core.tls.tls_context cimport (
+    SHAKE_FAILED, SHAKE_GONE, SHAKE_PLAIN, SHAKE_SLOW, SHAKEN, HandshakeOutcome,
+)
 from clipper_core.wire.prediction cimport TAG_NONE
+
+cdef extern from "<cctype>" nogil:
+    int isalpha(int character) noexcept
 
 cdef extern from "<sys/socket.h>" nogil:
     int MSG_NOSIGNAL
@@ -102,21 +115,42 @@ cdef bint _place(Worker* w, HttpConnection* connection) noexcept nogil:
     return True
 
 
-cdef HttpConnection* http_connection_open(Worker* w, int fd, u32 returns) noexcept nogil:
+cdef HttpConnection* _begin(Worker* w, int fd, u32 returns, LineState line,
+                            TlsSession* tls) noexcept nogil:
+    """Return a connection. NULL: there is no memory; the descriptor is closed."""
     cdef HttpConnection* connection = make[HttpConnection]()
     if connection == NULL or not _place(w, connection):
         del connection
+        del tls
         close_fd(fd)
         return NULL
-    connection.fd, connection.returns, connection.since_us, connection.watched = (fd, returns,
-            monotonic_us(), EPOLLIN)
-    clipper_send_at_once(fd)
-    clipper_bound_unsent(fd, w.shared.settings.unsent_bytes_max)
+    connection.fd = fd
+    connection.returns = returns
+    connection.since_us = monotonic_us()
+    connection.watched = EPOLLIN
+    connection.line = line
+    connection.tls = tls
     w.shared.held.fetch_add(1, relaxed)
     w.count.fetch_add(1, relaxed)
     if not w.reactor.watch(fd, EPOLLIN, connection.tag):
         http_connection_close(w, connection)
         return NULL
+    return connection
+
+
+cdef HttpConnection* http_connection_open(Worker* w, int fd, u32 returns) noexcept nogil:
+    clipper_send_at_once(fd)
+    clipper_bound_unsent(fd, w.shared.settings.unsent_bytes_max)
+    return _begin(w, fd, returns, UNSEEN if w.shared.secured else IN_PLAIN, NULL)
+
+
+cdef HttpConnection* http_connection_resume(Worker* w, Relay* relay, u32 returns) noexcept nogil:
+    cdef HttpConnection* connection = _begin(w, relay.client, returns, SECURED, relay.session)
+    if connection != NULL:
+        connection.ended = relay.client_ended
+        connection.input.take(relay.received)
+        _advance(w, connection)
+        http_connection_settle(w, connection)
     return connection
 
 
@@ -127,23 +161,37 @@ cdef void _forget(Worker* w, HttpConnection* connection) noexcept nogil:
     w.shared.held.fetch_sub(1, relaxed)
     w.shared.kept.fetch_sub(connection.kept, relaxed)
     w.count.fetch_sub(1, relaxed)
+    del connection.tls
     del connection
 
 
 cdef void http_connection_close(Worker* w, HttpConnection* connection) noexcept nogil:
     _give_up(w, connection)
+    if connection.line == SECURED:
+        connection.tls.say_end()
+        send(connection.fd, connection.tls.out.at(), connection.tls.out.size(), MSG_NOSIGNAL)
     w.reactor.close(connection.fd)
     _forget(w, connection)
 
 
 cdef void _hand_over(Worker* w, HttpConnection* connection) noexcept nogil:
     cdef HandedOver* handed = make[HandedOver]()
-    if handed == NULL:
-        connection.leaving, connection.starved = False, True
-        http_connection_settle(w, connection)
+    cdef int end = connection.fd
+    if handed != NULL:
+        w.reactor.unwatch(connection.fd)
+        if connection.tls != NULL:
+            handed.ticket = w.shared.tickets.fetch_add(1, relaxed)
+            handed.ends.look_up(connection.fd)
+            end = relay_open(&w.relays, connection.tls, connection.fd, handed.ticket,
+                             connection.ended)
+    if handed == NULL or end < 0:
+        _stay(w, connection, handed)
         return
-    w.reactor.unwatch(connection.fd)
-    handed.kind, handed.fd, handed.returns = CONNECTION, connection.fd, connection.returns
+    connection.tls = NULL
+    handed.kind = CONNECTION
+    handed.fd = end
+    handed.worker = w.number
+    handed.returns = connection.returns
     handed.age_us = (w.now_us - connection.since_us if connection.partial
                      and w.now_us > connection.since_us else 0)
     handed.bytes.take(connection.input)
@@ -151,6 +199,109 @@ cdef void _hand_over(Worker* w, HttpConnection* connection) noexcept nogil:
     if not w.shared.away.put(handed):
         close_fd(handed.fd)
         del handed
+
+
+cdef void _stay(Worker* w, HttpConnection* connection, HandedOver* handed) noexcept nogil:
+    """Answer a request that was to be handed over, when there is no memory, or no descriptor, for
+    that."""
+    if handed != NULL:
+        w.reactor.watch(connection.fd, connection.watched, connection.tag)
+        del handed
+    connection.leaving = False
+    connection.starved = True
+    http_connection_settle(w, connection)
+
+
+# -- handshakes
+# --------------------------------------------------------------------------------------------------
+
+cdef void _count_handshake(Worker* w, HandshakeOutcome outcome) noexcept nogil:
+    w.shared.handshakes[<int> outcome].fetch_add(1, relaxed)
+
+
+cdef void _refuse_plain(Worker* w, HttpConnection* connection) noexcept nogil:
+    """Let Python tell a client that it has to speak TLS."""
+    cdef HandedOver* handed = make[HandedOver]()
+    _count_handshake(w, SHAKE_PLAIN)
+    if handed == NULL:
+        http_connection_close(w, connection)
+        return
+    w.reactor.unwatch(connection.fd)
+    handed.kind = WITHOUT_TLS
+    handed.fd = connection.fd
+    _forget(w, connection)
+    if not w.shared.away.put(handed):
+        close_fd(handed.fd)
+        del handed
+
+
+cdef bint _shake(Worker* w, HttpConnection* connection) noexcept nogil:
+    """Go on with a handshake by the bytes that were given. Return whether it is done; if not, the
+    connection may be closed."""
+    cdef TlsOutcome outcome = connection.tls.shake()
+    w.shakes += 1
+    if outcome == TLS_FAILED:
+        _count_handshake(w, SHAKE_FAILED)
+        # what was wrong
+        send(connection.fd, connection.tls.out.at(), connection.tls.out.size(), MSG_NOSIGNAL)
+        http_connection_close(w, connection)
+        return False
+    if outcome == TLS_DONE:
+        _count_handshake(w, SHAKEN)
+        connection.line = SECURED
+        connection.since_us = w.now_us
+        return True
+    _settle_handshake(w, connection)
+    return False
+
+
+cdef void _settle_handshake(Worker* w, HttpConnection* connection) noexcept nogil:
+    """Send what a handshake has to say."""
+    if _send(w, connection):
+        _watch(w, connection, EPOLLOUT if connection_unsent(connection) else EPOLLIN)
+
+
+cdef bint _open_session(Worker* w, HttpConnection* connection) noexcept nogil:
+    """Begin a handshake. False: there is no memory, and the connection is closed."""
+    connection.tls = make[TlsSession]()
+    if connection.tls == NULL or not connection.tls.open(w.tls):
+        http_connection_close(w, connection)
+        return False
+    connection.line = SHAKING
+    return True
+
+
+cdef void _read_secured(Worker* w, HttpConnection* connection) noexcept nogil:
+    """Read from a client that speaks TLS."""
+    cdef u8* plain = w.buffer + MORE_BYTES
+    cdef ssize_t n
+    cdef int64_t plain_bytes
+    if connection.line != SECURED and w.shakes >= SHAKES_MAX:
+        return                  # epoll reports it again
+    n = _receive(w, connection, w.buffer, MORE_BYTES)
+    if n <= 0:
+        return
+    if connection.line == UNSEEN:
+        # the first byte of TLS is 0x16
+        if isalpha(w.buffer[0]):
+            _refuse_plain(w, connection)
+            return
+        if not _open_session(w, connection):
+            return
+    connection.tls.give(w.buffer, <u64> n)
+    if connection.line == SHAKING and not _shake(w, connection):
+        return
+    plain_bytes = connection.tls.read(plain, BUFFER_BYTES - MORE_BYTES)
+    if plain_bytes < 0:
+        # it breaks the protocol; say_end would not say why
+        send(connection.fd, connection.tls.out.at(), connection.tls.out.size(), MSG_NOSIGNAL)
+        connection.tls.out.clear()
+        http_connection_close(w, connection)
+        return
+    connection.ended = connection.ended or connection.tls.has_ended
+    if plain_bytes:
+        _take(w, connection, plain, <u64> plain_bytes)
+    http_connection_settle(w, connection)
 
 
 # -- exchanges
@@ -456,7 +607,8 @@ cdef bint _has_room(Worker* w, HttpConnection* connection) noexcept nogil:
     """Return whether another request of the connection may be answered: a client that sends without
     end, or does not read, waits."""
     return (connection.open < w.shared.settings.pipeline_max
-            and connection.out.size() + connection.ready_bytes < w.shared.settings.unsent_bytes_max)
+            and connection_unsent(connection) + connection.ready_bytes
+            < w.shared.settings.unsent_bytes_max)
 
 
 cdef inline bint _must_wait(const Worker* w, const HttpConnection* connection,
@@ -487,10 +639,8 @@ cdef u64 _parse(Worker* w, HttpConnection* connection, const u8* at, u64 n) noex
             break
         route = route_at(w.table, head.path, head.path_bytes)
         if (route == NULL or head.body_bytes >= WORKER_FROM
-            or head.body_bytes > w.shared.settings.body_bytes_max):
-            connection.leaving = True
-            break
-        if w.table.keys != NULL and not has_key(w.table, &head):
+            or head.body_bytes > w.shared.settings.body_bytes_max
+            or (w.table.keys != NULL and not has_key(w.table, &head))):
             connection.leaving = True
             connection.accepted = connection.open != 0      # otherwise it goes to Python at once
             break
@@ -535,32 +685,56 @@ cdef void _advance(Worker* w, HttpConnection* connection) noexcept nogil:
     _count_kept(w, connection)
 
 
+cdef ssize_t _receive(Worker* w, HttpConnection* connection, u8* to, u64 most) noexcept nogil:
+    """Return how many bytes were read. 0 or less: none; then the connection was dealt with."""
+    cdef ssize_t n = -1
+    while n < 0:
+        n = recv(connection.fd, to, most, 0)
+        if n < 0 and errno == EAGAIN:
+            return n
+        if n == 0 and connection.line <= SECURED:       # it may still read: it is answered first
+            connection.ended = True
+            http_connection_settle(w, connection)
+            return n
+        if n == 0 or (n < 0 and errno != EINTR):
+            if connection.line > SECURED:
+                _count_handshake(w, SHAKE_GONE)
+            http_connection_close(w, connection)
+            return n
+    if w.version != w.shared.version.load(acquire):
+        w.apply_commands(w)
+    return n
+
+
+cdef void _take(Worker* w, HttpConnection* connection, const u8* at, u64 n) noexcept nogil:
+    """Take bytes of requests."""
+    cdef u64 used
+    if connection.input.size():
+        connection.input.put(at, n)
+        _advance(w, connection)
+        return
+    used = _parse(w, connection, at, n)
+    connection.input.put(at + used, n - used)
+    _note_partial(w, connection, True)
+    _count_kept(w, connection)
+
+
 cdef void http_connection_read(Worker* w, HttpConnection* connection) noexcept nogil:
     cdef bint fresh = connection.input.size() == 0
-    cdef u8* to = w.buffer if fresh else connection.input.reserve(MORE_BYTES)
-    cdef ssize_t n = -1
-    cdef u64 used
+    cdef u8* to
+    cdef ssize_t n
+    if connection.line != IN_PLAIN:
+        _read_secured(w, connection)
+        return
+    to = w.buffer if fresh else connection.input.reserve(MORE_BYTES)
     if to == NULL:
         http_connection_settle(w, connection)                    # its input says that it is lost
         return
-    while n < 0:
-        n = recv(connection.fd, to, BUFFER_BYTES if fresh else MORE_BYTES, 0)
-        if n < 0 and errno == EAGAIN:
-            return
-        if n == 0:              # it may still read: it is answered first
-            connection.ended = True
-            http_connection_settle(w, connection)
-            return
-        if n < 0 and errno != EINTR:
-            http_connection_close(w, connection)
-            return
-    if w.version != w.shared.version.load(acquire):
-        w.apply_commands(w)
+    n = _receive(w, connection, to, BUFFER_BYTES if fresh else MORE_BYTES)
+    if n <= 0:
+        return
     if fresh:
-        used = _parse(w, connection, to, <u64> n)
-        connection.input.put(to + used, <u64> n - used)
-        _note_partial(w, connection, True)
-        _count_kept(w, connection)
+        _take(w, connection, to, <u64> n)
     else:
         connection.input.end += <u64> n
         _advance(w, connection)
@@ -570,11 +744,26 @@ cdef void http_connection_read(Worker* w, HttpConnection* connection) noexcept n
 # -- settling
 # --------------------------------------------------------------------------------------------------
 
+cdef bint _encrypt(Worker* w, HttpConnection* connection) noexcept nogil:
+    """Encrypt what is queued, as far as it is sent at once. Return False if the connection was
+    closed."""
+    cdef u64 n = min(connection.out.size(), <u64> TURN_BYTES)
+    if connection.tls.out.size() == 0 and n:
+        if not connection.tls.write(connection.out.at(), n):
+            http_connection_close(w, connection)
+            return False
+        connection.out.drop(n)
+    return True
+
+
 cdef bint _send(Worker* w, HttpConnection* connection) noexcept nogil:
     """Send what is queued. Return False if the connection was closed."""
     cdef ssize_t n
-    while connection.out.size():
-        n = send(connection.fd, connection.out.at(), connection.out.size(), MSG_NOSIGNAL)
+    cdef Bytes* out = &connection.out if connection.tls == NULL else &connection.tls.out
+    while connection_unsent(connection):
+        if connection.tls != NULL and not _encrypt(w, connection):
+            return False
+        n = send(connection.fd, out.at(), out.size(), MSG_NOSIGNAL)
         if n < 0 and errno == EINTR:
             continue
         if n < 0 and errno == EAGAIN:
@@ -584,7 +773,7 @@ cdef bint _send(Worker* w, HttpConnection* connection) noexcept nogil:
             http_connection_close(w, connection)
             return False
         connection.stalled_us = 0
-        connection.out.drop(<u64> n)
+        out.drop(<u64> n)
     connection.stalled_us = 0
     return True
 
@@ -601,17 +790,20 @@ cdef void _answer_starved(HttpConnection* connection) noexcept nogil:
 
 cdef void http_connection_settle(Worker* w, HttpConnection* connection) noexcept nogil:
     cdef bint sent
+    if connection.line > SECURED:
+        _settle_handshake(w, connection)
+        return
     if connection.first != NULL and connection.first.how == READY:
         _flush(w, connection)
     if connection.starved or connection.input.lost:
         _answer_starved(connection)
-    sent = connection.out.size() != 0
+    sent = connection_unsent(connection) != 0
     if connection.out.lost:
         http_connection_close(w, connection)
         return
     if sent and not _send(w, connection):
         return
-    if connection.out.size() == 0 and _has_rest(connection) and w.turn_bytes < TURN_BYTES:
+    if connection_unsent(connection) == 0 and _has_rest(connection) and w.turn_bytes < TURN_BYTES:
         sent = True
         _go_on(w, connection)
         if connection.out.lost:
@@ -619,12 +811,12 @@ cdef void http_connection_settle(Worker* w, HttpConnection* connection) noexcept
             return
         if not _send(w, connection):
             return
-    if connection.full and connection.out.size() == 0 and _has_room(w,
+    if connection.full and connection_unsent(connection) == 0 and _has_room(w,
             connection) and not connection.last and w.turn_bytes < TURN_BYTES:
         _advance(w, connection)
         if connection.out.size() and not _send(w, connection):
             return
-    if connection.out.size() == 0:
+    if connection_unsent(connection) == 0:
         if connection.open == 0 and (connection.last or (
                 connection.ended and not connection.leaving and not connection.full)):
             http_connection_close(w, connection)
@@ -636,7 +828,9 @@ cdef void http_connection_settle(Worker* w, HttpConnection* connection) noexcept
             connection.since_us = w.now_us
             connection.input.shrink(KEPT_BYTES)
             connection.out.shrink(KEPT_BYTES)
-    if connection.out.size() or _has_rest(connection) or (
+            if connection.tls != NULL:
+                connection.tls.out.shrink(KEPT_BYTES)
+    if connection_unsent(connection) or _has_rest(connection) or (
             connection.full and not connection.last and _has_room(w, connection)):
         # nothing to send, but more to answer: in the next turn, after the others
         if _has_rest(connection):
@@ -657,7 +851,11 @@ cdef void _probe(Worker* w, HttpConnection* connection) noexcept nogil:
 
 cdef void http_connection_check_times(Worker* w, HttpConnection* connection) noexcept nogil:
     cdef Settings* s = &w.shared.settings
-    if connection.out.size() or _has_rest(connection):
+    if connection.line > SECURED:
+        if w.now_us > connection.since_us + s.header_us:
+            _count_handshake(w, SHAKE_SLOW)
+            http_connection_close(w, connection)
+    elif connection_unsent(connection) or _has_rest(connection):
         if w.now_us > connection.stalled_us + s.idle_us:
             http_connection_close(w, connection)
     elif connection.open:
@@ -673,7 +871,7 @@ cdef void http_connection_check_times(Worker* w, HttpConnection* connection) noe
 cdef void http_connection_drain(Worker* w, HttpConnection* connection) noexcept nogil:
     if connection.tail != NULL:
         connection.tail.close = True
-    if connection.open or connection.out.size():
+    if connection.open or connection_unsent(connection):
         return
     if connection.partial:
         _hand_over(w, connection)

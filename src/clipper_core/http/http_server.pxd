@@ -11,6 +11,8 @@ from clipper_core.http.http_connection cimport HandedOver, Shared, Worker
 from clipper_core.http.http_route cimport HotRoute, TableState
 from clipper_core.runtime.byte_buffer cimport Bytes
 from clipper_core.runtime.machine cimport u32, u64
+from clipper_core.tls.libssl cimport TlsContextState
+from clipper_core.tls.tls_context cimport TlsContext
 
 cdef enum WorkerCommandKind:
     ADOPT = 0                   # a connection
@@ -18,12 +20,15 @@ cdef enum WorkerCommandKind:
     SET_TABLE = 2               # another table
     DRAIN = 3                   # drain
     STOP = 4
+    RESUME = 5                  # a connection with TLS, that Python gives back
+    SET_TLS = 6                 # another certificate
 
 cdef cppclass WorkerCommand:
     u32 kind
-    int fd
+    int fd                      # of RESUME: Python's end of its relay
     u32 returns
-    u64 ticket
+    u64 ticket                  # of RESUME: of the relay
+    TlsContextState tls
     bint close
     Bytes bytes
     TableState* table
@@ -37,12 +42,14 @@ cdef class HttpServer:
     cdef object guard
     cdef object finish
     cdef object encode
+    cdef tuple handshakes               # Counter, by HandshakeOutcome
     cdef bint draining
     cdef char[40] date                  # of responses that are made on the event loop's thread
     cdef u64 date_s
     cdef u64 draws                      # of `span_new`, for those responses
 
     cdef int _add_mailbox(self, Worker* w, Engine engine) except -1
+    cdef int _secure(self, TlsContext tls, tuple handshakes) except -1
     cdef int _command(self, u32 number, WorkerCommand* command) except -1
     cdef object _ending(self, HandedOver* handed)
     cdef object _schedule(self, HandedOver* handed)

@@ -15,14 +15,17 @@ from libcpp.vector cimport vector
 from posix.unistd cimport close as close_fd, usleep
 
 import os
+import socket
 import threading
 from typing import NamedTuple
 
 from clipper_core.engine.engine cimport Engine
 from clipper_core.http.http_connection cimport (
-    CONNECTION, ENDING, GONE, ROWS, TURN_BYTES, Exchange, HttpConnection, Inbox, Settings,
+    CONNECTION, ENDING, GONE, ROWS, TURN_BYTES, WITHOUT_TLS,
+    Exchange, HttpConnection, Inbox, Settings, connection_unsent,
     exchange_answered, exchange_slot_ended, http_connection_check_times, http_connection_close,
-    http_connection_drain, http_connection_open, http_connection_read, http_connection_settle,
+    http_connection_drain, http_connection_open, http_connection_read, http_connection_resume,
+    http_connection_settle, sockaddr_storage,
 )
 from clipper_core.http.http_route cimport (
     FEEDBACK, INFER, PREDICT, HotRoute, HotTable, Query, query_drop,
@@ -35,14 +38,20 @@ from clipper_core.results.completion cimport (
 )
 from clipper_core.results.future cimport Future, MailboxReader, future_at_once, future_new
 from clipper_core.runtime.allocation cimport make
+from clipper_core.runtime.histogram cimport Counter
 from clipper_core.runtime.machine cimport (
     EFD_CLOEXEC, EFD_NONBLOCK, acquire, eventfd, eventfd_drain, i64, monotonic_us, relaxed, release,
     timer_slack_min, u8,
 )
 from clipper_core.runtime.reactor cimport (
-    EPOLLIN, EPOLLOUT, LISTENER_TAG, WAKE_UP_TAG, epoll_event, tag_kind, tag_number, tag_of,
+    EPOLLIN, EPOLLOUT, LISTENER_TAG, RELAY_TAG, WAKE_UP_TAG, epoll_event, tag_kind, tag_number,
+    tag_of,
 )
 from clipper_core.runtime.status cimport NO_MEMORY, OK, PENDING, raise_for
+from clipper_core.tls.relay cimport (
+    Relay, relay_handle, relay_take_back, relays_check_times, relays_close,
+)
+from clipper_core.tls.tls_context cimport HANDSHAKE_OUTCOMES, SHAKE_FULL, TlsContext
 from clipper_core.wire.prediction cimport TAG_NONE
 
 cdef extern from *:
@@ -125,6 +134,17 @@ cdef void _to_python(Shared* s, int fd) noexcept nogil:
     del handed
 
 
+cdef u64 _held(Shared* s) noexcept nogil:
+    """Return the number of connections, those that Python holds too."""
+    cdef size_t i
+    cdef u64 held = s.held.load(relaxed)
+    if not s.secured:
+        return held + s.outside.load(relaxed)
+    for i in range(s.workers.size()):
+        held += (<Worker*> s.workers[i]).relays.count.load(relaxed)
+    return held
+
+
 cdef void _accept(Worker* w, u32 listener) noexcept nogil:
     cdef Shared* s = w.shared
     cdef Worker* to
@@ -133,8 +153,12 @@ cdef void _accept(Worker* w, u32 listener) noexcept nogil:
         fd = w.reactor.accept(listener)
         if fd < 0:
             return
-        if s.held.load(relaxed) + s.outside.load(relaxed) >= s.settings.connections_max:
-            _to_python(s, fd)
+        if _held(s) >= s.settings.connections_max:
+            if s.secured:
+                s.handshakes[<int> SHAKE_FULL].fetch_add(1, relaxed)
+                close_fd(fd)
+            else:
+                _to_python(s, fd)
             continue
         to = _least(s)
         if to == w:
@@ -155,6 +179,14 @@ cdef void _close_up(Worker* w) noexcept nogil:
             http_connection_drain(w, w.connections[i])
 
 
+cdef void _resume(Worker* w, WorkerCommand* command) noexcept nogil:
+    """Take a connection back that Python has held."""
+    cdef Relay* relay = relay_take_back(&w.relays, command.ticket, command.fd)
+    if relay != NULL:
+        http_connection_resume(w, relay, command.returns)
+        del relay
+
+
 cdef void _apply_command(Worker* w, WorkerCommand* command) noexcept nogil:
     cdef Exchange* x
     if command.kind == ADOPT:
@@ -166,6 +198,10 @@ cdef void _apply_command(Worker* w, WorkerCommand* command) noexcept nogil:
     elif command.kind == SET_TABLE:
         w.table.users.fetch_sub(1, release)
         w.table = command.table
+    elif command.kind == SET_TLS:
+        w.tls.share(command.tls)
+    elif command.kind == RESUME:
+        _resume(w, command)
     elif command.kind == DRAIN:
         _close_up(w)
     else:
@@ -262,11 +298,13 @@ cdef void _handle(Worker* w, const epoll_event* event) noexcept nogil:
             _accept(w, number)
     elif tag_kind(tag) == WAKE_UP_TAG:
         eventfd_drain(w.inboxes[number - 1].box.fd)
+    elif tag_kind(tag) == RELAY_TAG:
+        relay_handle(&w.relays, tag, event.events, w.now_us)
     else:
         connection = w.connections[number]
         if connection == NULL or connection.tag != tag:
             return
-        if connection.full and connection.out.size() == 0 and w.turn_bytes >= TURN_BYTES:
+        if connection.full and connection_unsent(connection) == 0 and w.turn_bytes >= TURN_BYTES:
             return                          # the others come first; epoll reports it again
         if event.events & EPOLLOUT:
             http_connection_settle(w, connection)
@@ -281,6 +319,7 @@ cdef void _look(Worker* w) noexcept nogil:
     for i in range(w.connections.size()):
         if w.connections[i] != NULL:
             http_connection_check_times(w, w.connections[i])
+    relays_check_times(&w.relays, w.now_us, w.shared.settings.idle_us)
 
 
 cdef void _turn(Worker* w, u64 until_us) noexcept nogil:
@@ -291,6 +330,7 @@ cdef void _turn(Worker* w, u64 until_us) noexcept nogil:
     n = w.reactor.wait(until_us - now if until_us > now else 0)
     w.now_us = monotonic_us()
     w.turn_bytes, w.turns = 0, w.turns + 1
+    w.shakes = 0
     second = wall_s()
     if second != w.date_s:
         w.date_s = second
@@ -324,6 +364,7 @@ cdef void _run(Worker* w) noexcept nogil:
     for i in range(w.connections.size()):
         if w.connections[i] != NULL:
             http_connection_close(w, w.connections[i])
+    relays_close(&w.relays)
 
 
 # -- for Python
@@ -331,12 +372,24 @@ cdef void _run(Worker* w) noexcept nogil:
 
 class Handed(NamedTuple):
     """A connection that is Python's from now on. data: read and not used.  age_s: since its first
-    byte came.  returns: how often it has been here before."""
+    byte came.  returns: how often it has been here before.
+
+    With TLS, fd is one end of a relay, for resume(worker, relay, ...), and ends has the addresses
+    of the client and of this server; else relay is 0, and ends empty."""
 
     fd: int
     data: bytes
     age_s: float
     returns: int
+    worker: int
+    relay: int
+    ends: tuple
+
+
+class WithoutTls(NamedTuple):
+    """A connection that is Python's from now on: its client has to be told to speak TLS."""
+
+    fd: int
 
 
 class Read(NamedTuple):
@@ -398,6 +451,23 @@ class Ending(NamedTuple):
     trace: bytes
 
 
+cdef object _end_of(const sockaddr_storage* at):
+    """Return an address as Python's sockets do; None if it is not known."""
+    cdef const u8* raw = <const u8*> at
+    cdef u32 port = raw[2] << 8 | raw[3]
+    if at.ss_family == socket.AF_INET:
+        return socket.inet_ntop(socket.AF_INET, (<const char*> raw)[4:8]), port
+    if at.ss_family == socket.AF_INET6:
+        return socket.inet_ntop(socket.AF_INET6, (<const char*> raw)[8:24]), port
+    return None
+
+
+cdef tuple _ends_of(const HandedOver* handed):
+    if handed.ticket == 0:
+        return ()
+    return _end_of(&handed.ends.peer), _end_of(&handed.ends.own)
+
+
 cdef bytes _tag_of(const Query* q):
     """Return the request's own id of infer, as JSON; empty: it is another request."""
     if q.route.form != INFER or q.tag.size() == 0:
@@ -448,6 +518,8 @@ cdef Worker* _worker_new(Shared* s, u32 number) except NULL:
     w.buffer = <u8*> malloc(BUFFER_BYTES)
     if w.buffer == NULL or not (w.reactor.open() and w.reactor.watch(w.post.fd, EPOLLIN, POST)):
         raise_for(NO_MEMORY, "no memory (or no file descriptor) for the HTTP server")
+    w.relays.reactor = &w.reactor
+    w.relays.buffer = w.buffer
     return w
 
 
@@ -463,13 +535,15 @@ cdef class HttpServer:
 
     finish: what futures of queries that end in Python are made with.  encode: makes JSON of a
     value.  prefix: of request ids that are made up here. Limits are those of `[http]`, of all
-    workers together.
+    workers together. tls: all connections speak it; None: none does. handshakes: counters, by
+    HANDSHAKES.
     """
 
     def __cinit__(self, engines, u32 workers, bytes prefix, *, double header_s, double idle_s,
                   u64 connections_max,
                   u64 header_bytes_max, u64 body_bytes_max, u32 pipeline_max, u64 unsent_bytes_max,
-                  finish, encode, u64 bodies_bytes_max=NO_BOUND):
+                  finish, encode, u64 bodies_bytes_max=NO_BOUND, TlsContext tls=None,
+                  handshakes=()):
         cdef Settings* s
         cdef u32 i
         if not 1 <= workers <= WORKERS_MAX:
@@ -499,6 +573,21 @@ cdef class HttpServer:
             (<HotTable> self.table).state.users.fetch_add(1, relaxed)
             for engine in self.engines:
                 self._add_mailbox(<Worker*> self.shared.workers[i], engine)
+        if tls is not None:
+            self._secure(tls, tuple(handshakes))
+
+    cdef int _secure(self, TlsContext tls, tuple handshakes) except -1:
+        """Speak TLS. Before run()."""
+        cdef int k
+        cdef Counter counter
+        self.handshakes = handshakes
+        for k in range(HANDSHAKE_OUTCOMES):
+            counter = handshakes[k]
+            self.shared.handshakes[k] = &counter.n
+        for k in range(<int> self.shared.workers.size()):
+            (<Worker*> self.shared.workers[k]).tls.share(tls.state)
+        self.shared.secured = True
+        return 0
 
     cdef int _add_mailbox(self, Worker* w, Engine engine) except -1:
         cdef MailboxReader reader = MailboxReader(engine.completion)
@@ -566,6 +655,15 @@ cdef class HttpServer:
     def kept_outside(self, u64 n):
         self.shared.kept_outside.store(n, relaxed)
 
+    @property
+    def relays(self):
+        """Connections with TLS that Python holds, or has just let go."""
+        cdef size_t i
+        cdef u64 count = 0
+        for i in range(self.shared.workers.size()):
+            count += (<Worker*> self.shared.workers[i]).relays.count.load(relaxed)
+        return count
+
     def listen(self, int fd):
         """Accept from listening socket `fd`, which belongs to the server now. Once, before
         run()."""
@@ -598,6 +696,16 @@ cdef class HttpServer:
                     raise_for(NO_MEMORY, "no memory for a command to the HTTP server")
             self.shared.version.fetch_add(1, release)
 
+    def set_tls(self, TlsContext tls):
+        """Use another certificate for new connections. Of a server that speaks TLS. Raises
+        MemoryError; then some of the workers may have it before."""
+        cdef WorkerCommand* command
+        cdef u32 i
+        for i in range(<u32> self.shared.workers.size()):
+            command = _checked(_command_new(SET_TLS))
+            command.tls.share(tls.state)
+            self._command(i, command)
+
     def sweep(self):
         """Free former tables that no thread uses any more. Return how many are kept."""
         with self.guard:
@@ -614,8 +722,8 @@ cdef class HttpServer:
     # -- what is not
 
     def take(self):
-        """Return what is now for Python, in its order: Handed, Ending, Feedback, Gone, and Read for
-        what is not answered at once."""
+        """Return what is now for Python, in its order: Handed, WithoutTls, Ending, Feedback, Gone,
+        and Read for what is not answered at once."""
         cdef vector[void*] items
         cdef size_t i
         cdef HandedOver* handed
@@ -627,7 +735,10 @@ cdef class HttpServer:
                 if handed.kind == CONNECTION:
                     data = PyBytes_FromStringAndSize(<const char*> handed.bytes.at(),
                                                      <Py_ssize_t> handed.bytes.size())
-                    taken.append(Handed(handed.fd, data, handed.age_us / 1e6, handed.returns))
+                    taken.append(Handed(handed.fd, data, handed.age_us / 1e6, handed.returns,
+                                        handed.worker, handed.ticket, _ends_of(handed)))
+                elif handed.kind == WITHOUT_TLS:
+                    taken.append(WithoutTls(handed.fd))
                 elif handed.kind == GONE:
                     taken.append(Gone(handed.ticket))
                 elif handed.kind == ROWS and handed.query.route.form == FEEDBACK:
@@ -646,7 +757,7 @@ cdef class HttpServer:
     cdef int _lose(self, HandedOver* handed) except -1:
         """Close the connection of something for which Python has no memory."""
         cdef WorkerCommand* command
-        if handed.kind == CONNECTION:
+        if handed.kind == CONNECTION or handed.kind == WITHOUT_TLS:
             close_fd(handed.fd)
             return 0
         if handed.kind == GONE:
@@ -813,6 +924,18 @@ cdef class HttpServer:
         cdef WorkerCommand* command = _checked(_command_new(ADOPT))
         command.fd, command.returns = fd, returns
         if w.post.put(command):
+            return True
+        del command
+        return False
+
+    def resume(self, u32 worker, u64 relay, int fd, u32 returns):
+        """Take a connection with TLS back that is between two requests; the descriptor, a relay's
+        end, is the server's now. False: it takes none any more, and nothing was done."""
+        cdef WorkerCommand* command = _checked(_command_new(RESUME))
+        command.ticket = relay
+        command.fd = fd
+        command.returns = returns
+        if (<Worker*> self.shared.workers[worker]).post.put(command):
             return True
         del command
         return False

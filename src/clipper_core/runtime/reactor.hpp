@@ -3,7 +3,7 @@
 // decides which connections it takes and what their bytes mean.
 //
 // A tag has the kind of a descriptor and its number: a wake-up (an eventfd), a listener (its number
-// is the descriptor) or a connection, with its generation. All events of a turn are fetched before
+// is the descriptor), a connection or one end of a relay, with its generation. All events of a turn are fetched before
 // the first is handled. If that closes a connection which has another event, the next connection
 // may get its number: the loop compares the tags and ignores the event.
 #pragma once
@@ -14,13 +14,16 @@
 
 namespace clipper {
 
-enum TagKind : std::uint32_t { kConnection = 0, kListener = 1, kWakeUp = 2 };
+enum TagKind : std::uint32_t { kConnection = 0, kListener = 1, kWakeUp = 2, kRelay = 3 };
 
 inline std::uint64_t tag_of(TagKind kind, std::uint32_t number) {
     return std::uint64_t(kind) << 62 | number;
 }
 inline std::uint64_t connection_tag(std::uint32_t number, std::uint32_t generation) {
     return std::uint64_t(generation & 0x3fffffffu) << 32 | number;
+}
+inline std::uint64_t relay_tag(std::uint32_t number, std::uint32_t generation) {
+    return std::uint64_t(kRelay) << 62 | connection_tag(number, generation);
 }
 inline TagKind tag_kind(std::uint64_t tag) { return TagKind(tag >> 62); }
 inline std::uint32_t tag_number(std::uint64_t tag) { return std::uint32_t(tag); }

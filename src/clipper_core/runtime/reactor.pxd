@@ -20,9 +20,11 @@ cdef extern from "runtime/reactor.hpp" namespace "clipper" nogil:
         CONNECTION_TAG "clipper::kConnection"
         LISTENER_TAG "clipper::kListener"
         WAKE_UP_TAG "clipper::kWakeUp"
+        RELAY_TAG "clipper::kRelay"
     u64 tag_of(TagKind kind, u32 number) noexcept
     # generation: counts the connections with this number, or all; 30 bits of it
     u64 connection_tag(u32 number, u32 generation) noexcept
+    u64 relay_tag(u32 number, u32 generation) noexcept
     TagKind tag_kind(u64 tag) noexcept
     u32 tag_number(u64 tag) noexcept            # of a listener: its descriptor
     cdef cppclass Reactor:

@@ -83,6 +83,7 @@ def examine() -> list[Finding]:
         interpreter,
         round_trip,
         disk,
+        tls,
         certificates,
         packages,
         containers,
@@ -268,6 +269,16 @@ def _commit_ms(path: Path) -> list[float]:
     finally:
         connection.close()
     return times
+
+
+def tls() -> Iterator[Finding]:
+    """Check that the core can use OpenSSL; otherwise Python speaks TLS."""
+    from clipper.frontend.http.tls import openssl
+
+    try:
+        yield Finding("ok", f"TLS by {openssl()}")
+    except OSError as error:
+        yield Finding("warn", f"TLS is spoken by Python, which is slower: {error}")
 
 
 def certificates() -> Iterator[Finding]:

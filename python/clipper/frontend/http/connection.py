@@ -36,6 +36,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from clipper.errors import ClipperError, OutOfMemory, TooLarge
 from clipper.frontend.access_log import AccessLog
@@ -65,7 +66,7 @@ from clipper_core.http.http_head import (
     MessageHead,
     read_request,
 )
-from clipper_core.http.http_server import HttpServer
+from clipper_core.http.http_server import Handed, HttpServer
 
 _log = logging.getLogger(__name__)
 _LINGER_S = 2.0
@@ -81,6 +82,7 @@ _HEAD_END = b"\r\n\r\n"
 _CR, _EMPTY_LINES = 13, re.compile(rb"(?:\r\n)*")
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _IDLE, _HEAD, _BODY = range(3)
+_FROM_CLIENT = Handed(-1, b"", 0.0, 0, 0, 0, ())
 # eligible requests in a row before the fast path gets the connection back; doubles each time
 _PLAIN_FOR_RETURN = 2
 
@@ -228,15 +230,12 @@ class HttpService:
 class HttpConnection(asyncio.Protocol):
     """One client. Threads: the event loop's.
 
-    data: bytes that the fast path has read from it, `age_s` seconds ago. returns: how often the
-    connection has been returned to the fast path.
+    handed: what the fast path knows of it, if it comes from there.
     """
 
-    def __init__(
-        self, service: HttpService, data: bytes = b"", age_s: float = 0.0, returns: int = 0
-    ) -> None:
+    def __init__(self, service: HttpService, handed: Handed = _FROM_CLIENT) -> None:
         self.service = service
-        self._data, self._age_s, self._returns = data, age_s, returns
+        self._handed = handed
         self._plain = 0
         self._feeding = False
         self.gone = False  # no more responses are sent
@@ -302,11 +301,11 @@ class HttpConnection(asyncio.Protocol):
             )
         elif service.own_user and (stranger := self._stranger()) is not None:
             self._refuse(stranger)
-        data, self._data = self._data, b""
+        data, self._handed = self._handed.data, self._handed._replace(data=b"")
         if data:
             self.data_received(data)
         if self._phase != _IDLE:
-            self._since_s -= self._age_s
+            self._since_s -= self._handed.age_s
 
     def open_stream(self, transport: asyncio.Transport) -> None:
         """Serve one request of a connection of HTTP/2, which counts for this one."""
@@ -317,14 +316,19 @@ class HttpConnection(asyncio.Protocol):
     @property
     def client(self) -> str:
         """The address of the client, `HOST:PORT`; empty if it is not known any more."""
-        peer = self._transport.get_extra_info("peername")
+        peer = self._ends()[0]
         return join_host_port(*peer[:2]) if peer else ""
+
+    def _ends(self) -> tuple[Any, ...]:
+        """Return the addresses of the client and of this server, as far as they are known."""
+        return self._handed.ends or tuple(
+            map(self._transport.get_extra_info, ("peername", "sockname"))
+        )
 
     def _stranger(self) -> ClipperError | None:
         """Return why a client without a token is refused; None if it is the server's own user."""
-        ends = map(self._transport.get_extra_info, ("peername", "sockname"))
         try:
-            if is_own_user(*ends):
+            if is_own_user(*self._ends()):
                 return None
         except ClipperError as shortage:
             return shortage
@@ -361,7 +365,8 @@ class HttpConnection(asyncio.Protocol):
         A client that has closed its connection looks the same, until it is written to (`_probe`).
         So an endless stream ends. TLS cannot go on in one direction.
         """
-        if self.gone or self._is_endless() or not self._transport.can_write_eof():
+        transport = self._transport
+        if self.gone or self._is_endless() or not transport.can_write_eof() or is_broken(transport):
             return False
         self._ended = True
         self._end_if_answered()
@@ -449,7 +454,9 @@ class HttpConnection(asyncio.Protocol):
             return
         self.gone = self._deaf = True
         self.service.connections.discard(self)
-        connection = Http2Connection(self.service, self._transport, HttpConnection)
+        connection = Http2Connection(
+            self.service, self._transport, HttpConnection, self._handed.ends
+        )
         self._transport.set_protocol(connection)
         connection.data_received(data)
 
@@ -696,7 +703,7 @@ class HttpConnection(asyncio.Protocol):
         requests."""
         core_server, transport = self.service.core_server, self._transport
         if (
-            self._plain < _PLAIN_FOR_RETURN << min(self._returns, 20)
+            self._plain < _PLAIN_FOR_RETURN << min(self._handed.returns, 20)
             or self.is_busy
             or self.full
             or self._paused
@@ -718,9 +725,12 @@ class HttpConnection(asyncio.Protocol):
         except OSError:  # no descriptor is free
             return
         transport.pause_reading()
-        adopted = False
+        adopted, handed = False, self._handed
         try:
-            adopted = core_server.adopt(line, self._returns + 1)
+            if handed.relay:
+                adopted = core_server.resume(handed.worker, handed.relay, line, handed.returns + 1)
+            else:
+                adopted = core_server.adopt(line, handed.returns + 1)
         finally:
             if not adopted:
                 os.close(line)

@@ -16,6 +16,8 @@ Queries to other applications whose models take the same rows of numbers are rea
 event loop's thread schedules them, all that have come at once, and gives back what is to be sent
 (`HttpServer.take`, `respond`).
 
+Over TLS nothing differs: the core decrypts and encrypts (clipper_core.tls).
+
 Any other request is handed over, with its connection, to frontend/http/connection.py. The
 connection comes back after a few requests in a row that the fast path can answer. A query whose
 result is not a plain prediction gets its response here, from its future, like any other query.
@@ -49,6 +51,7 @@ from clipper.frontend.http.messages import (
     to_json,
 )
 from clipper.frontend.http.router import HttpRouter
+from clipper.frontend.http.tls import SecuredBy, tell_to_speak_tls
 from clipper.frontend.inference.codec import InferRequest
 from clipper.frontend.inference.operations import (
     SINGLE_ROWS_MAX,
@@ -74,7 +77,15 @@ from clipper.settings.http import bodies_bytes
 from clipper.types import PredictionRequest, UserValue
 from clipper_core.engine.engine import Engine
 from clipper_core.http.http_route import HotRoute, HotTable
-from clipper_core.http.http_server import Ending, Feedback, Gone, Handed, HttpServer, Read
+from clipper_core.http.http_server import (
+    Ending,
+    Feedback,
+    Gone,
+    Handed,
+    HttpServer,
+    Read,
+    WithoutTls,
+)
 from clipper_core.results.future import Future
 
 _log = logging.getLogger(__name__)
@@ -277,7 +288,8 @@ class _FeedbackTurn:
 class FastPath:
     """The fast path of one listener, and its threads.
 
-    keys: of which every query needs one; None: none is needed. Threads: rebuild and take_keys from
+    keys: of which every query needs one; None: none is needed. secured: the certificate of all
+    connections; None: they are without TLS. Threads: rebuild and take_keys from
     any; open, look and drain on the event loop; stop from one.
     """
 
@@ -288,8 +300,10 @@ class FastPath:
         counts: HttpCounts,
         engines: Sequence[Engine],
         keys: ApiKeys | None = None,
+        secured: SecuredBy | None = None,
     ) -> None:
         http = node.config.http
+        self._secured = secured
         self._keys = keys
         self._node, self._routes, self.counts = node, routes, counts
         self.core_server = HttpServer(
@@ -306,6 +320,8 @@ class FastPath:
             finish=finish,
             encode=to_json,
             bodies_bytes_max=bodies_bytes(http),
+            tls=None if secured is None else secured.context,
+            handshakes=() if secured is None else secured.counters,
         )
         # a wait for the disk is shared by threads that wait at the same time
         self._told_at_once = 1 if node.config.feedback.journal == "fsync" else _TOLD_MAX
@@ -494,6 +510,8 @@ class FastPath:
         Called at regular intervals.
         """
         self.core_server.sweep()
+        if self._secured is not None and self._secured.refresh():
+            self.core_server.set_tls(self._secured.context)
         self._table.look_at_lanes()
         if any(
             core.describe_input() != "any"
@@ -514,6 +532,8 @@ class FastPath:
         for item in self.core_server.take():
             if isinstance(item, Handed):
                 self._adopt(item)
+            elif isinstance(item, WithoutTls):
+                self._adopting.spawn(self._refuse(socket.socket(fileno=item.fd)))
             elif isinstance(item, Read):
                 self._schedule(item)
             elif isinstance(item, Feedback):
@@ -544,9 +564,7 @@ class FastPath:
             exchange.answer(answer_json({"counted": outcome}))
 
     def _adopt(self, handed: Handed) -> None:
-        make = functools.partial(
-            HttpConnection, self._service, handed.data, handed.age_s, handed.returns
-        )
+        make = functools.partial(HttpConnection, self._service, handed)
         line = socket.socket(fileno=handed.fd)
         self._adopting.spawn(self._connect(make, line))
 
@@ -558,6 +576,11 @@ class FastPath:
         except OSError as error:  # the connection was lost during the handover
             _log.debug("a connection was lost: %s", error)
             line.close()
+
+    async def _refuse(self, line: socket.socket) -> None:
+        """Tell a client to speak TLS."""
+        with line, contextlib.suppress(OSError):
+            await tell_to_speak_tls(line, self._service)
 
     def _schedule(self, read: Read) -> None:
         """Answer a query that the core has read, once its models have."""
@@ -629,7 +652,8 @@ class FastPath:
     @property
     def is_busy(self) -> bool:
         """True while connections are open or being handed over."""
-        return self.core_server.connections > 0 or bool(self._adopting)
+        core_server = self.core_server
+        return core_server.connections > 0 or core_server.relays > 0 or bool(self._adopting)
 
     def drain(self) -> None:
         """Accept no new connections, and close each one after its responses."""
@@ -648,5 +672,5 @@ class FastPath:
         for worker in self._workers:
             worker.end()
         for item in self.core_server.take():
-            if isinstance(item, Handed):
+            if isinstance(item, Handed | WithoutTls):
                 os.close(item.fd)

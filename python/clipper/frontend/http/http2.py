@@ -15,7 +15,7 @@ frontend/grpc/call_stream.py.
 """
 
 import asyncio
-import socket
+import select
 import time
 from collections import deque
 from collections.abc import Callable
@@ -35,10 +35,14 @@ _WARNED_S = 1.0  # for a client to answer the first GOAWAY of a drain
 
 
 def is_broken(transport: asyncio.BaseTransport) -> bool:
-    """Return whether the connection was reset; the event loop does not notice it while it neither
-    reads nor writes."""
+    """Return whether the connection was reset, or closed in both directions; the event loop does
+    not notice it while it neither reads nor writes."""
     sock = transport.get_extra_info("socket")
-    return sock is not None and bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+    if sock is None:
+        return False
+    poll = select.poll()
+    poll.register(sock.fileno(), 0)
+    return bool(poll.poll(0))
 
 
 class StreamAnswer(Protocol):
@@ -186,15 +190,16 @@ class Http2Stream(asyncio.Transport):
         return self._is_closing
 
     def get_extra_info(self, name: str, default: object = None) -> object:
-        """Return what the transport of all streams knows."""
-        return self._owner.transport.get_extra_info(name, default)
+        """Return what is known of the connection of all streams."""
+        return self._owner.get_extra_info(name, default)
 
 
 class Http2Connection(asyncio.Protocol):
     """One client. Threads: the event loop's.
 
     transport: that of the client; it was read up to the preface. serve: makes the connection that
-    answers a stream.
+    answers a stream. ends: the addresses of the client and of this server; empty: the transport
+    knows them.
     """
 
     def __init__(
@@ -202,8 +207,10 @@ class Http2Connection(asyncio.Protocol):
         service: "HttpService",
         transport: asyncio.Transport,
         serve: "Callable[[HttpService], HttpConnection]",
+        ends: tuple[object, ...] = (),
     ) -> None:
         settings = service.settings
+        self._ends = dict(zip(("peername", "sockname"), ends, strict=False))
         self.service = service
         self.transport = transport
         self.serve = serve
@@ -246,6 +253,11 @@ class Http2Connection(asyncio.Protocol):
     def is_open(self) -> bool:
         """True until its last frame has left; the client may close it later."""
         return not self._gone or self.transport.get_write_buffer_size() > 0
+
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        """Return an address, or what the transport knows."""
+        found = self._ends.get(name)
+        return self.transport.get_extra_info(name, default) if found is None else found
 
     # -- reading
 

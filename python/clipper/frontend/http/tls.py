@@ -1,4 +1,6 @@
-"""TLS listeners: handshakes with limits; the connections are those of the event loop.
+"""TLS by the event loop: handshakes with limits; the connections are those of the event loop.
+
+Where the core can speak TLS (clipper_core.tls), queries come by it, and this is for the others.
 
 A listener looks at the first byte of a client before the event loop's TLS gets the socket, so that
 a client that sends plain HTTP gets a readable error. A handshake has a time limit
@@ -18,6 +20,7 @@ from clipper.frontend.http.connection import HttpConnection, HttpService
 from clipper.frontend.http.messages import HttpError, head_of, problem
 from clipper.metrics import TlsCounts
 from clipper.tls import Certificate
+from clipper_core.tls.tls_context import HANDSHAKES, TlsContext, version
 
 _log = logging.getLogger(__name__)
 _LINGER_S = 2.0  # a rejected client is read so long
@@ -85,7 +88,7 @@ class TlsListener:
                     self._counts.count("gone")
                 elif first.isalpha():  # a TLS connection starts with the byte 0x16
                     self._counts.count("plain")
-                    await self._answer_in_plain_http(client)
+                    await tell_to_speak_tls(client, self._service)
                 else:
                     await self._shake(client, until_s)
                     undo.pop_all()
@@ -120,17 +123,66 @@ class TlsListener:
         transport.set_write_buffer_limits(high=_UNSENT_BYTES)
         self._counts.count("ok")
 
-    async def _answer_in_plain_http(self, client: socket.socket) -> None:
-        error = HttpError(
-            400,
-            "this address speaks TLS, and the request came without.",
-            "Write https:// instead of http://.",
-        )
-        response = problem(error, b"-")
-        client.send(head_of(response, b"-", self._service.date, True) + response.body)
-        client.shutdown(socket.SHUT_WR)
-        # read on: data that still arrives would make the kernel discard the response
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LINGER_S):
-                while await self._loop.sock_recv(client, 1 << 16):
-                    pass
+
+async def tell_to_speak_tls(client: socket.socket, service: HttpService) -> None:
+    """Answer a client that speaks without TLS where TLS is needed, and read on for a moment: data
+    that still arrives would make the kernel discard the response. Raises OSError."""
+    error = HttpError(
+        400,
+        "this address speaks TLS, and the request came without.",
+        "Write https:// instead of http://.",
+    )
+    response = problem(error, b"-")
+    loop = asyncio.get_running_loop()
+    client.send(head_of(response, b"-", service.date, True) + response.body)
+    client.shutdown(socket.SHUT_WR)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_LINGER_S):
+            while await loop.sock_recv(client, 1 << 16):
+                pass
+
+
+class SecuredBy:
+    """The context of a certificate for the core. Threads: one.
+
+    context: of the certificate's files when they were last valid. Raises OSError if the core cannot
+    speak TLS here, or not with this certificate.
+    """
+
+    def __init__(self, certificate: Certificate, counts: TlsCounts) -> None:
+        self._certificate = certificate
+        self._seen = certificate.context
+        self.context = self._made()
+        self.counters = [counts.counters[outcome] for outcome in HANDSHAKES]
+
+    def _made(self) -> TlsContext:
+        certificate = self._certificate
+        return TlsContext(*certificate.pem, certificate.context)
+
+    def refresh(self) -> bool:
+        """Take over what the certificate has reloaded; return whether there was a change."""
+        if self._certificate.context is self._seen:
+            return False
+        self._seen = self._certificate.context
+        try:
+            self.context = self._made()
+        except OSError as error:
+            _log.warning("connections still use the certificate that was loaded before: %s", error)
+            return False
+        return True
+
+
+def openssl() -> str:
+    """Return the version of the OpenSSL by which the core speaks TLS. Raises OSError if it has
+    none, so that Python speaks it."""
+    return version()
+
+
+def secured_by(secured: tuple[Certificate, TlsCounts]) -> SecuredBy | None:
+    """Return the certificate for the core; None, and a line in the log, if Python has to speak
+    TLS."""
+    try:
+        return SecuredBy(*secured)
+    except OSError as error:
+        _log.warning("TLS is spoken by Python, which is slower: %s", error)
+        return None
