@@ -279,6 +279,8 @@ def test_a_crash_loop_ends_with_the_last_lines(server, names):
     with pytest.raises(DeployFailed, match=r"(?s)exit 3.*cannot find the licence server") as caught:
         server.deploy(name, Dying(), input="f64[4]")
     assert f"container {name}:1/0" in str(caught.value)
+    assert caught.value.hint == f"Its whole log: clipper logs {name}:1"
+    assert "cannot find the licence server" in server.logs(f"{name}:1")
     with pytest.raises(UnknownModel):
         server.model(name)
     assert not [s for s in server.stats()["models"] if s.startswith(name)]

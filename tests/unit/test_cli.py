@@ -356,6 +356,14 @@ def test_check_prints_what_is_valid(here: Path) -> None:
     assert not (here / "st").exists()
 
 
+def test_check_finds_the_certificate_of_shards(here: Path) -> None:
+    tls = 'tls_cert = "shard.crt"\ntls_key = "shard.key"\n'
+    (here / "clipper.toml").write_text(f'[params]\naddress = "127.0.0.1:7000"\n{tls}')
+    result = run("config", "check")
+    assert result.exit_code == 1
+    assert "shard.crt' cannot be read" in result.output
+
+
 def test_check_prints_what_is_invalid(here: Path) -> None:
     (here / "clipper.toml").write_text("[apps.digits]\nslo = 5\n")
     result = run("config", "check")

@@ -180,4 +180,9 @@ def bounds(text: str) -> int | tuple[int, int]:
             f"replicas {text!r} is not a number or MIN-MAX.",
             hint="Examples: 2; 1-4 scales with the load.",
         )
+    if dash and int(most) < int(least):
+        raise InvalidInput(
+            f"replicas {text!r}: the second number, the most, is below the first.",
+            hint="Examples: 2; 1-4 scales with the load.",
+        )
     return (int(least), int(most)) if dash else int(least)

@@ -27,10 +27,12 @@ from clipper.serving.query.missing_outputs import check_missing
 from clipper.serving.query.speculation import check_decider, check_times
 from clipper.serving.rollout.roles import check_roles
 from clipper.settings.grpc import own_address
+from clipper.settings.params import shard_tls, with_absolute_paths
 from clipper.settings.server import ApplicationSettings
 from clipper.settings.tracing import export_settings
 from clipper.spec.model import ModelSpec
 from clipper.store import check_kind
+from clipper.tls import Certificate
 from clipper.types import VERSION, VersionedModel
 
 
@@ -64,6 +66,10 @@ def check_start(config: Config) -> list[str]:
     _check_exports(config)
     counts = {listener: TlsCounts(listener) for listener in tls_of_listeners(http, grpc)}
     CredentialFiles().read(http, grpc, counts)
+    with _named(config, "params.tls_cert"):
+        files = shard_tls(with_absolute_paths(config.params))
+        if files is not None:
+            Certificate(files, "params.tls")
     own = [one for one in running() if config.file and one.file == config.file]
     if own:
         return [f"the addresses were not tried: a server of this file runs, process {own[0].pid}"]

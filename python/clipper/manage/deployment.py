@@ -295,6 +295,9 @@ class Deployment:
             if not isinstance(error, StoreError):  # else it may be registered: a start will know
                 self._files.remove(record.id)
             self._run_others(record.id)
+            if isinstance(error, DeployFailed) and not error.hint and self._failed_log(record.id):
+                hint = f"Its whole log: clipper logs {record.id}"
+                raise DeployFailed(error.message, hint=hint) from None
             raise
         return running
 

@@ -102,8 +102,11 @@ def serve(
     from clipper.config import load
     from clipper.log_output import log_to_terminal
     from clipper.manage.checking import check_declared
+    from clipper.types import InputType
 
     log_to_terminal(quiet=True)
+    if input_type:
+        InputType.parse(input_type)
     chosen = _named([*_models_in(targets)], names)
     counts = bounds(replicas)
     least, most = counts if isinstance(counts, tuple) else (counts, 0)
