@@ -132,8 +132,30 @@ def lookup() -> Callable[[int], None]:
 def application(
     policy: str, models: int, user: str = "", decider: str = "all"
 ) -> Callable[[int], None]:
-    """Return queries to an application that the cache answers. The models say 0, 0, 1, ...;
-    with floats 0.5, 1.5, ..."""
+    """Return queries to an application that the cache answers."""
+    handle, x = handle_of(policy, models, decider)
+    if user:
+        return repeat(lambda: handle.predict(x, user).result())
+    return repeat(lambda: handle.predict(x).result())
+
+
+def feedback(policy: str, models: int, user: str = "", newcomer: str = "") -> Callable[[int], None]:
+    """Return queries to an application and their feedback; and then, if one is named, a query of
+    another user."""
+    handle, x = handle_of(policy, models)
+
+    def turn() -> None:
+        if not handle.feedback(handle.predict(x, user or None).result(), label=0):
+            raise AssertionError("the feedback does not count")
+        if newcomer:
+            handle.predict(x, newcomer).result()
+
+    return repeat(turn)
+
+
+def handle_of(policy: str, models: int, decider: str = "all") -> tuple[Any, Any]:
+    """Return a handle of an application, and an input that the cache knows. The models say 0, 0,
+    1, ...; with floats 0.5, 1.5, ..."""
     import msgspec
 
     from clipper.selection import create_policy
@@ -157,6 +179,8 @@ def application(
         core.put(x, i + 0.5 if kind else i // 2)
     made = create_policy(name)
     learner = States(MemoryStore(), Journal(None), "node", 100, 1.0).learner("a", name, made, ids)
+    counters = ApplicationCounters()
+    learner.watcher = counters
     resolved = ResolvedApplication(
         "a",
         ids,
@@ -165,8 +189,8 @@ def application(
         learner,
         20_000,
         node="node",
-        feedback=FeedbackState(FeedbackWindow(1000, 60.0)),
-        rollout=RolloutState(ApplicationCounters().for_models(ids, None)),
+        feedback=FeedbackState(FeedbackWindow(1000, 60.0, node="node")),
+        rollout=RolloutState(counters.for_models(ids, None)),
     )
     table = ApplicationTable()
     # it has no decider of a user's, so no thread runs it
@@ -176,10 +200,7 @@ def application(
     if core is None:
         raise AssertionError(f"the core does not take {policy}")
     table.replace({"a": core})
-    handle = QueryHandle("a", table, 60_000.0, None)
-    if user:
-        return repeat(lambda: handle.predict(x, user).result())
-    return repeat(lambda: handle.predict(x).result())
+    return QueryHandle("a", table, 60_000.0, None), x
 
 
 KEY = b"a-key-as-long-as-those-that-clipper-key-makes"
@@ -282,6 +303,12 @@ CALLS: dict[str, tuple[int, Callable[[], Callable[[int], None]]]] = {  # name ->
     "hit, exp3 of three": (1000, lambda: application("exp3", 3)),
     "hit, ridge of three floats": (1000, lambda: application("ridge floats", 3)),
     "hit, majority of three": (1000, lambda: application("ensemble", 3, decider="majority")),
+    "mixture of three, a query and its feedback": (500, lambda: feedback("mixture", 3)),
+    "the same for a user": (500, lambda: feedback("mixture", 3, "ann")),
+    "the same for nobody, and a new user's query": (
+        500,
+        lambda: feedback("mixture", 3, newcomer="newcomer"),
+    ),
     "HTTP, a query that the cache answers": (1000, http),
     "HTTP, the same with a key": (1000, lambda: http(keyed=True)),
     "HTTP, the same with a trace": (1000, lambda: http(f"Traceparent: {TRACE_PARENT}\r\n")),

@@ -17,6 +17,7 @@ from clipper_core.cache.clock_cache cimport CacheState, cache_lookup, key_of, ro
 from clipper_core.engine.model cimport Model, ensemble_future, is_elsewhere, mix
 from clipper_core.learning.answer_counts cimport StatusCounts
 from clipper_core.learning.answer_window cimport window_keep
+from clipper_core.learning.first_states cimport FirstState, FirstStates
 from clipper_core.learning.label_feedback cimport LEARNED, LEFT, label_learned
 from clipper_core.learning.policy_states cimport Held
 from clipper_core.results.completion cimport (
@@ -95,7 +96,9 @@ cdef class ApplicationQuery:
     @property
     def state(self):
         """The state that it is combined by."""
-        return self.application.learner.state(None) if self.learned is None else self.learned
+        if self.learned is None:
+            return self.application.learner.state(None)
+        return _read_state(self.learned)
 
     @property
     def late(self):
@@ -327,7 +330,8 @@ cdef class Application:
         cdef Deciding deciding
         if state is self.decided_for:
             return self.deciding
-        deciding = self.orders.deciding(self.learner.state(None) if state is None else state)
+        deciding = self.orders.deciding(self.learner.state(None) if state is None
+                                        else _read_state(state))
         self.deciding = deciding
         self.decided_for = state
         if deciding is not None:
@@ -426,11 +430,10 @@ cdef class Application:
         return True
 
     cdef object state_of(self, str user):
-        """Return the state of a context. Python makes the first one, and those that follow another
-        state, after that has changed."""
+        """Return the state of a context; a FirstState for most that have no feedback. Python makes
+        those that follow another state, after that has changed."""
         cdef Held held
         cdef PyObject* found
-        cdef object first
         if not user:
             held = <Held> read_member(&SHARED, self.learner)
             return held.state if _is_current(held) else self.learner.state(None)
@@ -444,10 +447,9 @@ cdef class Application:
         if held.prior is not self.latest or held.origin is None:
             return self.learner.state(user)
         held = <Held> read_member(&SHARED, self.learner)
-        first = read_member(&FIRST, self.learner)
-        if type(first) is tuple and (<tuple> first)[0] is held.state and _is_current(held):
-            return (<tuple> first)[1]
-        return self.learner.state(user)
+        if not _is_current(held):
+            return self.learner.state(user)
+        return (<FirstStates> read_member(&FIRST, self.learner)).newest(held)
 
     cdef Future look_up(self, object x, const void* given, u64 nbytes, u64 slo_us, u64 salt,
                         const Asked* asked, str user, str id, object state,
@@ -909,6 +911,11 @@ cdef class Application:
 cdef str _not_finite(models):
     """Return the reason of a default for outputs of these models."""
     return f"the output of {', '.join([str(model) for model in models])} is not a finite value"
+
+
+cdef object _read_state(object state):
+    """Return a state as Python reads it."""
+    return (<FirstState> state).made_state() if type(state) is FirstState else state
 
 
 cdef bint _is_current(Held held) except -1:

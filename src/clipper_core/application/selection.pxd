@@ -71,6 +71,7 @@ cdef class Selection:
 
     # Set the view of a state of these models; False if it is of others, or of another shape.
     cdef bint view(self, object state, StateView* found) except -1
+    cdef bint _fill(self, StateView* found) noexcept nogil
     # Return the place of the model to call, and the probability of that choice. For policies that
     # call one.
     cdef u32 choose(self, const StateView* state, double uniform,

@@ -10,11 +10,13 @@ from clipper_core.learning.bandit cimport (
 from clipper_core.learning.feedback_update cimport (
     Learner, Observation, feedback_update_classes, feedback_update_raw,
 )
+from clipper_core.learning.first_states cimport FirstState
 from clipper_core.learning.linear cimport blend
 from clipper_core.learning.mixture cimport (
-    mixture_is_untouched, mixture_shape, mixture_weights,
+    mixture_has_shape, mixture_is_untouched, mixture_weights,
 )
 from clipper_core.learning.number_votes cimport WeightedMean, weighted_mean
+from clipper_core.learning.policy_states cimport StateNumbers, state_rows, state_sure
 from clipper_core.runtime.machine cimport i64
 from clipper_core.runtime.object_member cimport ObjectMember, read_member
 from clipper_core.runtime.status cimport BAD_INPUT, raise_for
@@ -73,8 +75,25 @@ cdef class Selection:
             raise_for(BAD_INPUT, f"rule {self.rule.state.kind} does not go with {self.how}")
 
     cdef bint view(self, object state, StateView* found) except -1:
-        cdef object models = read_member(&MODELS, state)
-        cdef object rows = read_member(&ROWS, state), sure = read_member(&SURE, state)
+        cdef StateNumbers* numbers
+        cdef object models, rows, sure
+        if type(state) is FirstState:
+            numbers = (<FirstState> state).numbers()
+            if numbers == NULL:
+                return self.view((<FirstState> state).made_state(), found)
+            models = (<FirstState> state).models
+            if models is not self.models and models != self.models:
+                return False
+            found.rows, found.sure = state_rows(numbers), state_sure(numbers)
+            found.count = numbers.rows
+            found.columns = numbers.columns
+            found.bins = numbers.bins
+            found.labels = numbers.labels
+            found.seen = numbers.seen
+            return self._fill(found)
+        models = read_member(&MODELS, state)
+        rows = read_member(&ROWS, state)
+        sure = read_member(&SURE, state)
         if models is not self.models and models != self.models:
             return False
         if not _are_doubles(rows) or not _are_doubles(sure) or cnp.PyArray_DIM(sure, 1) != 2:
@@ -86,14 +105,18 @@ cdef class Selection:
         found.bins = <u32> cnp.PyArray_DIM(sure, 0)
         found.labels = read_member(&LABELS, state)
         found.seen = read_member(&SEEN, state)
+        return self._fill(found)
+
+    cdef bint _fill(self, StateView* found) noexcept nogil:
+        """Fill in what follows from the numbers; False if they are of another shape."""
         if self.how == BLEND:
             return found.count == self.k + 1 and found.columns == self.k + 3
         if found.bins == 0:
             return False
         if self.rule.state.kind == MIXTURE:
-            if found.count != self.k + 1:
+            if found.count != self.k + 1 or not mixture_has_shape(
+                    found.rows, found.count, found.columns, &found.shape):
                 return False
-            found.shape = mixture_shape(rows)
             if not mixture_is_untouched(found.rows, found.shape, self.k):
                 mixture_weights(found.rows, found.shape, self.k, found.weights)
             return True

@@ -11,7 +11,8 @@
 # copied, and does all that one label needs. `answer_window` has the answers that feedback may still
 # come for.
 # `policy_states` has the states in memory: immutable blocks, and the cells of the newest ones;
-# `state_lock` is the lock of who changes them.
+# `state_lock` is the lock of who changes them. `first_states` makes the state of users without an
+# observation from a block of the shared one.
 # `answer_counts` counts answers, by model, and how far models agree.
 #
 # The arithmetic has state come in and go out as numpy arrays, and keeps nothing between calls. The

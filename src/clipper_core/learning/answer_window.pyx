@@ -828,6 +828,8 @@ cdef AnswerOwner entry_owner(const u64* entry):
 cdef str entry_user(const u64* entry):
     cdef Shape s
     cdef u16 flags = entry_flags(entry)
+    if not flags & (HAS_USER | NAMES_USER):
+        return ""
     _shape(entry, &s)
     if flags & HAS_USER:
         return <str> <object> <PyObject*> entry[s.user]

@@ -66,6 +66,11 @@ cdef void stack_learn_evidence(const RuleState* rule, double* rows, u32 k, const
                                u32 labels, u32 label, double classes, double right, double weight,
                                double* p) noexcept nogil
 
+# Limit the evidence of each of n rows: the largest value of these columns, above `least`, becomes
+# at most `counts`. They are scaled towards `least` together.
+cdef void rows_limited(double* rows, u32 n, u32 width, const u32* columns, u32 columns_n,
+                       double least, double counts) noexcept nogil
+
 # Return a copy of a contiguous array of doubles: a few times as fast as numpy's own.
 cdef cnp.ndarray doubles_copied(cnp.ndarray array)
 

@@ -556,6 +556,21 @@ cdef cnp.ndarray doubles_copied(cnp.ndarray array):
     return copy
 
 
+cdef void rows_limited(double* rows, u32 n, u32 width, const u32* columns, u32 columns_n,
+                       double least, double counts) noexcept nogil:
+    cdef double* row = rows
+    cdef double most, share
+    cdef u32 _i, at
+    for _i in range(n):
+        most = 0.0
+        for at in range(columns_n):
+            most = max(most, row[columns[at]] - least)
+        share = min(1.0, counts / max(most, 1e-300))
+        for at in range(columns_n):
+            row[columns[at]] = least + share * (row[columns[at]] - least)
+        row += width
+
+
 cdef class Rule:
     """A rule with its parameters. Takes rows f64[k, columns] and returns new ones; nothing is
     changed in place. Threads: any.
@@ -633,24 +648,16 @@ cdef class Rule:
         columns: u32[n].
         """
         cdef cnp.ndarray after = self.copied(rows)
-        cdef double* row = <double*> cnp.PyArray_DATA(after)
         cdef const u32* column = <u32*> cnp.PyArray_DATA(columns)
-        cdef cnp.npy_intp _i, at, n = columns.shape[0]
-        cdef double most, share
+        cdef cnp.npy_intp at, n = columns.shape[0]
         if (cnp.PyArray_TYPE(columns) != cnp.NPY_UINT32 or columns.ndim != 1
                 or not cnp.PyArray_IS_C_CONTIGUOUS(columns)):
             raise_for(BAD_INPUT, "columns must be u32[n]")
         for at in range(n):
             if column[at] >= self.state.columns:
                 raise_for(BAD_INPUT, f"a row has {self.state.columns} columns")
-        for _i in range(after.shape[0]):
-            most = 0.0
-            for at in range(n):
-                most = max(most, row[column[at]] - least)
-            share = min(1.0, counts / max(most, 1e-300))
-            for at in range(n):
-                row[column[at]] = least + share * (row[column[at]] - least)
-            row += self.state.columns
+        rows_limited(<double*> cnp.PyArray_DATA(after), <u32> after.shape[0], self.state.columns,
+                     column, <u32> n, least, counts)
         return after
 
     def learn(self, cnp.ndarray rows, double seen, losses, int chosen=-1, double p=1.0,

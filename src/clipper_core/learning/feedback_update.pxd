@@ -123,9 +123,9 @@ cdef class FeedbackUpdate:
     # if `policy.observe` must learn the observation. right: the key of the label.
     cdef bint read(self, Votes* votes, u32 k, const Reported* reported, const ValueKey* right,
                    object label, double weight) except -1
-    # Have a learner learn in a block of k models, which nobody else reads. Return False if these
-    # are no rows of this rule, not finite, or rows that these votes would have to change, and where
-    # there are sets: then an OpenState has to learn.
+    # Have a learner learn in a finite block of k models, which nobody else reads. Return False if
+    # these are no rows of this rule, or rows that these votes would have to change, and where there
+    # are sets: then an OpenState has to learn.
     cdef bint begin(self, Learner* learner, StateNumbers* numbers, u32 k,
                     const Votes* votes) noexcept
     # Open a state. Return None if it is of other models or not finite.

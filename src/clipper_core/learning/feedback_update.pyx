@@ -622,7 +622,6 @@ cdef class FeedbackUpdate:
 
     cdef bint begin(self, Learner* learner, StateNumbers* numbers, u32 k,
                     const Votes* votes) noexcept:
-        cdef u64 doubles = <u64> numbers.rows * numbers.columns + 2 * <u64> numbers.bins
         cdef u32 kind = self.rule.state.kind
         learner.rule, learner.fade = &self.rule.state, self.fade
         learner.rows, learner.sure = state_rows(numbers), state_sure(numbers)
@@ -643,8 +642,7 @@ cdef class FeedbackUpdate:
         elif numbers.columns != self.rule.state.columns:
             return False
         _begin(learner, numbers.seen, numbers.labels)
-        return self._fits(learner, votes) and doubles_are_finite(learner.rows,
-                                                                       doubles)
+        return self._fits(learner, votes)
 
     cdef bint _fits(self, const Learner* learner, const Votes* votes) noexcept:
         """Return whether the rows are as wide as these votes need."""

@@ -353,11 +353,16 @@ cdef inline void _put_tag(Bytes* out, u8 tag, u64 value, u32 nbytes) noexcept:
         _put(out, data, nbytes + 1)
 
 
-cdef void _put_int(Bytes* out, i64 value) noexcept:
+cdef inline void _put_int(Bytes* out, i64 value) noexcept:
     if 0 <= value < 128 and out.at < out.end:
         out.at[0] = <u8> value
         out.at += 1
-    elif value >= 0:
+    else:
+        _put_any_int(out, value)
+
+
+cdef void _put_any_int(Bytes* out, i64 value) noexcept:
+    if value >= 0:
         if value < 128:
             _put_tag(out, <u8> value, 0, 0)
         elif value < 1 << 8:
@@ -413,12 +418,16 @@ cdef bint _put_label(Bytes* out, object value) except -1:
     return True
 
 
-cdef void _put_key(Bytes* out, const ValueKey* key) noexcept:
+cdef inline void _put_key(Bytes* out, const ValueKey* key) noexcept:
     """Write a label or a float by its key; None if it has no kind."""
-    cdef u64 n = key.bits
     if key.kind == WHOLE_KEY:
-        _put_int(out, <i64> n)
-        return
+        _put_int(out, <i64> key.bits)
+    else:
+        _put_other_key(out, key)
+
+
+cdef void _put_other_key(Bytes* out, const ValueKey* key) noexcept:
+    cdef u64 n = key.bits
     if key.kind == FLOAT_KEY:
         _put_tag(out, 0xcb, n, 8)
         return
@@ -840,12 +849,13 @@ cdef class LabelSteps:
     """Writes labels to the journal and learns them, for one learner. Threads: any.
 
     learner: with `application`, `head`, `models`, `place`, `shared`, `contexts`, `learns`,
-    `watcher`, `state(user)`, `admit(user)`, `ready(user)`, `apply(user, seen, number)`,
-    `observe(user, seen, number)`, `wants(user)` and `count_user(user, seen)`.  lock: of the states.
-    journal: with `end` and `append_framed(records, count)`.  update: what the core can learn of its
-    policy, or None.  node: this server's name.  dirty: of (learner, user).  observation: makes one
-    of a plan, predictions, a label and an answer.  commit: called with the number of a record;
-    returns whether it is to be called for the next one too.
+    `watcher`, whose `labels` are always the same, `state(user)`, `admit(user)`, `ready(user)`,
+    `apply(user, seen, number)`, `observe(user, seen, number)`, `wants(user)` and
+    `count_user(user, seen)`.  lock: of the states.  journal: with `end` and
+    `append_framed(records, count)`.  update: what the core can learn of its policy, or None.  node:
+    this server's name.  dirty: of (learner, user).  observation: makes one of a plan, predictions,
+    a label and an answer.  commit: called with the number of a record; returns whether it is to be
+    called for the next one too.
     """
     cdef object learner, journal, observation, commit
     cdef readonly str application
@@ -858,6 +868,9 @@ cdef class LabelSteps:
     cdef bytes head, everyone   # fields of a record: the first ones; that all models were queried
     cdef tuple shared_key       # in `dirty`
     cdef StateParts parts       # of users' states
+    cdef object state_models    # the last models of a state that are equal to `models`
+    cdef object watched         # the last observer
+    cdef LabelCounts counts     # its own; None: it has none
     cdef object asked           # the differences between users for which these are not counted:
     cdef set unwanted
     cdef bint learns, commits
@@ -1029,6 +1042,7 @@ cdef class LabelSteps:
         cdef Bytes out
         cdef Reported reported
         cdef Votes votes
+        cdef Held own = None
         cdef u64 number
         cdef str user
         out.at, out.end, out.full = buffer, buffer + HEAD_BYTES + RECORD_MAX, False
@@ -1037,12 +1051,14 @@ cdef class LabelSteps:
         user = _user_of(entry)
         self.lock.take()
         try:
-            if user and self.known(user) is None:
-                self.learner.admit(user)
+            if user:
+                own = self.known(user)
+                if own is None:
+                    self.learner.admit(user)
             number = self.append(buffer, <u64> (out.at - buffer), 1)
             if self.update is not None:
                 if user:
-                    self.step(self.ready(user), &votes, table, entry, label, user, number)
+                    self.step(self.ready(user, own), &votes, table, entry, label, user, number)
                 self.step(self.shared(), &votes, table, entry, label, "", number)
                 if user and self.wants(user):
                     self.learner.count_user(user, self.seen(table, entry, label))
@@ -1060,9 +1076,9 @@ cdef class LabelSteps:
         cdef PyObject* found = PyDict_GetItem(<dict?> held, user)
         return None if found == NULL else <Held> <object> found
 
-    cdef Held ready(self, str user):
-        """Return the state of a user, about to learn."""
-        cdef Held held = self.known(user)
+    cdef Held ready(self, str user, Held held):
+        """Return the state of a user, about to learn; held: that state, None if it is not in
+        memory."""
         if held is None or held.prior is not None:
             return self.learner.ready(user)
         held.touched = True
@@ -1106,7 +1122,14 @@ cdef class LabelSteps:
             return self.close(held, opened, context, number)
         if not held.since:
             held.since = number
+        return self.list_to_write(held, context)
+
+    cdef bint list_to_write(self, Held held, str context) except -1:
+        """Note that a state is to be written to the store."""
+        if held.is_listed:
+            return True
         PyDict_SetItem(self.dirty, (self.learner, context) if context else self.shared_key, None)
+        held.is_listed = True
         return True
 
     cdef bint step_block(self, Held held, Votes* votes, u64 number) except -1:
@@ -1116,15 +1139,18 @@ cdef class LabelSteps:
         cdef StateNumbers* numbers
         cdef StateParts parts
         cdef Learner learner
+        cdef bint is_finite = False
         if newest == NULL:
             return False
         parts = held.beside(self.update.make, self.node, self.parts)
-        if parts.models is not self.models and parts.models != self.models:
-            return False
-        numbers = numbers_copied(newest)
+        if parts.models is not self.state_models:
+            if parts.models != self.models:
+                return False
+            self.state_models = parts.models
+        numbers = numbers_copied(newest, &is_finite)
         if numbers == NULL:
             raise MemoryError()
-        if not self.update.begin(&learner, numbers, <u32> len(self.models), votes):
+        if not is_finite or not self.update.begin(&learner, numbers, <u32> len(self.models), votes):
             numbers_dropped(numbers)
             return False
         feedback_update_learn(&learner, &votes.observation)
@@ -1139,26 +1165,32 @@ cdef class LabelSteps:
         held.applied[self.node] = number
         if not held.since:
             held.since = number
-        self.dirty[(self.learner, context)] = None
-        return True
+        return self.list_to_write(held, context)
 
     cdef bint notify(self, AnswerWindow table, const u64* entry, const Reported* reported,
                      object label, const ValueKey* right) except -1:
         """Notify the learner's observer, if it has one."""
         cdef object watcher = read_member(&WATCHER, self.learner)
-        cdef object counts
+        cdef LabelCounts counts
         cdef Joined joined
         if watcher is None:
             return True
-        counts = watcher.labels
+        counts = self.counts_of(watcher)
         if counts is not None:
-            if (<LabelCounts?> counts).add(self.models, reported, right):
+            if counts.add(self.models, reported, right):
                 return True
         else:
             joined = table.view(entry)
             if watcher.on_label(joined.predictions(), label, joined.answer):
                 return True
         return watcher.on_feedback(self.seen(table, entry, label))
+
+    cdef LabelCounts counts_of(self, object watcher):
+        """Return what counts labels for an observer; None: it has none."""
+        if watcher is not self.watched:
+            self.counts = watcher.labels
+            self.watched = watcher
+        return self.counts
 
     cdef bint sync(self, u64 number) except -1:
         if self.commits:
@@ -1259,20 +1291,21 @@ cdef class LabelSteps:
                            list apart) except -1:
         """Notify the learner's observer of a list; apart: the places that are not in the tally."""
         cdef object watcher = read_member(&WATCHER, self.learner)
+        cdef LabelCounts counts
         cdef object label
         cdef Py_ssize_t i
         cdef Joined joined
         if watcher is None:
             return True
-        if watcher.labels is None:
+        counts = self.counts_of(watcher)
+        if counts is None:
             apart = list(range(taken.n))
         else:
-            (<LabelCounts?> watcher.labels).add_tally(self.models, tally)
+            counts.add_tally(self.models, tally)
         for i in apart:
             label = labels[taken.items[i].row]
             joined = taken.table.view(taken.entry(i))
-            if watcher.labels is None and watcher.on_label(joined.predictions(), label,
-                                                           joined.answer):
+            if counts is None and watcher.on_label(joined.predictions(), label, joined.answer):
                 continue
             if not watcher.on_feedback(self.seen(taken.table, taken.entry(i), label)):
                 break

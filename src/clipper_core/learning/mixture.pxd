@@ -72,5 +72,11 @@ cdef void mixture_tally(const double* rows, RowShape shape, const Ballot* ballot
 # right one, 0 if not.  tally: the result of mixture_tally() for the rows before.
 cdef void mixture_learn(double* rows, RowShape shape, const Ballot* ballot, u32 label, u8 cell,
                         double right, double weight, Tally* tally) noexcept nogil
+# Have each model's sums of squared gradients stand for at most so many uncertain observations, so
+# that its next steps are as large as after these.
+cdef void mixture_limited(double* rows, u32 k, u32 columns, double counts) noexcept nogil
+# Make rows that all users share those of a user: component 7 has an even weight, and each model the
+# same probability in it.
+cdef void mixture_for_user(double* rows, u32 k, u32 columns) noexcept nogil
 # Compute the weights of the models' votes; their sum is 1.
 cdef void mixture_weights(const double* rows, RowShape shape, u32 k, double* weights) noexcept nogil

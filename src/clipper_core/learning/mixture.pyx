@@ -695,10 +695,15 @@ def of_user(cnp.ndarray rows):
     """Return rows of a user's state, from those that all users share: component 7 has an even
     weight, and each model the same probability in it."""
     cdef cnp.ndarray found = rows_with(rows, 0)
-    cdef cnp.npy_intp i, k = found.shape[0] - 1, columns = found.shape[1]
-    cdef double* row = <double*> cnp.PyArray_DATA(found)
-    cdef double* last = row + k * columns
+    mixture_for_user(<double*> cnp.PyArray_DATA(found), <u32> found.shape[0] - 1,
+                     <u32> found.shape[1])
+    return found
+
+
+cdef void mixture_for_user(double* rows, u32 k, u32 columns) noexcept nogil:
+    cdef double* last = rows + k * columns
     cdef double total = 0.0, scale
+    cdef u32 i
     for i in range(FAVOURITE):
         total += last[i]
     scale = (COMPONENTS - 1.0) / COMPONENTS / (total + last[POOLED_SHARE])
@@ -707,17 +712,22 @@ def of_user(cnp.ndarray rows):
     last[POOLED_SHARE] *= scale
     last[FAVOURITE] = 1.0 / COMPONENTS
     for i in range(k):
-        row[i * columns + FAVOURED_P] = 1.0 / k
-    return found
+        rows[i * columns + FAVOURED_P] = 1.0 / k
 
 
 def limited(cnp.ndarray rows, double counts):
     """Return a copy of the rows in which each model's sums of squared gradients stand for at most
     so many uncertain observations, so that its next steps are as large as after these."""
     cdef cnp.ndarray found = rows_with(rows, 0)
-    cdef cnp.npy_intp _i, at, k = found.shape[0] - 1, columns = found.shape[1]
-    cdef double* row = <double*> cnp.PyArray_DATA(found)
+    mixture_limited(<double*> cnp.PyArray_DATA(found), <u32> found.shape[0] - 1,
+                    <u32> found.shape[1], counts)
+    return found
+
+
+cdef void mixture_limited(double* rows, u32 k, u32 columns, double counts) noexcept nogil:
+    cdef double* row = rows
     cdef double most, share
+    cdef u32 _i, at
     for _i in range(k):
         most = 0.0
         for at in range(6):
@@ -728,7 +738,6 @@ def limited(cnp.ndarray rows, double counts):
         for at in range(FIXED + 1, columns, 2):
             row[at] *= share
         row += columns
-    return found
 
 
 def widened(cnp.ndarray rows, u32 cell, u32 features=0, bint pooled=False):

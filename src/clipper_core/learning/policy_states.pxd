@@ -39,13 +39,15 @@ cdef class StateBlock:          # an owner of a block
 
 # Return a block with copies of contiguous f64[rows, columns] and f64[bins, 2].
 cdef StateBlock block_with(cnp.ndarray rows, cnp.ndarray sure, double seen, u64 labels)
+# Return an owner of a block that is not freed meanwhile.
+cdef StateBlock block_owned(StateNumbers* numbers)
 # Return read-only arrays over a block, which they keep.
 cdef cnp.ndarray block_rows(StateBlock block)
 cdef cnp.ndarray block_sure(StateBlock block)
 
 # Return a copy of a block, which has no owner yet: `Held.learned` publishes it. NULL: there is no
-# memory.
-cdef StateNumbers* numbers_copied(const StateNumbers* block) noexcept
+# memory. is_finite: set to whether all of its doubles are.
+cdef StateNumbers* numbers_copied(const StateNumbers* block, bint* is_finite) noexcept
 cdef void numbers_dropped(StateNumbers* numbers) noexcept   # a copy that is not published
 
 cdef class StateParts:          # what a state has beside its numbers; contexts may share it
@@ -64,6 +66,7 @@ cdef class Held:                # the cell of a context, with what a server know
     cdef public i64 revision
     cdef public u64 since, own
     cdef public bint touched, is_late
+    cdef public bint is_listed
     cdef atomic[u64] word       # of the newest block; empty for a policy whose states have none
 
     cpdef publish(self, object state)

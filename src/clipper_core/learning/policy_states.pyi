@@ -40,6 +40,7 @@ class Held:
     since: int
     own: int
     touched: bool
+    is_listed: bool
     is_late: bool
 
     def __init__(

@@ -15,6 +15,9 @@ from clipper_core.runtime.status cimport BAD_INPUT, raise_for
 
 cnp.import_array()
 
+cdef extern from "learning/finite.hpp" namespace "clipper" nogil:
+    bint doubles_are_copied_finite(double* to, const double* source, size_t n) noexcept
+
 cdef ObjectMember MODELS, TRACKED, DIFFERENCES      # of a state
 MODELS.name = b"models"
 TRACKED.name = b"tracked"
@@ -67,6 +70,13 @@ cdef StateBlock block_with(cnp.ndarray rows, cnp.ndarray sure, double seen, u64 
     numbers.bins = <u32> sure.shape[0]
     memcpy(state_rows(numbers), cnp.PyArray_DATA(rows), cnp.PyArray_NBYTES(rows))
     memcpy(state_sure(numbers), cnp.PyArray_DATA(sure), cnp.PyArray_NBYTES(sure))
+    block.numbers = numbers
+    return block
+
+
+cdef StateBlock block_owned(StateNumbers* numbers):
+    cdef StateBlock block = StateBlock.__new__(StateBlock)
+    numbers.refs.fetch_add(1, relaxed)
     block.numbers = numbers
     return block
 
@@ -127,7 +137,7 @@ cdef inline u64 _bytes_of(const StateNumbers* block) noexcept nogil:
     return sizeof(StateNumbers) + doubles * sizeof(double)
 
 
-cdef StateNumbers* numbers_copied(const StateNumbers* block) noexcept:
+cdef StateNumbers* numbers_copied(const StateNumbers* block, bint* is_finite) noexcept:
     global SPARE
     cdef u64 nbytes = _bytes_of(block)
     cdef StateNumbers* copy = SPARE
@@ -142,7 +152,8 @@ cdef StateNumbers* numbers_copied(const StateNumbers* block) noexcept:
     copy.rows = block.rows
     copy.columns = block.columns
     copy.bins = block.bins
-    memcpy(state_rows(copy), block + 1, nbytes - sizeof(StateNumbers))
+    is_finite[0] = doubles_are_copied_finite(state_rows(copy), <const double*> (block + 1),
+                                             (nbytes - sizeof(StateNumbers)) // sizeof(double))
     return copy
 
 
@@ -187,7 +198,8 @@ cdef class Held:
     written without an answer, by the number of its last observation.  own: up to which of this
     server's observations are in `base`; none between that and `since` is in here, as when it began
     while the store did not answer.  is_late: whether it began while the store did not answer.
-    touched: whether it was used since the hand of the clock was here.
+    touched: whether it was used since the hand of the clock was here.  is_listed: True only if it
+    is among those that wait to be written.
     """
 
     def __init__(self, state, base, i64 revision, dict applied not None, *, u64 own=0):
@@ -279,9 +291,8 @@ cdef class Held:
         while self.known is None and self.newest() != NULL:
             parts = self.parts
             numbers = self.newest()
-            numbers.refs.fetch_add(1, relaxed)      # the cell has it: nobody frees it meanwhile
-            block = StateBlock.__new__(StateBlock)
-            block.numbers = numbers
+            # the cell has it: nobody frees it meanwhile
+            block = block_owned(numbers)
             state = parts.make(parts.models, block_rows(block), numbers.seen, numbers.labels,
                                block_sure(block), parts.tracked, parts.differences)
             if self.known is None and self.newest() == numbers:

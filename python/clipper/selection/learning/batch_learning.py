@@ -27,6 +27,7 @@ from clipper.selection.policy import Observation, Plan, Policy, Prediction, Stat
 from clipper.types import UserValue, VersionedModel
 from clipper_core.learning.bandit import Rule
 from clipper_core.learning.feedback_update import FeedbackUpdate as NativeUpdate
+from clipper_core.learning.first_states import FirstStates
 
 _replace = msgspec.structs.replace
 _PLAIN = frozenset((int, str, bytes))
@@ -154,6 +155,13 @@ def native_update_of(policy: Policy) -> NativeUpdate | None:
     if isinstance(policy, LearningPolicy) and policy.rule is not None:
         return _native_update(policy.rule, policy.coverage)
     return None
+
+
+def first_states_of(policy: Policy, models: tuple[VersionedModel, ...]) -> FirstStates:
+    """Return what makes the state of users without an observation."""
+    if isinstance(policy, LearningPolicy):
+        return policy.first_states(models)
+    return FirstStates(models, policy.init, LearnedState)
 
 
 @functools.lru_cache(maxsize=1024)

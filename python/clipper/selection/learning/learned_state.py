@@ -186,8 +186,8 @@ class RuleRows:
         rank: Callable[[Array], Array] | None = None,
     ) -> None:
         self.rule, self._row = rule, np.array(initial_row)
-        self._counts, self._count_min = list(counts), count_min
-        self._columns = np.array(self._counts, np.uint32)
+        self.count_columns, self.count_min = list(counts), count_min
+        self._columns = np.array(self.count_columns, np.uint32)
         self._newcomer, self._merge, self._rank = newcomer, merge, rank
 
     def initial(self, k: int) -> Array:
@@ -209,15 +209,15 @@ class RuleRows:
 
     def limited(self, rows: Array, counts: float) -> Array:
         """Scale the counts of rows whose largest one is above the limit."""
-        if not self._counts or not len(rows):
+        if not self.count_columns or not len(rows):
             return rows
-        return self.rule.limited(rows, self._columns, self._count_min, counts)
+        return self.rule.limited(rows, self._columns, self.count_min, counts)
 
     def faded(self, rows: Array, share: Array) -> Array:
         """Scale the counts."""
         rows = rows.copy()
-        for column in self._counts:
-            rows[:, column] = self._count_min + share * (rows[:, column] - self._count_min)
+        for column in self.count_columns:
+            rows[:, column] = self.count_min + share * (rows[:, column] - self.count_min)
         return rows
 
     def merged(self, base: Array, mine: Array, theirs: Array) -> Array:
@@ -225,8 +225,8 @@ class RuleRows:
         if self._merge is not None:
             return self._merge(base, mine, theirs)
         rows = mine + theirs - base
-        for column in self._counts:
-            rows[:, column] = np.maximum(rows[:, column], self._count_min)
+        for column in self.count_columns:
+            rows[:, column] = np.maximum(rows[:, column], self.count_min)
         return rows
 
     def parse(self, numbers: Array, k: int) -> Array:

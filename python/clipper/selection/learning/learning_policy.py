@@ -21,6 +21,7 @@ from clipper.selection.learning.learned_state import (
     Array,
     Learn,
     LearnedState,
+    RuleRows,
     StateRows,
     bin_of,
     label_bit,
@@ -43,6 +44,7 @@ from clipper.selection.policy import (
 from clipper.selection.votes import label_key, sorted_models
 from clipper.types import InputType, VersionedModel
 from clipper_core.learning.bandit import Rule
+from clipper_core.learning.first_states import FirstStates
 
 _replace = msgspec.structs.replace
 
@@ -107,6 +109,15 @@ class LearningPolicy(Policy):
             prior = self.fitted(prior, sorted_models(models))
         rows = self.rows.limited(prior.rows, prior.differences.prior_counts)
         return LearnedState(prior.models, rows, 0.0, prior.labels, prior.sure, prior.tracked)
+
+    def first_states(self, models: tuple[VersionedModel, ...]) -> FirstStates:
+        """Return what makes the state of users without an observation, as `init` does."""
+        rows = self.rows
+        if type(rows) is not RuleRows or type(self).init is not LearningPolicy.init:
+            return FirstStates(models, self.init, LearnedState)
+        return FirstStates(
+            models, self.init, LearnedState, rows.rule, rows.count_columns, rows.count_min
+        )
 
     def add_model(self, state: LearnedState, model: VersionedModel) -> LearnedState:
         """Add a model at the average of the others, without evidence."""

@@ -41,6 +41,7 @@ from clipper.selection.votes import (
 from clipper.types import VersionedModel
 from clipper_core.learning import mixture
 from clipper_core.learning.bandit import Rule, RuleKind
+from clipper_core.learning.first_states import FirstStates
 from clipper_core.learning.label_feedback import LabelVotes
 from clipper_core.runtime.status import StatusError
 
@@ -96,6 +97,12 @@ class Mixture(LearningPolicy):
         if prior is None or not state.models:
             return state
         return msgspec.structs.replace(state, rows=mixture.of_user(state.rows))
+
+    def first_states(self, models: tuple[VersionedModel, ...]) -> FirstStates:
+        """Return what makes the state of users without an observation, as `init` does."""
+        if type(self).init is not Mixture.init:
+            return super().first_states(models)
+        return FirstStates(models, self.init, LearnedState, self.rule)
 
     def initial_like(self, state: LearnedState) -> LearnedState:
         """Return an initial state with the same buckets and features, if the last row is sound."""

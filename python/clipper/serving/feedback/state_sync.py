@@ -158,10 +158,9 @@ class StateSync:
         with self._flushing:
             with states.lock:
                 # one key of the store once, whichever settings it was learned with
-                dirty = dict.fromkeys((states.newest(of), user) for of, user in states.dirty)
+                dirty = dict.fromkeys((states.newest(of), user) for of, user in states.take_dirty())
                 contexts = [key for key in dirty if key[1] != SHARED]
                 shared = [self._snapshot(*key) for key in dirty if key[1] == SHARED]
-                states.dirty.clear()
             left: dict[Key, None] = dict.fromkeys(
                 [*contexts, *((each.learner, each.user) for each in shared)]
             )

@@ -49,6 +49,7 @@ from clipper.selection.learning.batch_learning import (
     Column,
     ObservationRows,
     count_user,
+    first_states_of,
     native_update_of,
     observe,
     observe_rows,
@@ -160,8 +161,7 @@ class Learner:
         self.watcher: FeedbackObserver | None = None
         self.prefix = sets.prefix_of(models)
         self.shared_origin = StateOrigin(models, None, is_shared=True)
-        # the shared state, and what users without an observation have while it is that
-        self.first: tuple[State, State] | None = None
+        self.first = first_states_of(policy, models)
         self.contexts: dict[str, Held] = {}
         self._long: dict[
             str, str
@@ -220,12 +220,9 @@ class Learner:
         Takes no lock: threads that come at the same time may each make it, and have equal ones.
         Nobody learns into it: the first observation of a user makes a state of its own.
         """
-        shared = self.shared.state if self.shared.prior is None else self.state(None)
-        first = self.first
-        if first is None or first[0] is not shared:
-            first = (shared, self.policy.init(self.models, shared))
-            self.first = first
-        return first[1]
+        if self.shared.prior is not None:
+            self._follow(SHARED, self.shared)
+        return self.first.of(self.shared).state
 
     def _follow(self, user: str, held: Held) -> None:
         """Start again from the state that this one follows, as it is now."""
@@ -837,7 +834,7 @@ class States:
                 for sets in self._all_sets():
                     self._read_list(sets)
                 self.check_origins_again()
-                self.dirty.clear()
+                self.take_dirty()
             self._away = False
             count = self.replay(read) if self.journal.mode != "memory" else 0
         self._sync.start_following()
@@ -846,6 +843,16 @@ class States:
         return count
 
     # -- writing behind
+
+    def take_dirty(self) -> list[tuple[Learner, str]]:
+        """Return the states that wait to be written, and forget that they do. Under the lock."""
+        taken = list(self.dirty)
+        self.dirty.clear()
+        for learner, user in taken:
+            held = learner.known(user)
+            if held is not None:
+                held.is_listed = False
+        return taken
 
     def start_writing(self) -> None:
         """Start the thread that writes behind, if it does not run and the store is not away since
