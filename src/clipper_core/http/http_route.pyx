@@ -972,7 +972,7 @@ cdef void query_drop(Query* q) noexcept nogil:
 # -- answering
 # --------------------------------------------------------------------------------------------------
 
-cdef u32 _row_value(const Query* q, u32 row, Value* value) noexcept nogil:
+cdef inline u32 _row_value(const Query* q, u32 row, Value* value) noexcept nogil:
     """Return how long a row took, microseconds. value: its output, which the query holds."""
     cdef u32 slot = q.slot + row
     if q.block == NULL:
@@ -983,26 +983,23 @@ cdef u32 _row_value(const Query* q, u32 row, Value* value) noexcept nogil:
     return q.block.latency_us[slot]
 
 
-cdef bint _is_plain(const Query* q) noexcept nogil:
-    """Return whether each row has an output that is sure enough."""
-    cdef Value value
-    cdef u32 i
-    for i in range(q.rows):
-        if q.block != NULL and slot_state(q.block[0], q.slot + i) != OK:
-            return False
-        _row_value(q, i, &value)
-        if value_belief(&value) < q.route.confidence_min:
-            return False
-    return True
+cdef inline bint _is_answered(const Query* q, u32 row) noexcept nogil:
+    return q.block == NULL or slot_state(q.block[0], q.slot + row) == OK
 
 
 cdef bint _stack(const Query* q, Value* stacked) noexcept nogil:
-    """Make an array of the outputs of all rows, which is the caller's. False: they are no
-    array, or there is no memory."""
+    """Make an array of the outputs of all rows, which is the caller's. False: one of them has none,
+    or is not sure enough; they are no array; or there is no memory."""
     cdef Value value
     cdef Blob* found
     cdef u64 item = 0
     cdef u32 i
+    for i in range(q.rows):
+        if not _is_answered(q, i):
+            return False
+        _row_value(q, i, &value)
+        if value_belief(&value) < q.route.confidence_min:
+            return False
     _row_value(q, 0, &value)
     found = _room_for(&value, q.rows, &item)
     if found == NULL:
@@ -1090,66 +1087,81 @@ cdef void _put_id(Query* q, const Bytes* made, Bytes* out) noexcept nogil:
         out.put(made.at(), made.size())
 
 
-cdef void _count(Query* q, u64 now_us) noexcept nogil:
-    """Count the answers, and keep them for feedback."""
+cdef inline void _count_row(Query* q, u32 row, u64 now_us) noexcept nogil:
+    """Record how long a row took, and keep its answer for feedback."""
     cdef RouteState* r = q.route
     cdef Value value
+    histogram_record(r.took, _row_value(q, row, &value))
+    if r.window != NULL:
+        ring_add(r.window, q.number + row, r.owner, q.user.at(), <u32> q.user.size(), &value,
+                 now_us)
+
+
+cdef void _count(Query* q, u64 now_us) noexcept nogil:
+    """Count the answers."""
+    cdef RouteState* r = q.route
     cdef u32 i
-    for i in range(q.rows):
-        histogram_record(r.took, _row_value(q, i, &value))
-        if r.window != NULL:
-            ring_add(r.window, q.number + i, r.owner, q.user.at(), <u32> q.user.size(), &value,
-                     now_us)
     count(r.answered, q.rows)
     count(r.decided, q.rows)
     count(r.used, q.rows)
     count(r.wins, q.rows)
     count(r.ok, 1)
     histogram_record(r.requests, now_us - q.began_us)
+    for i in range(q.rows):
+        _count_row(q, i, now_us)
 
 
-cdef bint _write_body(Query* q, const Value* value, u32 latency_us,
-                      u64* json_bytes, Bytes* body, LargeBody* large) noexcept nogil:
-    """Write the body, or the part of it before a large output. False: it is not plain. value: the
-    output of the row, or an array of those of several rows."""
-    body.clear()
+cdef inline bint _write_body(Query* q, const Value* value, double belief, u32 latency_us,
+                             u64* json_bytes, Bytes* body, LargeBody* large) noexcept nogil:
+    """Write the body of one row, or the part of it before a large output. False: it is not
+    plain."""
     if q.route.form == PREDICT:
-        return _predicted(q, value, value_belief(value), latency_us, body, large)
-    if q.route.form == OLD_PREDICT:
-        return _old(q, value, body, large)
-    if q.rows != 1:
-        return _inferred_rows(q, value, json_bytes, body, large)
-    return _inferred(q, value, value_belief(value), json_bytes, body, large)
+        return _predicted(q, value, belief, latency_us, body, large)
+    if q.route.form == INFER:
+        return _inferred(q, value, belief, json_bytes, body, large)
+    return _old(q, value, body, large)
 
 
-cdef bint _make_body(Query* q, u64* json_bytes, Bytes* body, LargeBody** rest) noexcept nogil:
+cdef bint _make_body_of_rows(Query* q, u64* json_bytes, Bytes* body,
+                             LargeBody** rest) noexcept nogil:
+    """Write the body of several rows as `_make_body` does."""
+    cdef Value stacked
+    cdef bint made
+    if not _stack(q, &stacked):
+        return False
+    rest[0] = large_body(&stacked)
+    made = _inferred_rows(q, &stacked, json_bytes, body, rest[0])
+    value_drop(&stacked)
+    return made
+
+
+cdef inline bint _make_body(Query* q, u64* json_bytes, Bytes* body,
+                            LargeBody** rest) noexcept nogil:
     """Write the body to `body`; the part after that of a large output is left to `rest`. False: it
     is not plain."""
     cdef Value value
-    cdef u32 latency_us = 0
-    cdef LargeBody* large
-    cdef bint made
-    if q.rows == 1:
-        latency_us = _row_value(q, 0, &value)
-    elif not _stack(q, &value):
-        return False
-    large = large_body(&value)
-    made = (_write_body(q, &value, latency_us, json_bytes, body, large) and not body.lost
-            and (large == NULL or not large.tail.lost))
+    cdef double belief
+    cdef u32 latency_us
+    body.clear()
     if q.rows != 1:
-        value_drop(&value)
-    if made:
-        rest[0] = large
-    else:
-        large_body_drop(large)
-    return made
+        return _make_body_of_rows(q, json_bytes, body, rest)
+    if not _is_answered(q, 0):
+        return False
+    latency_us = _row_value(q, 0, &value)
+    belief = value_belief(&value)
+    if belief < q.route.confidence_min:
+        return False
+    rest[0] = large_body(&value)
+    return _write_body(q, &value, belief, latency_us, json_bytes, body, rest[0])
 
 
 cdef bint query_answer(Query* q, const char* date, const Bytes* made, bint close,
                        Bytes* body, Bytes* out, LargeBody** rest) noexcept nogil:
     cdef u64 json_bytes = 0
     cdef LargeBody* large = NULL
-    if not _is_plain(q) or not _make_body(q, &json_bytes, body, &large):
+    if (not _make_body(q, &json_bytes, body, &large) or body.lost
+            or (large != NULL and large.tail.lost)):
+        large_body_drop(large)
         return False
     out.put_text("HTTP/1.1 200 OK\r\ndate: ")
     out.put(date, 29)
