@@ -455,7 +455,7 @@ def test_infer_alike(server: clipper.ClipperServer, seed: int) -> None:
 
 @pytest.mark.parametrize("kind", range(len(KINDS)))
 @pytest.mark.parametrize("wanted", [False, True])
-@pytest.mark.parametrize("others", [[], [0], [1], [4, 4], [0, 8, 2]])
+@pytest.mark.parametrize("others", [[], [0], [1], [1, 1, 3], [4, 4], [0, 8, 2]])
 def test_infer_of_every_kind_of_output(
     server: clipper.ClipperServer, kind: int, wanted: bool, others: list[int]
 ) -> None:

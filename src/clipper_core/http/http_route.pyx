@@ -16,8 +16,9 @@ import numpy as np
 from clipper_core.cache.clock_cache cimport cache_lookup, key_of
 from clipper_core.http.http_head cimport NO_LENGTH
 from clipper_core.http.json_value cimport (
-    Text, json_begin_bytes, json_count, json_f64, json_is_plain, json_put, json_read_f64,
-    json_read_i64, json_read_row, large_body, large_body_chunk, large_body_drop, value_belief,
+    LARGE_VALUE_BYTES, Text, json_begin_bytes, json_count, json_f64, json_is_plain, json_put,
+    json_read_f64, json_read_i64, json_read_row, large_body, large_body_chunk, large_body_drop,
+    value_belief,
 )
 from clipper_core.http.key_table cimport NO_KEY, KeyTable, key_find
 from clipper_core.http.trace_parent cimport (
@@ -1122,11 +1123,46 @@ cdef inline bint _write_body(Query* q, const Value* value, double belief, u32 la
     return _old(q, value, body, large)
 
 
+cdef bint _is_text(const Value* value) noexcept nogil:
+    cdef Blob* blob = <Blob*> value.word if value.tag == TAG_BLOB else NULL
+    return (blob != NULL and blob.dtype == STR and blob.rank == 0 and not blob.qualifier_bytes
+            and not record_type(blob))
+
+
+cdef bint _put_texts(Query* q, Bytes* body) noexcept nogil:
+    """Write the response of the Open Inference Protocol to several rows whose outputs are texts.
+    False: it is not plain, or large."""
+    cdef Value value
+    cdef u64 nbytes = 0
+    cdef u32 i
+    body.put(q.route.head.at(), q.route.head.size())
+    body.put(q.tag.at(), q.tag.size())
+    body.put_text(",\"outputs\":[{\"name\":\"output\",\"datatype\":\"BYTES\",\"shape\":[")
+    body.put_decimal(q.rows)
+    body.put_text("],\"data\":[")
+    for i in range(q.rows):
+        if not _is_answered(q, i):
+            return False
+        _row_value(q, i, &value)
+        if not _is_text(&value) or value_belief(&value) < q.route.confidence_min:
+            return False
+        nbytes += (<Blob*> value.word).nbytes
+        if i:
+            body.put_byte(44)
+        if nbytes >= LARGE_VALUE_BYTES or not json_put(body, &value, True, NULL):
+            return False
+    body.put_text("]}]}")
+    return True
+
+
 cdef bint _make_body_of_rows(Query* q, u64* json_bytes, Bytes* body,
                              LargeBody** rest) noexcept nogil:
     """Write the body of several rows as `_make_body` does."""
     cdef Value stacked
     cdef bint made
+    _row_value(q, 0, &stacked)
+    if _is_answered(q, 0) and _is_text(&stacked):
+        return not q.binary and _put_texts(q, body)
     if not _stack(q, &stacked):
         return False
     rest[0] = large_body(&stacked)
@@ -1247,8 +1283,8 @@ cdef class HotRoute:
     changes.
 
     form: `predict`, `old_predict`, `infer`, `feedback`. node: the part of an answer's id before the
-    number. models: their names in an answer, in JSON; for `infer`, the text before the request's id.
-    counts: counters of the application's stats: queries, answered, decided, used, wins. took: its
+    number. models: their names in an answer, in JSON; for `infer`, the text before the request's
+    id. counts: counters of the application's stats: queries, answered, decided, used, wins. took: its
     durations, microseconds. ok, requests: of HTTP: responses with 200, and their durations.
     subject: returned with a query that Python answers. window: keeps the answers for feedback, as
     those of `owner`, which it has; None: they are not kept. application: schedules queries that
