@@ -1284,8 +1284,8 @@ cdef class HotRoute:
 
     form: `predict`, `old_predict`, `infer`, `feedback`. node: the part of an answer's id before the
     number. models: their names in an answer, in JSON; for `infer`, the text before the request's
-    id. counts: counters of the application's stats: queries, answered, decided, used, wins. took: its
-    durations, microseconds. ok, requests: of HTTP: responses with 200, and their durations.
+    id. counts: counters of the application's stats: queries, answered, decided, used, wins. took:
+    its durations, microseconds. ok, requests: of HTTP: responses with 200, and their durations.
     subject: returned with a query that Python answers. window: keeps the answers for feedback, as
     those of `owner`, which it has; None: they are not kept. application: schedules queries that
     were read; None: Python does. read_only: all queries are only read here, not submitted.
