@@ -12,19 +12,39 @@ from pathlib import Path
 
 import msgspec
 
+from clipper.settings.streams import ModelStreamSettings, StreamSettings
+from clipper.spec.application import ApplicationSpec
 from clipper.spec.field import DOORS, Door, SpecField, at, fields
 from clipper.spec.model import ModelSpec
+from clipper.spec.table import ALTERABLE, TableFields
 
 ROOT = Path(__file__).resolve().parent.parent
 SPEC = ROOT / "python" / "clipper" / "spec"
 KEYWORDS = SPEC / "keywords.py"
 PAGE = ROOT / "docs" / "managing.md"
-SPECIFICATIONS: dict[str, type[msgspec.Struct]] = {"model": ModelSpec}
+SPECIFICATIONS: dict[str, type[msgspec.Struct]] = {
+    "a model": ModelSpec,
+    "an application": ApplicationSpec,
+    "a table": TableFields,
+}
 # type: its specification, the door whose keywords it has, what they are
 TYPES: dict[str, tuple[type[msgspec.Struct], Door, str]] = {
+    "StreamKeywords": (StreamSettings, "python", "Keywords of ClipperServer.stream()."),
+    "ModelStreamKeywords": (
+        ModelStreamSettings,
+        "python",
+        "Keywords of ClipperServer.models_from().",
+    ),
+    "TableKeywords": (TableFields, "python", "Settings of a new table, beside its name and dim."),
+    "TableChanges": (TableFields, "python", "What can be changed of a table."),
     "ModelKeywords": (ModelSpec, "python", "Keywords of ClipperServer.deploy()."),
     "SentModelKeywords": (ModelSpec, "client", "Keywords of the client's deploy()."),
     "ModelMembers": (ModelSpec, "http", "Members of the body of a deployment over HTTP."),
+    "ApplicationKeywords": (
+        ApplicationSpec,
+        "python",
+        "Keywords of ClipperServer.app() and of the client's set_application().",
+    ),
 }
 HEAD = '''"""Keywords of functions that take a specification, for editors and type checkers.
 
@@ -33,7 +53,7 @@ HEAD = '''"""Keywords of functions that take a specification, for editors and ty
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 from clipper.schema import Schema
 from clipper.spec.model import Reads
@@ -64,7 +84,7 @@ def keywords_module() -> str:
         lines = [
             f"    {key}: {one.python or types[one.name]}\n"
             for key, one in at(kind, door).items()
-            if (key, door) not in POSITIONAL
+            if (key, door) not in POSITIONAL and key in ONLY.get(name, (key,))
         ]
         parts.append(f'\n\nclass {name}(TypedDict, total=False):\n    """{text}"""\n\n')
         parts += lines
@@ -75,13 +95,23 @@ def generated() -> dict[Path, str]:
     """Return the whole texts of the files that follow from the specifications, in part or whole."""
     page = PAGE.read_text()
     for name, kind in SPECIFICATIONS.items():
-        begin, end = f"<!-- options of a {name}: begin -->", f"<!-- options of a {name}: end -->"
+        begin, end = f"<!-- options of {name}: begin -->", f"<!-- options of {name}: end -->"
         head, rest = page.split(begin)
         page = f"{head}{begin}\n\n{options_table(kind)}\n\n{end}{rest.partition(end)[2]}"
     return {KEYWORDS: keywords_module(), PAGE: page}
 
 
-POSITIONAL = {("model", "python"), ("model", "client"), ("model", "http")}
+POSITIONAL = {
+    ("model", "python"),
+    ("model", "client"),
+    ("model", "http"),
+    ("models", "python"),
+    ("name", "python"),
+    ("dim", "python"),
+    ("app", "python"),
+    ("url", "python"),
+}
+ONLY = {"TableChanges": ALTERABLE}
 
 
 def cells(one: SpecField, door: Door) -> str:
@@ -110,16 +140,20 @@ def rows(kind: type[msgspec.Struct]) -> Iterator[tuple[str, ...]]:
         http = cells(one, "http")
         bounds = ""
         if one.bounds is not None:
-            bounds = f"{one.bounds[0]:,} to {one.bounds[1]:,}".replace(",", " ")
+            bounds = " to ".join(f"{bound:,}".replace(",", " ") for bound in one.bounds)
         yield (http, cells(one, "file"), cells(one, "command"), one.unit, bounds, one.text)
 
 
 def lacking(kind: type[msgspec.Struct]) -> Iterator[str]:
-    """Yield a line for each field that some doors lack, with the reasons."""
+    """Yield a line for each field that some doors lack, with the reasons, and one for doors that
+    have none."""
+    everywhere = [door for door in DOORS if all(door in one.without for one in fields(kind))]
+    for door in everywhere:
+        yield f"- everything: {WORDS[door]}: {fields(kind)[0].without[door]}."
     for one in fields(kind):
         reasons: dict[str, list[str]] = {}
         for door in DOORS:
-            if door in one.without:
+            if door in one.without and door not in everywhere:
                 reasons.setdefault(one.without[door], []).append(WORDS[door])
         said = "; ".join(f"{', '.join(doors)}: {why}" for why, doors in reasons.items())
         if said:

@@ -9,7 +9,7 @@ ConfigError that names where the value came from.
 import functools
 import os
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -34,13 +34,13 @@ from clipper.settings.mesh import MeshSettings
 from clipper.settings.params import ParamsSettings
 from clipper.settings.redaction import shown
 from clipper.settings.server import (
-    ApplicationSettings,
     FeedbackSettings,
     LimitSettings,
     ServerSettings,
 )
 from clipper.settings.streams import ModelStreamSettings, StreamSettings
 from clipper.settings.tracing import TracingSettings
+from clipper.spec.application import ApplicationSpec, roles_of
 from clipper.spec.field import bounded, default_of, is_union, plain_type
 from clipper.spec.model import ModelSpec
 from clipper.types import (
@@ -77,7 +77,7 @@ class Config(msgspec.Struct, frozen=True):
     mesh: MeshSettings = MeshSettings()
     params: ParamsSettings = ParamsSettings()
     models: dict[str, ModelSpec] = {}
-    apps: dict[str, ApplicationSettings] = {}
+    apps: dict[str, ApplicationSpec] = {}
     streams: dict[str, StreamSettings] = {}
     model_streams: dict[str, ModelStreamSettings] = {}
     origins: dict[str, str] = {}
@@ -114,7 +114,7 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
 }
 _NAMED: dict[str, type[msgspec.Struct]] = {
     "models": ModelSpec,
-    "apps": ApplicationSettings,
+    "apps": ApplicationSpec,
     "streams": StreamSettings,
     "model_streams": ModelStreamSettings,
 }
@@ -326,7 +326,7 @@ def _table_in(at: _Path, text: str) -> dict[str, object] | None:
     is_key = (len(at) == 2 and at[0] in _SECTIONS) or (len(at) == 3 and at[0] in _NAMED)
     if is_key and kind is not None:
         type_ = typed(kind, at[-1])[0] if at[-1] in keys_of(kind) else None
-        if type_ is not Batching and get_origin(type_) is not dict and not _is_nested(type_):
+        if type_ is not Batching and not _takes_table(type_) and not _is_nested(type_):
             return None
     try:
         return msgspec.json.decode(text, type=dict[str, object])
@@ -467,7 +467,7 @@ def _build(
             _place(nested.setdefault(key, {}), at[depth + 1 :], value)
             places.setdefault(key, origin)
             continue
-        if len(at) > depth + 1 and get_origin(typed(kind, key)[0]) is dict:
+        if len(at) > depth + 1 and _takes_table(typed(kind, key)[0]):
             entry = _entry_in(value, key) if len(at) == depth + 2 else {}
             more = _convert(
                 kind, key, {at[depth + 1]: entry}, f"{origin}: {'.'.join(at[: depth + 1])}"
@@ -490,6 +490,12 @@ def _build(
     if kind is ModelSpec:
         values["batching"] = _build(Batching, below, (*prefix, "batching"), batching)
     return kind(**values)
+
+
+def _takes_table(type_: object) -> bool:
+    """Return whether a value of a key may be a table of values by name."""
+    parts = get_args(type_) if is_union(type_) else (type_,)
+    return any(get_origin(part) is dict for part in parts)
 
 
 def _is_nested(type_: object) -> bool:
@@ -533,15 +539,20 @@ def _read_env(text: str, type_: object) -> object:
     plain = get_origin(type_) or type_
     if type_ is UserValue or plain is dict:
         return _json_or(text, text)
-    if plain is tuple:
-        words = [part.strip() for part in text.split(",") if part.strip()]
-        if not text.strip().startswith("["):
-            return words
-        return _json_or(text, text if text.strip().endswith("]") else words)  # [::1]:80,[::1]:81
+    if plain is tuple or tuple[str, ...] in get_args(type_):
+        return _read_list(text)
     if type_ is bool or is_union(type_):
         word = _WORDS.get(text.strip().lower())
         return _json_or(text, text) if word is None else word
     return str(text)
+
+
+def _read_list(text: str) -> object:
+    """Return a list as a variable has it: JSON, or words between commas."""
+    words = [part.strip() for part in text.split(",") if part.strip()]
+    if not text.strip().startswith("["):
+        return words
+    return _json_or(text, text if text.strip().endswith("]") else words)  # [::1]:80,[::1]:81
 
 
 _WORDS: Final = {
@@ -614,7 +625,7 @@ def _type_name(type_: object) -> str:
 
 def _table_name(values: object) -> str:
     if values is str:
-        return 'types by name, as { age = "f64" }'
+        return 'a table of strings, as { age = "f64" }'
     if get_origin(values) is dict:
         return "settings by table, as { factors = { dim = 8 } }"
     return "columns by table, as { taste = [0, 1] }"
@@ -711,7 +722,7 @@ def _check(config: Config, leaves: _Leaves) -> None:
             if app.policy:
                 check_policy(app.policy)
             at = ("apps", name, "roles")
-            roles_in(app.roles)
+            roles_of(app.roles)
         except ValueError as error:
             raise refuse(at, str(error)) from None
         if app.slo_ms > config.limits.slo_ms_max:
@@ -741,18 +752,6 @@ def _replicas_problem(model: ModelSpec, limit: int) -> tuple[str, str] | None:
             f"expected 0, or from replicas (1 or more) to limits.replicas_max ({limit}).",
         )
     return None
-
-
-def roles_in(lines: Sequence[str]) -> dict[str, str]:
-    """Return the roles by model, of lines such as `svm:2 = shadow`. Raises ValueError for a line of
-    another form."""
-    found = {}
-    for line in lines:
-        model, equals, role = line.partition("=")
-        if not (equals and model.strip() and role.strip()):
-            raise ValueError(f"{line[:100]!r}: write 'MODEL = ROLE', as 'svm:2 = shadow'.")
-        found[model.strip()] = role.strip()
-    return found
 
 
 def _check_apart(config: Config, refuse: Callable[[_Path, str], ConfigError]) -> None:

@@ -6,14 +6,14 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
-from typing import Literal, TypedDict, TypeVar, cast
+from typing import TypeVar, cast
 
 import msgspec
 
 from clipper.errors import InvalidInput, refuse_unknown
 from clipper.schema import Schema, Tensors
 from clipper.spec.model import Reads
-from clipper.types import InputType, UserValue, VersionedModel
+from clipper.types import InputType, UserValue
 
 _C = TypeVar("_C", bound=type)
 _F = TypeVar("_F", bound=Callable[..., object])
@@ -43,54 +43,6 @@ class TableAccess(msgspec.Struct, frozen=True, kw_only=True):
     tables: Mapping[str, Mapping[str, UserValue]] | None = None  # {"factors": {"dim": 8}}
     reads: Reads | None = None  # rows that a prediction depends on: input columns by table
     tolerance: float = 0.0  # a cached prediction lasts until a row moves by this share of its norm
-
-
-class ApplicationOptions(TypedDict, total=False):
-    """The settings of an application: keywords of ClipperServer.app()."""
-
-    slo_ms: float
-    default: UserValue
-    input: str | InputType
-    policy: str
-    confidence_min: float
-    roles: Mapping[str, str]
-    missing: Literal["mean", "skip"]
-    decider: str
-    coverage: float | None
-    context_table: str
-    output: str
-
-
-class StreamOptions(TypedDict, total=False):
-    """The settings of a stream of records: keywords of ClipperServer.stream()."""
-
-    source: str
-    answers: str
-    refused: str
-    group: str
-    feedback: str
-    in_flight_max: int
-    patience_s: float
-    claim_s: float
-    deliveries_max: int
-    answers_max: int
-    refused_max: int
-    ids_max: int
-
-
-class ModelStreamOptions(TypedDict, total=False):
-    """The settings of a stream of models: keywords of ClipperServer.models_from()."""
-
-    stream: str
-    group: str
-    keep: int
-    trusted: Sequence[str]
-    bytes_max: int
-    replicas: int
-    claim_s: float
-
-
-Links = str | VersionedModel | Sequence[str | VersionedModel]
 
 
 def types_of(

@@ -43,12 +43,8 @@ from clipper.mesh.reports import ModelStatus
 from clipper.mesh.routing.router import MeshModelHandle
 from clipper.metrics.stats import ServerStats, StoreStats
 from clipper.options import (
-    ApplicationOptions,
     Environment,
-    Links,
-    ModelStreamOptions,
     Resources,
-    StreamOptions,
     TableAccess,
     grouped,
     keywords_of,
@@ -73,7 +69,13 @@ from clipper.serving.rollout.decoys import Recorded, Recorder
 from clipper.settings.connection_budget import within_files
 from clipper.settings.logging import LoggingSettings
 from clipper.settings.streams import ModelStreamSettings, StreamSettings
-from clipper.spec.keywords import ModelKeywords
+from clipper.spec.application import Links
+from clipper.spec.keywords import (
+    ApplicationKeywords,
+    ModelKeywords,
+    ModelStreamKeywords,
+    StreamKeywords,
+)
 from clipper.state_dir import StateDir
 from clipper.store import CachedStore, MemoryStore, open_server_store
 from clipper.store.history import audit_context, default_actor
@@ -654,25 +656,13 @@ class ClipperServer(RequestScheduler):
     # -- applications and queries
 
     def app(
-        self, name: str, models: Links | None = None, **settings: Unpack[ApplicationOptions]
+        self, name: str, models: Links | None = None, **settings: Unpack[ApplicationKeywords]
     ) -> ApplicationHandle:
         """Return the handle of an application; make or change it when settings are given.
 
-        models: the models to query, `svm` (the latest version) or `svm:3`.
-        slo_ms: time from a query to its answer.
-        default: the answer when no model has answered by then. confidence_min: an answer of less
-            confidence is replaced by the default.
-        input: type of one input; otherwise that of the first model.
-        policy: how models are selected and combined: "squarecb", "exp3(eta=0.05)", or your own
-            "package.module:Class"; by default "mixture" for several models, "ensemble" for one.
-        roles: models that are not primaries: {"svm:2": "canary", "forest": "shadow", "new":
-            "challenger(share=0.1)", "saw": "decoy"} (docs/selection.md).
-        missing: a number that is missing at the deadline is its model's "mean", or "skip".
-        decider: when to answer: "majority within 12 ms, else first", or your own class.
-        coverage: 0.9: `Answer.set` contains the truth for nine answers out of ten.
-        context_table: the parameter table whose row of the user is a query's context
-            (docs/params.md).
-        output: of models with named outputs the one that the policy combines and the answer is.
+        models: the models to query, `svm` (the latest version) or `svm:3`. settings: those of
+        `clipper.spec.application.ApplicationSpec`, which docs/managing.md lists; what is not given
+        stays as it is.
 
         Raises UnknownApplication, UnknownModel, TypeConflict, InvalidInput.
         """
@@ -782,7 +772,7 @@ class ClipperServer(RequestScheduler):
         """
         return self._parameters.client
 
-    def stream(self, app: str, url: str, **settings: Unpack[StreamOptions]) -> "ScoringStream":
+    def stream(self, app: str, url: str, **settings: Unpack[StreamKeywords]) -> "ScoringStream":
         """Score the records of a Redis stream by an application; write the answers to another.
 
         settings: those of `[streams.NAME]` in docs/configuration.md; docs/streams.md has the fields
@@ -797,7 +787,7 @@ class ClipperServer(RequestScheduler):
         chosen = settings_of(StreamSettings, {"app": app, "url": url, **settings})
         return self._stream_set().add(chosen)
 
-    def models_from(self, url: str, **settings: Unpack[ModelStreamOptions]) -> "ModelUpdates":
+    def models_from(self, url: str, **settings: Unpack[ModelStreamKeywords]) -> "ModelUpdates":
         """Deploy the models of a Redis stream as next versions, while serving.
 
         An entry is ONNX or skops bytes with a descriptor. settings: those of

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import clipper
+from clipper.selection import POLICIES
+from clipper.types import NAME_GRAMMAR
 from tests.clients.addresses import Addresses, Done
 from tests.sizes import sized
 
@@ -25,6 +27,44 @@ LEFT_OUT = (
     "createTable",  # which settings are possible depends on the optimizer
 )
 _PATIENCE_S = 900
+
+
+# of settings of an application what is possible, so that few requests are refused: any text is
+# described, and which policies, deciders and roles there are depends on the models
+_ROLE = "^(primary|(challenger|shadow|canary|decoy)(\\(share=0?\\.[0-9]{0,5}[1-9]\\))?)$"
+_MODEL = f"{NAME_GRAMMAR}(:[1-9][0-9]{{0,8}})?"
+_TYPE = "[iu](8|16|32|64)|f(16|32|64)|bool"
+_SETTINGS: dict[str, dict[str, object]] = {
+    "models": {"items": {"type": "string", "pattern": f"^{_MODEL}$"}},
+    "input": {"pattern": f"^(({_TYPE})(\\[([1-9][0-9]{{0,4}}|\\*)\\])?|str|bytes|any)$"},
+    "policy": {"pattern": f"^({'|'.join(sorted(POLICIES))})$"},
+    "decider": {"pattern": "^(all|first|majority)$"},
+    "slo_ms": {"maximum": 60_000},
+    "default": {"type": ["number", "string", "boolean", "null"]},
+    "roles": {
+        "type": "object",
+        "patternProperties": {
+            f"^{NAME_GRAMMAR}$": {"type": "string", "pattern": _ROLE},
+            f"^{_MODEL}$": {"type": "string", "pattern": _ROLE.replace("|decoy", "")},
+        },
+        "additionalProperties": False,
+    },
+}
+
+
+def narrowed(found: Any) -> Any:
+    """Return a description of management in which the settings of applications are such as are
+    possible."""
+    routes = found["paths"]
+    for path in routes:
+        for method, route in routes[path].items():
+            if path.startswith("/admin/applications/{name}") and "requestBody" in route:
+                body = route["requestBody"]["content"]["application/json"]["schema"]
+                properties = body.get("properties", {})
+                if method in ("put", "patch") or path.endswith("/set"):
+                    properties |= {key: properties[key] | more for key, more in _SETTINGS.items()}
+                    properties["roles"].pop("anyOf", None)
+    return found
 
 
 def document(address: str) -> Any:
@@ -64,10 +104,13 @@ def schemathesis(at: Addresses) -> Done:
 
 
 def _schemathesis(address: str, without: tuple[str, ...]) -> None:
+    described = narrowed(document(address))
     left_out = [word for id in without for word in ("--exclude-operation-id", id)]
     words = [
         "run",
-        f"http://{address}/openapi.json",
+        "openapi.json",
+        "--url",
+        f"http://{address}",
         "--phases",
         sized(PHASES, f"{PHASES},coverage"),
         "--max-examples",
@@ -78,6 +121,7 @@ def _schemathesis(address: str, without: tuple[str, ...]) -> None:
     ]
     command = [str(Path(sys.executable).parent / "schemathesis"), *words, *left_out]
     with tempfile.TemporaryDirectory(prefix="clipper-schemathesis-") as folder:
+        (Path(folder) / "openapi.json").write_text(json.dumps(described))
         done = subprocess.run(
             command, cwd=folder, capture_output=True, text=True, timeout=_PATIENCE_S
         )

@@ -11,8 +11,8 @@ import clipper
 from clipper import config
 from clipper.config import Config, KeyInfo, describe, load, merge_batching
 from clipper.errors import ConfigError
-from clipper.settings.server import ApplicationSettings
 from clipper.settings.streams import ModelStreamSettings, StreamSettings
+from clipper.spec.application import ApplicationSpec
 from clipper.spec.field import at, is_union, plain_type
 from clipper.spec.model import ModelSpec
 from clipper.types import Batching, Similar
@@ -254,7 +254,7 @@ def test_a_token_may_be_in_a_file_and_is_never_shown(tmp_path: Path) -> None:
         (
             30,
             "slo_ms = 20->slo_ms = nan",
-            "apps.digits.slo_ms = nan: expected a number from 0.1 to 86400000 ms.",
+            "apps.digits.slo_ms = nan: expected a number from 0.001 to 86400000 ms.",
         ),
         (30, "slo_ms = 20->slo_ms = 0", "apps.digits.slo_ms = 0: expected a number"),
         (
@@ -489,7 +489,7 @@ def test_every_key_is_described() -> None:
     )
     sections = (*sections, whole.influx, whole.mesh, whole.params, whole.artifacts)
     expected = sum(len(msgspec.structs.fields(section)) for section in sections)
-    for named in (ApplicationSettings, StreamSettings, ModelStreamSettings):
+    for named in (ApplicationSpec, StreamSettings, ModelStreamSettings):
         expected += len(msgspec.structs.fields(named))
     expected += len(at(ModelSpec, "file"))
     assert len(rows) == expected
@@ -574,6 +574,11 @@ def forms_of(type_: Any, meta: msgspec.Meta) -> list[tuple[str, object]]:
         ]
     if type_ is Similar:
         return [('{"width": 0.5, "projections": 8}', Similar(0.5, 8))]
+    if is_union(type_) and tuple[str, ...] in get_args(type_):
+        return [
+            ('{"a": "shadow"}', {"a": "shadow"}),
+            ("a = shadow, b = x", ("a = shadow", "b = x")),
+        ]
     if is_union(type_) and plain_type(get_args(type_)[0]) is int:
         return [("2", 2), ("[1, 4]", (1, 4))]
     if get_origin(type_) is dict and get_origin(get_args(type_)[1]) is dict:

@@ -93,7 +93,7 @@ def test_keywords_of_options_are_refused() -> None:
         }
         far: dict[str, Callable[[], object]] = {
             "replicas": lambda: remote.deploy("x", "a:b", replica=2),  # type: ignore[call-arg]
-            "slo_ms": lambda: remote.set_application("a", slo=3),
+            "slo_ms": lambda: remote.set_application("a", slo=3),  # type: ignore[call-arg]
             "user": lambda: remote.predict("a", [1.0, 2.0], usr="x"),
             "label": lambda: remote.feedback("a", "id", lable=1),
             "stages": lambda: remote.rollout("a", "m:1", stage=3),

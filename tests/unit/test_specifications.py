@@ -5,7 +5,7 @@ import ast
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import click
 import msgspec
@@ -16,13 +16,19 @@ from clipper.cli import main
 from clipper.cli.catalog.specification import FORMS, members_of
 from clipper.config import describe, load
 from clipper.errors import InvalidInput
+from clipper.manage.application_record import changes_of
 from clipper.manage.client import Client
 from clipper.manage.http.described import of_management
 from clipper.manage.model_record import model_spec, record_fields
 from clipper.manage.operations import Operations
-from clipper.spec.field import DOORS, Door, at, fields, specified, stated
+from clipper.manage.tables.client import TableClient
+from clipper.params.tables import TableSpec
+from clipper.settings.streams import ModelStreamSettings, StreamSettings
+from clipper.spec.application import ApplicationSpec, roles_of
+from clipper.spec.field import DOORS, Door, at, converted, fields, specified, stated
 from clipper.spec.model import ModelSpec
-from clipper.types import Batching, Model, Similar
+from clipper.spec.table import ALTERABLE, TableFields
+from clipper.types import Application, Batching, Model, Similar
 from tests.style import parsed
 
 PACKAGE = Path(clipper.__file__).parent
@@ -62,6 +68,22 @@ EXAMPLES: dict[str, Any] = {
     "cpus": 1.5,
     "gpus": "0,2",
 }
+# the same of an application
+SETTINGS: dict[str, Any] = {
+    "models": ["svm", "forest:2"],
+    "slo_ms": 30.5,
+    "default": [-1, 0.5],
+    "input": "f64[3]",
+    "policy": "exp3(eta=0.05)",
+    "confidence_min": 0.25,
+    "roles": {"forest:2": "challenger(share=0.1)"},
+    "missing": "skip",
+    "decider": "first",
+    "coverage": 0.9,
+    "context_table": "users",
+    "output": "label",
+}
+SETTINGS_AS_TEXT = {"default": "[-1, 0.5]", "roles": ("forest:2=challenger(share=0.1)",)}
 AS_TEXT = {  # what the command line has for it
     "command": "java -jar svm.jar",
     "replicas": "1-4",
@@ -94,34 +116,82 @@ def python_keywords(function: Callable[..., object]) -> set[str]:
     return names
 
 
-def command_names() -> set[str]:
-    command = main.commands["deploy"]
+def command_names(words: tuple[str, ...]) -> set[str]:
+    command: click.Command = main
+    for word in words:
+        assert isinstance(command, click.Group)
+        found = command.get_command(click.Context(command), word)
+        assert found is not None
+        command = found
     names: set[str] = set()
     for one in command.params:
         names |= {*one.opts} if isinstance(one, click.Option) else {one.name.upper()}
     return names
 
 
-def names_in(door: Door) -> set[str]:
+class Doors(NamedTuple):
+    """Where a specification comes in. file: the table; route: of its body; command: its words."""
+
+    python: Callable[..., object]
+    client: Callable[..., object] | None = None
+    route: tuple[str, str] | None = None
+    file: str = ""
+    command: tuple[str, ...] = ()
+
+
+WAYS: Mapping[type[msgspec.Struct], Doors] = {
+    StreamSettings: Doors(python=clipper.ClipperServer.stream, file="streams.NAME."),
+    ModelStreamSettings: Doors(
+        python=clipper.ClipperServer.models_from, file="model_streams.NAME."
+    ),
+    ModelSpec: Doors(
+        clipper.ClipperServer.deploy,
+        Client.deploy,
+        ("POST", "/admin/models/{}/deploy"),
+        "models.NAME.",
+        ("deploy",),
+    ),
+    ApplicationSpec: Doors(
+        clipper.ClipperServer.app,
+        Client.set_application,
+        ("POST", "/admin/applications/{}/set"),
+        "apps.NAME.",
+        ("app", "set"),
+    ),
+    TableFields: Doors(
+        TableSpec,
+        TableSpec,
+        ("POST", "/admin/tables/{}/create"),
+        command=("table", "create"),
+    ),
+}
+FIELDS = [(kind, one) for kind in WAYS for one in fields(kind)]
+
+
+def names_in(kind: type[msgspec.Struct], door: Door) -> set[str]:
     """Return what a door takes, as it is, whatever the specification says."""
+    ways = WAYS[kind]
     if door == "python":
-        return python_keywords(clipper.ClipperServer.deploy)
+        return python_keywords(ways.python)
     if door == "client":
-        return python_keywords(Client.deploy)
+        return python_keywords(ways.client) if ways.client else set()
     if door == "http":
-        body = of_management()["POST", "/admin/models/{}/deploy"].takes
-        assert set(body["properties"]) == python_keywords(Operations.deploy) - {"self", "name"}
-        return set(body["properties"])
+        if ways.route is None:
+            return set()
+        found = of_management()[ways.route]
+        return {*found.takes["properties"], *(found.names if kind is TableFields else ())}
     if door == "command":
-        return command_names()
-    keys = [info.key for info in describe() if info.key.startswith("models.NAME.")]
-    return {key.removeprefix("models.NAME.") for key in keys}
+        return command_names(ways.command) if ways.command else set()
+    if not ways.file:
+        return set()
+    keys = [info.key for info in describe() if info.key.startswith(ways.file)]
+    return {key.removeprefix(ways.file) for key in keys}
 
 
-def lacking() -> Iterator[tuple[str, Door]]:
+def lacking(kind: type[msgspec.Struct]) -> Iterator[tuple[str, Door]]:
     for door in DOORS:
-        found = names_in(door)
-        for one in fields(ModelSpec):
+        found = names_in(kind, door)
+        for one in fields(kind):
             name = one.names.get(door, one.name).split()[0]
             if door == "command" and name == one.name:
                 name = f"--{name.replace('_', '-')}"
@@ -129,22 +199,51 @@ def lacking() -> Iterator[tuple[str, Door]]:
                 yield one.name, door
 
 
-def test_what_a_door_lacks_has_a_reason() -> None:
-    reasons = {(one.name, door) for one in fields(ModelSpec) for door in one.without}
-    assert set(lacking()) == reasons
-    assert all(why for one in fields(ModelSpec) for why in one.without.values())
+@pytest.mark.parametrize("kind", WAYS)
+def test_what_a_door_lacks_has_a_reason(kind: type[msgspec.Struct]) -> None:
+    reasons = {(one.name, door) for one in fields(kind) for door in one.without}
+    assert set(lacking(kind)) == reasons
+    assert all(why for one in fields(kind) for why in one.without.values())
 
 
-@pytest.mark.parametrize("field", fields(ModelSpec), ids=lambda one: one.name)
+def test_what_can_be_changed_of_a_table_is_the_same_in_each_door() -> None:
+    body = of_management()["POST", "/admin/tables/{}/alter"].takes["properties"]
+    assert (
+        {*body} == {*ALTERABLE} == python_keywords(TableClient.alter) - {"self", "name", "dry_run"}
+    )
+    of_command = {
+        one.names.get("command", f"--{one.name.replace('_', '-')}")
+        for one in fields(TableFields)
+        if one.name in ALTERABLE
+    }
+    taken = command_names(("table", "alter"))
+    assert of_command <= taken
+    assert taken.isdisjoint({"--dtype", "--optimizer", "--seed", "--admit-after"})
+
+
+def test_the_body_of_a_deployment_is_what_the_verb_takes() -> None:
+    body = of_management()[WAYS[ModelSpec].route].takes
+    assert set(body["properties"]) == python_keywords(Operations.deploy) - {"self", "name"}
+
+
+@pytest.mark.parametrize("field", [one for _, one in FIELDS], ids=lambda one: one.name)
 def test_a_field_has_a_sentence_and_its_default_is_a_value_of_it(field: Any) -> None:
     assert field.text
     assert not field.text.endswith(".")
     assert field.text[0].islower() or field.text.startswith(("GPUs", "Python"))
-    if field.name != "batching":
+    if field.name not in ("batching", "name", "dim"):  # the latter have no default
         assert field.convert(msgspec.to_builtins(field.default)) == field.default
     plain = field.json_schema()
     assert "$ref" not in str(plain)
     assert plain["description"].startswith(field.text)
+
+
+def test_the_record_of_an_application_has_what_is_stated() -> None:
+    recorded = {one.name: one.default for one in msgspec.structs.fields(Application)}
+    assert {one.name for one in fields(ApplicationSpec)} == recorded.keys() - {"name", "created_us"}
+    for one in fields(ApplicationSpec):
+        if one.name not in ("input", "policy", "roles"):  # made of other forms
+            assert one.default == recorded[one.name]
 
 
 def test_the_record_has_what_is_stated() -> None:
@@ -200,7 +299,8 @@ def names_at(door: Door) -> list[str]:
 
 def test_every_field_has_an_example() -> None:
     assert [*EXAMPLES] == [one.name for one in fields(ModelSpec)]
-    assert FORMS.keys() <= EXAMPLES.keys()
+    assert [*SETTINGS] == [one.name for one in fields(ApplicationSpec)]
+    assert FORMS.keys() <= EXAMPLES.keys() | SETTINGS.keys() | TABLE.keys()
 
 
 @pytest.mark.parametrize("name", names_at("file"))
@@ -277,6 +377,92 @@ def test_a_value_out_of_bounds_is_refused_by_its_name(members: dict[str, object]
     (name,) = members
     with pytest.raises(InvalidInput, match=f"`{name}`: "):
         specified(ModelSpec, members, "http")
+
+
+# -- a table's
+
+TABLE: dict[str, Any] = {
+    "name": "users",
+    "dim": 8,
+    "optimizer": "adam",
+    "optimizer_settings": {"rate": 0.5},
+    "initializer": "normal",
+    "initializer_settings": {"scale": 0.25},
+    "seed": 3,
+    "rows_max": 100,
+    "evicts": True,
+    "admit_after": 2,
+    "expire_s": 60,
+    "quota_rows": 7,
+    "quota_bytes": 4096,
+    "dtype": "f16",
+}
+
+
+def test_every_door_says_the_same_of_a_table() -> None:
+    assert [*TABLE] == [one.name for one in fields(TableFields)]
+    spec = TableSpec(**TABLE)
+    body = msgspec.json.decode(msgspec.json.encode(TABLE))
+    assert TableSpec(**converted(TableFields, body, "http")) == spec
+    texts = {f"{name}_": value for name, value in TABLE.items()}
+    texts |= {"optimizer_settings_": ("rate=0.5",), "initializer_settings_": ("scale=0.25",)}
+    assert TableSpec("users", 8, **members_of(TableFields, texts)) == spec
+    assert all(value != getattr(TableSpec("", 0), name) for name, value in TABLE.items())
+    with pytest.raises(InvalidInput, match="`admit_after`: "):
+        converted(TableFields, {"admit_after": 256}, "http")
+
+
+# -- an application's, by each door
+
+
+def changed_by(members: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what keywords of Python change of a new application's record."""
+    return changes_of("a", None, members, None, 60_000.0)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_door_says_the_same_of_an_application(name: str) -> None:
+    value = SETTINGS[name]
+    body = msgspec.json.decode(msgspec.json.encode(value))
+    over_http = converted(ApplicationSpec, {name: body}, "http")
+    table = {"a": {name: value}}
+    in_file = load(env={}, apps=table).apps["a"]
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    in_environment = load(env={f"CLIPPER_APPS__A__{name.upper()}": text}).apps["a"]
+    given = SETTINGS_AS_TEXT.get(name, tuple(value) if name == "models" else value)
+    values = {f"{one.name}_": None for one in fields(ApplicationSpec)} | {f"{name}_": given}
+    by_command = members_of(ApplicationSpec, values)
+    assert over_http[name] != getattr(ApplicationSpec(), name)
+    assert getattr(in_file, name) == getattr(in_environment, name) == over_http[name]
+    assert converted(ApplicationSpec, by_command, "http") == over_http
+    if name not in ("models", "roles", "coverage"):  # these need others
+        assert changed_by({name: value})[name] == over_http[name]
+
+
+def test_a_setting_of_an_application_that_is_not_named_stays() -> None:
+    known = Application("a", policy="exp3", coverage=0.9)
+    assert changes_of("a", None, {"input": "", "policy": ""}, known, 60_000.0) == {}
+    assert changes_of("a", None, {"coverage": None}, known, 60_000.0) == {"coverage": None}
+    assert changes_of("a", ["m", "n"], {}, None, 60_000.0)["policy"] == "mixture"
+
+
+def test_roles_of_a_file_are_a_table_or_lines() -> None:
+    lines = load(env={}, apps={"a": {"roles": ["svm:2 = shadow"]}}).apps["a"]
+    table = load(env={}, apps={"a": {"roles": {"svm:2": "shadow"}}}).apps["a"]
+    assert roles_of(lines.roles) == roles_of(table.roles) == {"svm:2": "shadow"}
+
+
+@pytest.mark.parametrize(
+    "members",
+    [{"confidence_min": 1.5}, {"coverage": 0.2}, {"missing": "drop"}, {"slo_ms": 0}, {"output": 3}],
+    ids=str,
+)
+def test_a_setting_out_of_bounds_is_refused(members: dict[str, object]) -> None:
+    (name,) = members
+    with pytest.raises(InvalidInput, match=f"`{name}`: "):
+        converted(ApplicationSpec, members, "http")
+    with pytest.raises(InvalidInput, match=name):
+        changed_by(members)
 
 
 def test_none_is_not_given() -> None:

@@ -18,7 +18,7 @@ snapshot in memory, swapped in one assignment. A record that cannot be read is l
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Self, TypeVar
 
 import msgspec
@@ -315,41 +315,13 @@ class Catalog:
     # -- applications
 
     def register_application(
-        self,
-        name: str,
-        models: Sequence[VersionedModel | str] = (),
-        *,
-        slo_ms: float = 20.0,
-        default: object = None,
-        input: InputType | str | None = None,
-        policy: str = "ensemble",
-        confidence_min: float = 0.0,
-        roles: Mapping[str, str] | None = None,
-        missing: str = "mean",
-        decider: str = "all",
-        coverage: float | None = None,
-        context_table: str = "",
-        output: str = "",
+        self, name: str, models: Sequence[VersionedModel | str] = (), **settings: UserValue
     ) -> Application:
-        """Register an application (input None: that of its first model). AlreadyExists;
-        UnknownModel, UnknownVersion; TypeConflict when a model takes other inputs."""
-        links = tuple(VersionedModel.parse(model) for model in models)
-        app = Application(
-            check_name(name, "application"),
-            links,
-            slo_ms,
-            plain(default),
-            ANY if input is None else InputType.parse(input),
-            policy,
-            confidence_min,
-            self._wall_us(),
-            dict(roles or {}),
-            missing,
-            decider,
-            coverage,
-            context_table,
-            output,
-        )
+        """Register an application; settings: as of update_application(), those of its first model
+        and the record's defaults where they are not given. AlreadyExists; UnknownModel,
+        UnknownVersion; TypeConflict when a model takes other inputs."""
+        made = Application(check_name(name, "application"), created_us=self._wall_us())
+        app = _changed(made, {**settings, "models": models})
 
         def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Write], Application]:
             if app_key(name) in keys:
@@ -363,23 +335,7 @@ class Catalog:
     def update_application(self, name: str, /, **changes: UserValue) -> Application:
         """Change fields of an application: models, slo_ms, default, input, policy, confidence_min,
         roles, missing, decider, coverage, context_table, output."""
-        known = tuple(
-            field for field in Application.__struct_fields__ if field not in ("name", "created_us")
-        )
-        if unknown := sorted(set(changes) - set(known)):
-            raise InvalidInput(
-                f"cannot change {unknown[0]!r} of an application.",
-                hint=f"Fields: {', '.join(known)}.",
-            )
-        if "models" in changes:
-            changes["models"] = tuple(map(VersionedModel.parse, changes["models"]))
-        if "input" in changes:
-            changes["input"] = InputType.parse(changes["input"])
-        if "default" in changes:
-            changes["default"] = plain(changes["default"])
-        if "roles" in changes:
-            changes["roles"] = dict(changes["roles"] or {})
-        return self._edit("set", name, lambda app: msgspec.structs.replace(app, **changes))
+        return self._edit("set", name, lambda app: _changed(app, changes))
 
     def unregister_application(self, name: str) -> None:
         """Delete an application; afterwards it is as if it had never been. UnknownApplication."""
@@ -687,6 +643,19 @@ class Catalog:
         self.close()
 
 
+def _changed(app: Application, changes: Mapping[str, UserValue]) -> Application:
+    """Return an application with changes of its fields. Raises InvalidInput."""
+    known = [field for field in app.__struct_fields__ if field not in ("name", "created_us")]
+    if unknown := sorted(set(changes) - set(known)):
+        raise InvalidInput(
+            f"cannot change {unknown[0]!r} of an application.", hint=f"Fields: {', '.join(known)}."
+        )
+    values = {
+        field: _READ[field](value) if field in _READ else value for field, value in changes.items()
+    }
+    return msgspec.structs.replace(app, **values)
+
+
 class _Listings:
     """The sink of the catalog: it always takes a whole listing, so that a view is of one
     revision."""
@@ -743,6 +712,18 @@ def differences(
     return ops
 
 
+def _links(models: Iterable[VersionedModel | str]) -> tuple[VersionedModel, ...]:
+    return tuple(map(VersionedModel.parse, models))
+
+
+def _input(stated: InputType | str | None) -> InputType:
+    return ANY if stated is None else InputType.parse(stated)
+
+
+def _roles(stated: Mapping[str, str] | None) -> dict[str, str]:
+    return dict(stated or {})
+
+
 def plain(default: object) -> UserValue:
     """Return a default output as a record can keep it: None, bool, int, float, str, bytes, or
     (nested) lists of these, or a dict of these by name; numpy's scalars and arrays become these.
@@ -763,3 +744,12 @@ def plain(default: object) -> UserValue:
     raise InvalidInput(
         f"a {type(default).__name__} cannot be an application's default.", hint=allowed
     )
+
+
+# what a field of an application's record is made of
+_READ: Final[Mapping[str, Callable[..., UserValue]]] = {
+    "models": _links,
+    "input": _input,
+    "default": plain,
+    "roles": _roles,
+}

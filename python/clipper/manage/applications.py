@@ -2,22 +2,13 @@
 
 from collections.abc import Mapping
 
-from clipper.catalog.catalog import Catalog, plain
-from clipper.errors import AlreadyExists, InvalidInput, UnknownApplication, did_you_mean
+from clipper.catalog.catalog import Catalog
+from clipper.errors import AlreadyExists, UnknownApplication
+from clipper.manage.application_record import changes_of
 from clipper.manage.tables.parameters import ParameterSet
-from clipper.options import Links
-from clipper.selection import create_policy, default_policy, with_coverage
-from clipper.serving.query.application import ApplicationHandle, slo_in_us
-from clipper.serving.query.missing_outputs import check_missing
+from clipper.serving.query.application import ApplicationHandle
 from clipper.serving.query.resolver import ApplicationResolver
-from clipper.serving.rollout.roles import check_roles
-from clipper.types import Application, UserValue, VersionedModel
-
-_SETTINGS = tuple(
-    field
-    for field in Application.__struct_fields__
-    if field not in ("name", "models", "created_us")
-)
+from clipper.spec.application import Links
 
 
 class Applications:
@@ -47,8 +38,10 @@ class Applications:
         it. Raises UnknownApplication, UnknownModel, TypeConflict, InvalidInput, and the errors of
         ParameterSet.check_context_table().
         """
-        changes = self._changes(name, models, settings)
         known = self._catalog.view.applications.get(name)
+        changes = changes_of(name, models, settings, known, self._slo_ms_max)
+        policy = changes.get("policy", known.policy if known else "")
+        self._parameters.check_context_table(name, changes.get("context_table"), policy)
         if known is None and not changes:
             raise UnknownApplication.named(name, self._catalog.view.applications)
         self._resolver.check(name, changes, measured=measured)
@@ -67,39 +60,3 @@ class Applications:
     def remove(self, name: str) -> None:
         """Remove an application and its statistics. Raises UnknownApplication, StoreError."""
         self._catalog.unregister_application(name)
-
-    def _changes(
-        self, name: str, models: Links | None, settings: Mapping[str, object]
-    ) -> dict[str, UserValue]:
-        """Return the checked changes of an application's record."""
-        changes: dict[str, UserValue] = dict(settings)
-        if unknown := sorted(set(changes) - set(_SETTINGS)):
-            guess = did_you_mean(unknown[0], ("models", *_SETTINGS)) or "."
-            raise InvalidInput(
-                f"unknown setting {unknown[0]!r} of application {name!r}{guess}",
-                hint=f"Settings: models, {', '.join(_SETTINGS)}.",
-            )
-        if models is not None:
-            changes["models"] = (
-                (models,) if isinstance(models, str | VersionedModel) else tuple(models)
-            )
-        known = self._catalog.view.applications.get(name)
-        if known is None:
-            known = Application(name)
-            if changes and "policy" not in changes:
-                changes["policy"] = default_policy(changes.get("models", ()), changes.get("roles"))
-
-        def new(setting: str) -> UserValue:
-            return changes.get(setting, getattr(known, setting))
-
-        if changes.keys() & {"policy", "coverage"}:
-            create_policy(with_coverage(new("policy"), new("coverage")))
-        if "slo_ms" in changes:
-            slo_in_us(changes["slo_ms"], self._slo_ms_max)
-            changes["slo_ms"] = plain(changes["slo_ms"])  # numpy's numbers too
-        if "missing" in changes:
-            check_missing(changes["missing"])
-        if new("roles") and changes.keys() & {"roles", "models"}:
-            check_roles(name, new("models"), new("roles"))
-        self._parameters.check_context_table(name, changes.get("context_table"), new("policy"))
-        return changes

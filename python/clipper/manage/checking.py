@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from clipper.config import Config, roles_in
+from clipper.config import Config
 from clipper.deploy.packages.artifact import artifact_of, is_data
 from clipper.deploy.packages.package import check_found, pack
 from clipper.deploy.packages.pulling import url_of
@@ -28,8 +28,8 @@ from clipper.serving.query.speculation import check_decider, check_times
 from clipper.serving.rollout.roles import check_roles
 from clipper.settings.grpc import own_address
 from clipper.settings.params import shard_tls, with_absolute_paths
-from clipper.settings.server import ApplicationSettings
 from clipper.settings.tracing import export_settings
+from clipper.spec.application import ApplicationSpec, roles_of
 from clipper.spec.model import ModelSpec
 from clipper.store import check_kind
 from clipper.tls import Certificate
@@ -134,9 +134,9 @@ def _check_model(name: str, wanted: ModelSpec, no_pickle: bool, folder: str) -> 
         check_found(thing, wanted.code, folder)
 
 
-def _check_application(name: str, app: ApplicationSettings, config: Config) -> list[str]:
+def _check_application(name: str, app: ApplicationSpec, config: Config) -> list[str]:
     links = [VersionedModel.parse(link) for link in app.models]
-    roles = roles_in(app.roles)
+    roles = roles_of(app.roles)
     create_policy(with_coverage(app.policy or default_policy(links, roles), app.coverage))
     check_missing(app.missing)
     if roles:

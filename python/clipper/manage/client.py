@@ -40,7 +40,7 @@ from clipper.host_port import join_host_port
 from clipper.manage.running import running_at, the_one
 from clipper.manage.tables.client import TableClient
 from clipper.options import refusing_unknown_keywords, types_of
-from clipper.spec.keywords import SentModelKeywords
+from clipper.spec.keywords import ApplicationKeywords, SentModelKeywords
 from clipper.tls import client_context, fingerprint_of
 from clipper.types import Answer, InputType, UserValue, VersionedModel
 
@@ -334,10 +334,14 @@ class Client:
         models: Sequence[str] | None = None,
         *,
         dry_run: bool = False,
-        **settings: object,
+        **settings: Unpack[ApplicationKeywords],
     ) -> "ChangeResult":
         """Make an application, or change what is named of it; settings as of ClipperServer.app."""
-        members = settings if models is None else {**settings, "models": list(models)}
+        members: dict[str, object] = {**settings}
+        if models is not None:
+            members["models"] = list(models)
+        if isinstance(members.get("input"), InputType):
+            members["input"] = str(members["input"])
         return self._change(f"/admin/applications/{_quoted(name)}/set", dry_run, members)
 
     def remove_application(self, name: str, *, dry_run: bool = False) -> "ChangeResult":

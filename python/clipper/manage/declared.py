@@ -9,13 +9,13 @@ from contextlib import contextmanager
 
 import msgspec
 
-from clipper.config import KEYWORD, Config, roles_in, tables
+from clipper.config import KEYWORD, Config, tables
 from clipper.deploy.processes.command import command_of
 from clipper.errors import ClipperError, StillLinked, UnknownModel, UnknownVersion
 from clipper.manage.operations import Server
 from clipper.settings.redaction import shown
-from clipper.settings.server import ApplicationSettings
-from clipper.spec.field import stated
+from clipper.spec.application import ApplicationSpec
+from clipper.spec.field import fields, stated
 from clipper.spec.model import ModelSpec
 from clipper.store.history import audit_context
 from clipper.types import UserValue, VersionedModel
@@ -58,21 +58,9 @@ def model_settings(wanted: ModelSpec) -> dict[str, UserValue]:
     return {**stated(wanted, _NO_KEYWORDS), "replicas": wanted.bounds}
 
 
-def application_settings(app: ApplicationSettings) -> dict[str, UserValue]:
-    """Return a declared application as keywords of ClipperServer.app."""
-    return {
-        "slo_ms": app.slo_ms,
-        "default": app.default,
-        "decider": app.decider,
-        "confidence_min": app.confidence_min,
-        "roles": roles_in(app.roles),
-        "missing": app.missing,
-        "coverage": app.coverage,
-        "context_table": app.context_table,
-        "output": app.output,
-        **({"input": app.input} if app.input else {}),
-        **({"policy": app.policy} if app.policy else {}),
-    }
+def application_settings(app: ApplicationSpec) -> dict[str, UserValue]:
+    """Return a declared application as keywords of ClipperServer.app, without its models."""
+    return {one.name: getattr(app, one.name) for one in fields(ApplicationSpec)[1:]}
 
 
 def declare_again(server: Server, old: Config, new: Config) -> list[str]:

@@ -5,52 +5,21 @@ from collections.abc import Mapping
 import msgspec
 
 from clipper.errors import ConfigError, InvalidInput
+from clipper.spec.table import ALTERABLE, COUNT_MAX, DIM_MAX, TableFields
 from clipper.types import check_name
 from clipper_core.params.embedding import Table
 from clipper_core.params.optimizer import Initializer, Optimizer
 
-DIM_MAX = 1 << 16
-COUNT_MAX = (1 << 63) - 1  # of seeds, seconds and quotas
-ALTERABLE = (
-    "optimizer_settings",
-    "rows_max",
-    "evicts",
-    "expire_s",
-    "quota_rows",
-    "quota_bytes",
-)
 ROW_BYTES = 24  # of a row beside its weights and state
 
 
-class TableSpec(msgspec.Struct, frozen=True):
+class TableSpec(TableFields, frozen=True):
     """An embedding table: f32[dim] for each 64-bit id. All shards have the same specification.
 
-    optimizer: sgd, momentum, nesterov, adagrad, adam, amsgrad, ftrl, adamw, rmsprop, lion or
-    rowwise_adagrad. initializer: zeros,
-    constant, uniform, normal, truncated_normal or glorot; the first value of a row depends on
-    (seed, name, id) only. rows_max: rows of one shard; with `evicts` a new row replaces the oldest
-    one, else new ids are refused. admit_after: number of pushes after which an id gets a row.
-    expire_s: rows that were neither pulled nor pushed for this time are removed; 0: never.
-    dtype: what weights are stored as: f32, f16, bf16 or i8; the optimizer's state is f32, and
-    updates of f16, bf16 and i8 are rounded at random, without bias.
-    quota_rows, quota_bytes: of one shard; a push that would make more rows is refused as a whole
-    (QuotaExceeded); 0: no quota.
+    Its fields are those of `clipper.spec.table.TableFields`. The first value of a row depends on
+    (seed, name, id) only. The optimizer's state is f32, whatever weights are stored as. A push that
+    would make more rows than a quota is refused as a whole (QuotaExceeded).
     """
-
-    name: str
-    dim: int
-    optimizer: str = "adagrad"
-    optimizer_settings: dict[str, float] = {}
-    initializer: str = "uniform"
-    initializer_settings: dict[str, float] = {}
-    seed: int = 0
-    rows_max: int = (1 << 32) - 1
-    evicts: bool = False
-    admit_after: int = 1
-    expire_s: int = 0
-    quota_rows: int = 0
-    quota_bytes: int = 0
-    dtype: str = "f32"
 
     def check(self) -> "TableSpec":
         """Return this specification if a table can be made of it. Raises InvalidInput."""

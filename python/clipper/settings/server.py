@@ -6,7 +6,6 @@ import msgspec
 
 from clipper.settings.redaction import redacted
 from clipper.settings.setting import about
-from clipper.types import UserValue
 
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -453,62 +452,3 @@ class FeedbackSettings(msgspec.Struct, frozen=True):
             le=1 << 24,
         ),
     ] = 100_000
-
-
-class ApplicationSettings(msgspec.Struct, frozen=True):
-    """Settings of an application: `[apps.NAME]`."""
-
-    models: Annotated[
-        tuple[str, ...], about("candidate models: `svm` (the latest version) or `svm:3`")
-    ] = ()
-    slo_ms: Annotated[
-        float,
-        about(
-            "time from a query to its answer; then the default is returned",
-            "ms",
-            ge=0.1,
-            le=86_400_000,
-        ),
-    ] = 20.0
-    default: Annotated[UserValue, about("answer when no prediction arrives in time")] = None
-    input: Annotated[str, about("type of one input; empty: that of the first model")] = ""
-    policy: Annotated[
-        str,
-        about(
-            "selection policy, as `squarecb` or `exp3(eta=0.05)`; empty: `mixture` for several"
-            " models, `ensemble` for one"
-        ),
-    ] = ""
-    confidence_min: Annotated[
-        float, about("confidence below which the default is returned", "share", ge=0, le=1)
-    ] = 0.0
-    roles: Annotated[
-        tuple[str, ...], about("roles of models that are not primaries, as `svm:2 = shadow`")
-    ] = ()
-    missing: Annotated[
-        Literal["mean", "skip"],
-        about("`mean`: replace a missing number by its model's mean; `skip`: omit it"),
-    ] = "mean"
-    decider: Annotated[
-        str, about("rule that decides when to answer, as `majority within 12 ms, else floor(fast)`")
-    ] = "all"
-    coverage: Annotated[
-        float | None,
-        about(
-            "share of answers whose set of labels, or interval, contains the truth",
-            "share",
-            ge=0.5,
-            le=0.999,
-        ),
-    ] = None
-    context_table: Annotated[
-        str,
-        about(
-            "table of [server] params: the user's row is the context of a query without "
-            "one; empty: none"
-        ),
-    ] = ""
-    output: Annotated[
-        str,
-        about("of models with named outputs the one that the policy combines; empty: all"),
-    ] = ""

@@ -60,6 +60,12 @@ def field(
     return Meta(description=text, extra=extra, ge=ge, le=le)
 
 
+def one_of(*texts: str) -> UserValue:
+    """Return the type of a text that is one of these, for descriptions: who uses it refuses others
+    by the nearest one."""
+    return Annotated[str, Meta(extra_json_schema={"enum": [*texts]})]
+
+
 class SpecField(NamedTuple):
     """A field of a specification: see `field`. type: as JSON has it, with its bounds."""
 
@@ -145,7 +151,7 @@ def plain_type(type_: UserValue) -> UserValue:
 def default_of(info: msgspec.structs.FieldInfo) -> UserValue:
     """Return the default of a field of a struct; dicts are made anew."""
     if info.default_factory is msgspec.NODEFAULT:
-        return info.default
+        return None if info.required else info.default
     return info.default_factory()
 
 
@@ -166,22 +172,30 @@ def stated(spec: msgspec.Struct, without: Iterable[str] = ()) -> dict[str, UserV
 
 
 def specified(kind: type[_S], members: Mapping[str, object], door: Door) -> _S:
-    """Return a specification from its members as a door has them: each is known there.
+    """Return a specification from its members as a door has them: see `converted`."""
+    return kind(**converted(kind, members, door))
 
-    None is a member that is not given. Raises InvalidInput for a value of another type or out of
-    its bounds.
+
+def converted(
+    kind: type[msgspec.Struct], members: Mapping[str, object], door: Door
+) -> dict[str, UserValue]:
+    """Return members as a door has them as values of a specification's fields, by name; each is
+    known there.
+
+    None is a member that is not given, unless the field's default is None. Raises InvalidInput for
+    a value of another type or out of its bounds.
     """
     known = at(kind, door)
     found = {}
     for name, value in members.items():
         one = known[name]
-        if value is None:
+        if value is None and one.default is not None:
             continue
         try:
             found[one.name] = one.convert(value)
         except msgspec.ValidationError as error:
             raise InvalidInput(f"`{name}`: {error}.") from None
-    return kind(**found)
+    return found
 
 
 def schema_of(type_: object) -> dict[str, UserValue]:

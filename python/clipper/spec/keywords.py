@@ -5,11 +5,68 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 from clipper.schema import Schema
 from clipper.spec.model import Reads
 from clipper.types import Batching, InputType, Similar, UserValue
+
+
+class StreamKeywords(TypedDict, total=False):
+    """Keywords of ClipperServer.stream()."""
+
+    source: str
+    answers: str
+    refused: str
+    group: str
+    feedback: str
+    in_flight_max: int
+    patience_s: float
+    claim_s: float
+    deliveries_max: int
+    answers_max: int
+    refused_max: int
+    ids_max: int
+
+
+class ModelStreamKeywords(TypedDict, total=False):
+    """Keywords of ClipperServer.models_from()."""
+
+    stream: str
+    group: str
+    keep: int
+    trusted: Sequence[str]
+    bytes_max: int
+    replicas: int
+    claim_s: float
+
+
+class TableKeywords(TypedDict, total=False):
+    """Settings of a new table, beside its name and dim."""
+
+    optimizer: str
+    optimizer_settings: Mapping[str, float] | None
+    initializer: str
+    initializer_settings: Mapping[str, float] | None
+    seed: int
+    rows_max: int
+    evicts: bool
+    admit_after: int
+    expire_s: int
+    quota_rows: int
+    quota_bytes: int
+    dtype: str
+
+
+class TableChanges(TypedDict, total=False):
+    """What can be changed of a table."""
+
+    optimizer_settings: Mapping[str, float] | None
+    rows_max: int
+    evicts: bool
+    expire_s: int
+    quota_rows: int
+    quota_bytes: int
 
 
 class ModelKeywords(TypedDict, total=False):
@@ -111,3 +168,19 @@ class ModelMembers(TypedDict, total=False):
     memory_mib: int
     cpus: float
     gpus: str
+
+
+class ApplicationKeywords(TypedDict, total=False):
+    """Keywords of ClipperServer.app() and of the client's set_application()."""
+
+    slo_ms: float
+    default: UserValue
+    input: str | InputType
+    policy: str
+    confidence_min: float
+    roles: Mapping[str, str] | Sequence[str] | None
+    missing: Literal["mean", "skip"]
+    decider: str
+    coverage: float | None
+    context_table: str
+    output: str

@@ -3,20 +3,11 @@
 import click
 
 from clipper.cli.amounts import Share
+from clipper.cli.catalog.specification import members_of, with_options_of
 from clipper.cli.output import dry, table
-from clipper.cli.server_command import ServerCommand, read_json, short, with_server
+from clipper.cli.server_command import ServerCommand, short, with_server
 from clipper.manage.rows import ApplicationRow
-
-_SETTINGS = (
-    "slo_ms",
-    "policy",
-    "confidence_min",
-    "input",
-    "decider",
-    "missing",
-    "coverage",
-    "context_table",
-)
+from clipper.spec.application import ApplicationSpec
 
 
 @click.command(short_help="List applications.")
@@ -138,63 +129,17 @@ def shadow(
 
 @click.command("set", short_help="Create or change an application.")
 @click.argument("name")
-@click.option(
-    "--model",
-    "models_",
-    metavar="MODEL",
-    multiple=True,
-    help="A model to query; may be repeated.",
-)
-@click.option("--slo-ms", type=float, help="Milliseconds from a query to its answer.")
-@click.option("--default", metavar="JSON", help="The answer if no prediction arrives in time.")
-@click.option("--policy", help="Selection policy, such as stacking or exp3(eta=0.05).")
-@click.option("--decider", help="When to answer, such as 'majority within 12 ms, else first'.")
-@click.option(
-    "--confidence-min",
-    type=float,
-    help="Answers with a lower confidence are replaced by the default.",
-)
-@click.option("--input", metavar="TYPE", help="Type of one row.  [that of the first model]")
-@click.option(
-    "--missing",
-    type=click.Choice(["mean", "skip"]),
-    help="What replaces a number that is missing at the deadline.",
-)
-@click.option(
-    "--coverage", type=float, help="Share of the prediction sets that must contain the truth."
-)
-@click.option(
-    "--context-table",
-    metavar="TABLE",
-    help="Parameter table whose row of a user is the context of that user's queries.",
-)
-@click.option(
-    "--output-tensor",
-    metavar="NAME",
-    help="CommandOutput that the policy combines, for models with several outputs.",
-)
+@with_options_of(ApplicationSpec)
 @dry
 @with_server
-def app_set(
-    command: ServerCommand,
-    name: str,
-    models_: tuple[str, ...],
-    default: str | None,
-    output_tensor: str | None,
-    dry_run: bool,
-    **settings: object,
-) -> None:
+def app_set(command: ServerCommand, name: str, dry_run: bool, **values: object) -> None:
     """Create application NAME, or change the given settings of it.
 
     \b
     clipper app set digits --model svm --model forest:2 --slo-ms 20 --default -1
     """
-    given = {key: settings[key] for key in _SETTINGS if settings[key] is not None}
-    given |= {"default": read_json(default, "the default")} if default is not None else {}
-    given |= {"output": output_tensor} if output_tensor is not None else {}
-    command.show_change(
-        command.server.set_application(name, models_ or None, dry_run=dry_run, **given)
-    )
+    given = members_of(ApplicationSpec, values)
+    command.show_change(command.server.set_application(name, dry_run=dry_run, **given))
 
 
 @click.command("show")

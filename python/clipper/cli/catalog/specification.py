@@ -1,25 +1,29 @@
 """Options of a command from the fields of a specification, and the values that they give."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final, Literal, NamedTuple, get_args, get_origin
 
 import click
 import msgspec
 
-from clipper.cli.amounts import Size
+from clipper.cli.amounts import Share, Size
 from clipper.cli.command_group import Verb
-from clipper.cli.server_command import bounds
+from clipper.cli.server_command import bounds, read_json
+from clipper.errors import InvalidInput
 from clipper.schema import InvalidTensor, Schema
+from clipper.spec.application import roles_of
 from clipper.spec.field import SpecField, at, plain_type
 from clipper.types import UserValue
 
 _METAVARS: Final = {
     "code": "DIR",
     "command": "COMMAND",
+    "context_table": "TABLE",
     "folder": "DIR",
     "gpus": "all|N|IDS",
     "input": "TYPE",
+    "models": "MODEL",
     "output": "TYPE",
     "python": "VERSION",
     "requirements": "FILE",
@@ -36,11 +40,16 @@ class Form(NamedTuple):
     multiple: bool = False
 
 
-def with_options_of(kind: type[msgspec.Struct]) -> Callable[[Verb], Verb]:
-    """Return a decorator that adds an option for each field that a command has, in their order."""
+def with_options_of(
+    kind: type[msgspec.Struct], only: Collection[str] = ()
+) -> Callable[[Verb], Verb]:
+    """Return a decorator that adds an option for each field that a command has, in their order.
+    only: these fields, if any."""
 
     def add(verb: Verb) -> Verb:
         for one in reversed([*_options_of(kind).values()]):
+            if only and one.name not in only:
+                continue
             verb = _option(one)(verb)
         return verb
 
@@ -52,7 +61,7 @@ def members_of(kind: type[msgspec.Struct], values: Mapping[str, object]) -> dict
     not given are left out. Raises click.BadParameter."""
     found: dict[str, UserValue] = {}
     for one in _options_of(kind).values():
-        value = values[_value_name(one)]
+        value = values.get(_value_name(one))
         if value is None or value == ():
             continue
         form = FORMS.get(one.name)
@@ -88,6 +97,7 @@ def _option(one: SpecField) -> Callable[[Verb], Verb]:
     name = _value_name(one)
     metavar = _METAVARS.get(one.name, one.unit.upper() or None)
     if form := FORMS.get(one.name):
+        help_ += "  (may be repeated)" if form.multiple else ""
         return click.option(*words, name, metavar=form.metavar, multiple=form.multiple, help=help_)
     if type_ is bool:
         both = f"{words[0]}/--no-{words[0].removeprefix('--')}"
@@ -97,6 +107,8 @@ def _option(one: SpecField) -> Callable[[Verb], Verb]:
         return click.option(*words, name, type=click.Choice(choices), help=help_)
     if type_ in (int, float) and one.bounds is not None:
         range_ = _range(type_, one.bounds)
+        if one.unit == "share" and one.bounds[1] <= 1:
+            range_, help_ = Share(*one.bounds), f"{help_}  (as 5% or 0.05)"
         return click.option(*words, name, metavar=metavar or "N", type=range_, help=help_)
     is_list = origin is tuple and one.name not in ("command", "requirements")
     help_ += "  (may be repeated)" if is_list else ""
@@ -172,6 +184,29 @@ def _columns(option: str, text: str) -> UserValue:
     return table, [int(part) for part in columns.split(",")]
 
 
+def _role(option: str, text: str) -> UserValue:
+    """Parse `svm:2=shadow`."""
+    try:
+        ((model, role),) = roles_of([text]).items()
+    except InvalidInput as error:
+        raise _refused(option, str(error)) from None
+    return model, role
+
+
+def _number(option: str, text: str) -> UserValue:
+    """Parse `rate=0.01`."""
+    key, equals, value = text.partition("=")
+    try:
+        return key, float(value if equals else "")
+    except ValueError:
+        raise _refused(option, f"{text!r} is not NAME=NUMBER, such as rate=0.01.") from None
+
+
+def _answer(option: str, text: str) -> UserValue:
+    """Parse JSON; what is none is a text."""
+    return read_json(text, option)
+
+
 def _keys(option: str, text: str, example: str) -> dict[str, object]:
     found: dict[str, object] = {}
     for part in text.split(","):
@@ -194,6 +229,7 @@ def _size(option: str, text: str) -> UserValue:
 
 
 FORMS: Final[Mapping[str, Form]] = {
+    "default": Form("JSON", _answer),
     "memory_mib": Form("SIZE", _size),
     "replicas": Form("N|MIN-MAX", _replicas),
     "schema": Form("'IN -> OUT'", _schema),
@@ -201,5 +237,8 @@ FORMS: Final[Mapping[str, Form]] = {
     "similar": Form("WIDTH|KEY=VALUE,..", _similar),
     "reads": Form("TABLE=COLUMNS", _columns, multiple=True),
     "tables": Form("NAME:KEY=VALUE,..", _table, multiple=True),
+    "initializer_settings": Form("NAME=NUMBER", _number, multiple=True),
+    "optimizer_settings": Form("NAME=NUMBER", _number, multiple=True),
+    "roles": Form("MODEL=ROLE", _role, multiple=True),
     "warmup": Form("ROWS", _rows),
 }

@@ -480,13 +480,13 @@ def _declared(
     file: Path, place: Path, redis: bool, pulls: bool
 ) -> tuple[list[Model], tuple[Application, ...], bool]:
     """Return what a TOML file declares, as a server would read it."""
-    from clipper.config import load, roles_in
+    from clipper.config import load
     from clipper.deploy.packages.package import Package, pack
     from clipper.deploy.packages.pulling import PullLimits, pod_url, pulled, url_of
     from clipper.deploy.processes.command import command_of
+    from clipper.manage.application_record import changes_of
     from clipper.manage.declared import application_settings
     from clipper.manage.model_record import input_of, record_fields
-    from clipper.selection import default_policy
 
     config, models = load(file), []
     for name, wanted in config.models.items():
@@ -523,11 +523,9 @@ def _declared(
         )
     applications = []
     for name, app in config.apps.items():
-        links = tuple(VersionedModel.parse(link) for link in app.models)
-        settings = {
-            "policy": default_policy(links, roles_in(app.roles)),
-            **application_settings(app),
-            "input": InputType.parse(app.input or "any"),
-        }
+        longest = config.limits.slo_ms_max
+        settings = changes_of(name, app.models, application_settings(app), None, longest)
+        links = tuple(VersionedModel.parse(link) for link in settings.pop("models"))
+        settings["input"] = InputType.parse(settings.get("input", "any"))
         applications.append(Application(name, links, **settings))
     return models, tuple(applications), redis or config.server.state.startswith("redis")

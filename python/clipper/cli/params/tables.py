@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from clipper.cli.catalog.specification import members_of, with_options_of
 from clipper.cli.output import CommandOutput, dry, with_output
 from clipper.cli.servers.up import file_or_default
-from clipper_container.model import UserValue
+from clipper.spec.table import ALTERABLE, DIM_MAX, TableFields
 
 if TYPE_CHECKING:
     from clipper.params import Client
@@ -72,35 +73,12 @@ def pull(table: str, ids: tuple[int, ...], folder: Path, output: CommandOutput) 
 
 @click.command(short_help="Create a table.")
 @click.argument("table")
-@click.argument("dim", type=click.IntRange(1))
-@click.option(
-    "--dtype", default="f32", help="Type of the stored weights: f32, f16, bf16 or i8.  [f32]"
-)
-@click.option("--optimizer", default="adagrad", help="Optimizer, such as adam.  [adagrad]")
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="NAME=NUMBER",
-    help="A setting of the optimizer, such as rate=0.01.",
-)
-@click.option(
-    "--initializer", default="uniform", help="Initial values, such as normal or zeros.  [uniform]"
-)
-@click.option(
-    "--rows-max", type=click.IntRange(1), default=(1 << 32) - 1, help="Maximum of one shard."
-)
-@click.option("--evicts", is_flag=True, help="Drop the oldest row of a full table.")
+@click.argument("dim", type=click.IntRange(1, DIM_MAX))
+@with_options_of(TableFields)
 @dry
 @of_set
 def create(
-    table: str,
-    dim: int,
-    settings: tuple[str, ...],
-    folder: Path,
-    output: CommandOutput,
-    dry_run: bool,
-    **given: UserValue,
+    table: str, dim: int, folder: Path, output: CommandOutput, dry_run: bool, **values: object
 ) -> None:
     """Create TABLE with rows of DIM floats on all shards. If it exists with the same settings,
     nothing changes.
@@ -110,26 +88,11 @@ def create(
     """
     from clipper.params.tables import TableSpec
 
-    fields = {**given, "name": table, "dim": dim, "optimizer_settings": _numbers(settings)}
-    spec = msgspec.convert(fields, TableSpec)
-    spec.check()
+    spec = TableSpec(table, dim, **members_of(TableFields, values)).check()
     with client_of(folder) as client:
         if not dry_run:
             client.create(spec)
     _show_spec(spec, output, dry_run)
-
-
-def _numbers(settings: tuple[str, ...]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for one in settings:
-        key, equals, value = one.partition("=")
-        try:
-            found[key] = float(value)
-        except ValueError:
-            equals = ""
-        if not equals:
-            raise click.BadParameter(f"{one!r} is not NAME=NUMBER, such as rate=0.01.")
-    return found
 
 
 def _show_spec(spec: "TableSpec", output: CommandOutput, dry_run: bool) -> None:
@@ -140,40 +103,16 @@ def _show_spec(spec: "TableSpec", output: CommandOutput, dry_run: bool) -> None:
 
 @click.command(short_help="Change settings of a table while it is trained.")
 @click.argument("table")
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="NAME=NUMBER",
-    help="A setting of the optimizer, such as rate=0.01.",
-)
-@click.option("--rows-max", type=click.IntRange(1), help="Maximum of one shard.")
-@click.option("--evicts/--no-evicts", default=None, help="Drop the oldest row of a full table.")
-@click.option(
-    "--expire-s",
-    type=click.IntRange(0),
-    help="Seconds after which unused rows are dropped; 0: never.",
-)
-@click.option("--quota-rows", type=click.IntRange(0), help="Quota of one shard; 0: none.")
-@click.option("--quota-bytes", type=click.IntRange(0), help="Quota of one shard; 0: none.")
+@with_options_of(TableFields, ALTERABLE)
 @dry
 @of_set
-def alter(
-    table: str,
-    settings: tuple[str, ...],
-    folder: Path,
-    output: CommandOutput,
-    dry_run: bool,
-    **given: UserValue,
-) -> None:
+def alter(table: str, folder: Path, output: CommandOutput, dry_run: bool, **values: object) -> None:
     """Change settings of TABLE on all shards. Workers continue.
 
     \b
     clipper params alter users --set rate=0.001 --folder shop
     """
-    changes = {key: value for key, value in given.items() if value is not None}
-    if optimizer := _numbers(settings):
-        changes["optimizer_settings"] = optimizer
+    changes = members_of(TableFields, values)
     if not changes:
         raise click.UsageError(
             "nothing to change: give --set, --rows-max, --quota-rows or another option."

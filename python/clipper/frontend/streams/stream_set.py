@@ -8,8 +8,6 @@ import time
 from collections.abc import Mapping
 from typing import Protocol, TypeVar
 
-import msgspec
-
 from clipper.component import Health
 from clipper.config import Config
 from clipper.errors import InvalidInput, ShuttingDown, did_you_mean
@@ -18,6 +16,7 @@ from clipper.frontend.streams.scoring import ScoringStream
 from clipper.processes import Supervisor
 from clipper.serving.query.application import ApplicationHandle
 from clipper.settings.streams import ModelStreamSettings, StreamSettings
+from clipper.spec.field import specified
 
 _T = TypeVar("_T", StreamSettings, ModelStreamSettings)
 
@@ -98,10 +97,7 @@ def settings_of(kind: type[_T], given: Mapping[str, object]) -> _T:
             f"unknown setting {unknown[0]!r} of a stream{guess}",
             hint=f"Settings: {', '.join(keys)}.",
         )
-    try:
-        return msgspec.convert(given, kind)
-    except msgspec.ValidationError as error:
-        raise InvalidInput(f"a setting of a stream: {error}.") from None
+    return specified(kind, given, "python")
 
 
 def _stop(stream: ScoringStream | ModelUpdates, until_s: float) -> None:

@@ -23,7 +23,6 @@ from clipper.manage.http.rest import (
     arguments_of,
     lists,
     needed_by,
-    settings_types,
     specified_by,
 )
 from clipper.manage.operations import EVALUATED_MAX, Change, Operations
@@ -35,6 +34,8 @@ from clipper.manage.tables.operations import (
     TableOperations,
 )
 from clipper.selection import POLICIES
+from clipper.spec.application import ApplicationSpec
+from clipper.spec.field import at
 from clipper.store.history import ENTRIES_MAX, Changed
 from clipper.types import NAME_GRAMMAR, VERSION
 
@@ -58,24 +59,6 @@ _REPLICAS: Schema = {
     "description": "so many, or [least, most]",
 }
 _SHARE: Schema = {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
-_INPUT: Schema = {
-    "type": "string",
-    "examples": ["f64[3]"],
-    "pattern": "^((bool|[iu](8|16|32|64)|f(16|32|64))(\\[([1-9][0-9]{0,4}(,[1-9][0-9]{0,4}){0,3}|\\*)\\])?|str|bytes|any)$",  # noqa: E501
-    "description": "the type of one input",
-}
-_ROLE = "^(primary|(challenger|shadow|canary|decoy)(\\(share=0?\\.[0-9]{0,5}[1-9]\\))?)$"
-_COUNT_MAX = (1 << 63) - 1
-_OPTIMIZERS = (
-    *("sgd", "momentum", "nesterov", "adagrad", "adam", "amsgrad", "ftrl", "adamw", "rmsprop"),
-    *("lion", "rowwise_adagrad"),
-)
-_INITIALIZERS = ("zeros", "constant", "uniform", "normal", "truncated_normal", "glorot")
-_NUMBERS: Schema = {
-    "type": ["object", "null"],
-    "additionalProperties": {"type": "number"},
-    "description": "those of the optimizer or initializer; see docs/params.md",
-}
 _POLICY: Schema = {
     "type": "string",
     "description": "a name, or with settings, as `exp3(eta=0.05)`, or `package.module:Class`",
@@ -190,19 +173,7 @@ def _argument(verb: str, name: str, type_: object) -> Schema:
 
 _ARGUMENTS: Mapping[str, Schema] = {
     "application": {"type": ["string", "null"], "pattern": f"^{NAME_GRAMMAR}$"},
-    "create_table.dim": {"type": "integer", "minimum": 1, "maximum": 1 << 16},
     "reshard.shards": {"type": "integer", "minimum": 1, "maximum": SHARDS_MAX},
-    "dtype": {"enum": ["f32", "f16", "bf16", "i8"]},
-    "optimizer": {"enum": [*_OPTIMIZERS]},
-    "create_table.optimizer_settings": _NUMBERS,
-    "initializer": {"enum": [*_INITIALIZERS]},
-    "initializer_settings": _NUMBERS,
-    "seed": {"type": "integer", "minimum": 0, "maximum": _COUNT_MAX},
-    "create_table.rows_max": {"type": "integer", "minimum": 1, "maximum": 1 << 32},
-    "admit_after": {"type": "integer", "minimum": 1, "maximum": 255},
-    "create_table.expire_s": {"type": "integer", "minimum": 0, "maximum": _COUNT_MAX},
-    "create_table.quota_rows": {"type": "integer", "minimum": 0, "maximum": _COUNT_MAX},
-    "create_table.quota_bytes": {"type": "integer", "minimum": 0, "maximum": _COUNT_MAX},
     "evaluation.policy": _POLICY,
     "evaluation.count": {"type": "integer", "minimum": 1, "maximum": EVALUATED_MAX},
     "rollouts.application": {
@@ -262,53 +233,9 @@ _ARGUMENTS: Mapping[str, Schema] = {
 # -- applications, whose settings are members of the body
 
 
-_SETTINGS: Mapping[str, Schema] = {
-    "input": _INPUT,
-    "policy": _POLICY,
-    "decider": {
-        "type": "string",
-        "pattern": "^(all|first|majority)$",
-        "description": "see docs/selection.md",
-    },
-    "missing": {"enum": ["mean", "skip"]},
-    "slo_ms": {"type": "number", "exclusiveMinimum": 0, "maximum": 60_000},
-    "confidence_min": {"type": "number", "minimum": 0, "maximum": 1},
-    "coverage": {"type": ["number", "null"], "minimum": 0.5, "maximum": 0.999},
-    "context_table": {"type": "string", "description": "of parameters; see docs/params.md"},
-    "output": {"type": "string", "description": "of named outputs the one that is combined"},
-    "default": {
-        "anyOf": [
-            {"type": ["number", "string", "boolean", "null"]},
-            {"type": "array", "items": {"type": "number"}},
-            {"type": "array", "items": {"type": "string"}},
-            {"type": "array", "items": {"type": "array", "items": {"type": "number"}}},
-        ],
-        "description": (
-            "the answer if no prediction comes in time: a number, a string, or a nested array"
-        ),
-    },
-    "roles": {
-        "type": "object",
-        "patternProperties": {
-            f"^{NAME_GRAMMAR}$": {"type": "string", "pattern": _ROLE},
-            f"^{NAME_GRAMMAR}:[1-9][0-9]{{0,8}}$": {
-                "type": "string",
-                "pattern": _ROLE.replace("|decoy", ""),
-            },
-        },
-        "additionalProperties": False,
-        "description": "what models that are no primaries are for, and what of their share",
-    },
-}
-
-
 def _applications() -> RouteTable:
-    settings = {
-        name: _SETTINGS.get(name) or msgspec.json.schema(type_)
-        for name, type_ in settings_types.items()
-    }
-    settings.pop("created_us", None)
-    body = _object({"models": {"type": ["array", "null"], "items": _MODEL}, **settings}, [])
+    settings = at(ApplicationSpec, "http").items()
+    body = _object({name: one.json_schema() for name, one in settings}, [])
 
     def about(
         id: str, summary: str, query: Mapping[str, Schema] = _REHEARSED, **more: Any
@@ -328,22 +255,24 @@ def _applications() -> RouteTable:
         "properties": {"name": {"type": "string"}},
         "required": ["name"],
     }
-    at = "/admin/applications/{}"
+    place = "/admin/applications/{}"
     return {
-        ("POST", f"{at}/set"): about(
+        ("POST", f"{place}/set"): about(
             "setApplication", "Make one, or change what is named", takes=body, gives=CHANGE
         ),
-        ("PUT", at): about(
+        ("PUT", place): about(
             "putApplication",
             "Make one, or set what is named",
             takes=body,
             gives=record,
             others={201: record},
         ),
-        ("PATCH", at): about(
+        ("PATCH", place): about(
             "patchApplication", "Change what is named of one that exists", takes=body, gives=record
         ),
-        ("DELETE", at): about("deleteApplication", "Delete one", query={}, gives=None, status=204),
+        ("DELETE", place): about(
+            "deleteApplication", "Delete one", query={}, gives=None, status=204
+        ),
     }
 
 

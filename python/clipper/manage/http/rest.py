@@ -9,7 +9,7 @@ trusted with the shared token; a personal token names its owner itself.
 import inspect
 import types
 import urllib.parse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, get_args, get_type_hints
 
 import msgspec
@@ -27,9 +27,11 @@ from clipper.frontend.http.router import HttpRouter
 from clipper.frontend.server_interface import ServerInterface
 from clipper.manage.operations import Operations
 from clipper.manage.tables.operations import TABLE_VERBS, TableOperations
-from clipper.spec.field import SpecField, at
+from clipper.spec.application import ApplicationSpec
+from clipper.spec.field import SpecField, at, converted
 from clipper.spec.model import ModelSpec
-from clipper.types import Application, UserValue
+from clipper.spec.table import ALTERABLE, TableFields
+from clipper.types import UserValue
 
 # method, pattern, verb, names of what the pattern's {} are
 VERBS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
@@ -67,7 +69,12 @@ VERBS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("POST", "/admin/applications/{}/rollout/promote", "promote_rollout", ("application",)),
 )
 # verb -> the specification whose fields are members of its body
-SPECIFICATIONS: Mapping[str, type[msgspec.Struct]] = {"deploy": ModelSpec}
+SPECIFICATIONS: Mapping[str, type[msgspec.Struct]] = {
+    "deploy": ModelSpec,
+    "create_table": TableFields,
+    "alter_table": TableFields,
+}
+_SOME: Mapping[str, Collection[str]] = {"alter_table": ALTERABLE}  # only these of its fields
 lists = {
     "models": "models",
     "applications": "applications",
@@ -76,12 +83,6 @@ lists = {
     "stages": "stages",
 }
 lists |= {"rollouts": "rollouts", "ps": "models", "tables": "tables"}
-settings_types = {
-    key: type_
-    for key, type_ in get_type_hints(Application).items()
-    if key not in ("name", "models")
-}
-settings_types["input"] = str
 _OBJECT = msgspec.json.Decoder(dict[str, UserValue])
 _FLAG = {"dry_run": bool}
 
@@ -149,7 +150,7 @@ class Management:
     def set_application(self, request: HttpRequest) -> HttpResponse:
         """Handle POST of an application's settings."""
         settings = _settings(request)
-        models = _models_of(settings)
+        models = settings.pop("models", None)
         operations = self._by(request, _flags(request, _FLAG).get("dry_run", False))
         return answer_json(operations.set_application(request.params[0], models, settings))
 
@@ -202,7 +203,10 @@ def arguments_of(verb: Callable[..., object]) -> dict[str, object]:
 def specified_by(verb: Callable[..., object]) -> Mapping[str, SpecField]:
     """Return the fields of the specification that a verb takes, by name; none if it takes none."""
     kind = SPECIFICATIONS.get(verb.__name__)
-    return at(kind, "http") if kind is not None else {}
+    if kind is None:
+        return {}
+    found = at(kind, "http")
+    return {name: found[name] for name in _SOME.get(verb.__name__, found)}
 
 
 def needed_by(verb: Callable[..., object], names: tuple[str, ...]) -> list[str]:
@@ -294,25 +298,13 @@ def read_query(request: HttpRequest, takes: dict[str, object]) -> dict[str, Any]
 
 
 def _settings(request: HttpRequest) -> dict[str, UserValue]:
+    """Return the settings of an application that the body names. Raises InvalidInput."""
     settings = read_json(_OBJECT, request.body or b"{}")
     if settings.pop("name", request.params[0]) != request.params[0]:
         raise InvalidInput(
             "the body names another application than the path.", hint="Leave `name` out."
         )
-    for key in settings.keys() & settings_types.keys():
-        try:
-            settings[key] = msgspec.convert(settings[key], settings_types[key])
-        except msgspec.ValidationError as error:
-            raise InvalidInput(f"`{key}`: {error}.") from None
-    return settings
-
-
-def _models_of(settings: dict[str, object]) -> tuple[str, ...] | None:
-    """Take the models out of `settings` and return them. None leaves the links as they are; a new
-    application begins with none."""
-    models = settings.pop("models", None)
-    if models is not None and not (
-        isinstance(models, list) and all(isinstance(model, str) for model in models)
-    ):
-        raise InvalidInput("`models` is a list of names, as ['svm', 'rf:3'].")
-    return None if models is None else tuple(models)
+    known = at(ApplicationSpec, "http")
+    others = {key: value for key, value in settings.items() if key not in known}  # refused later
+    named = {key: value for key, value in settings.items() if key in known}
+    return {**others, **converted(ApplicationSpec, named, "http")}

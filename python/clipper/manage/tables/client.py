@@ -1,10 +1,12 @@
 """Parameter tables of a running server from elsewhere: `clipper.connect().tables`."""
 
 import urllib.parse
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypedDict, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypedDict, Unpack, cast
 
 import msgspec
+
+from clipper.spec.keywords import TableChanges
 
 if TYPE_CHECKING:
     from clipper.manage.rows import ChangedRecord
@@ -65,27 +67,10 @@ class TableClient:
         return self._change(members.pop("name"), "create", members, dry_run)
 
     def alter(
-        self,
-        name: str,
-        *,
-        optimizer_settings: Mapping[str, float] | None = None,
-        rows_max: int | None = None,
-        evicts: bool | None = None,
-        expire_s: int | None = None,
-        quota_rows: int | None = None,
-        quota_bytes: int | None = None,
-        dry_run: bool = False,
+        self, name: str, *, dry_run: bool = False, **changes: Unpack[TableChanges]
     ) -> TableChangeResult:
         """Change settings and quotas of a table while it is trained; None: as it is."""
-        members: dict[str, object] = {
-            "optimizer_settings": optimizer_settings,
-            "rows_max": rows_max,
-            "evicts": evicts,
-            "expire_s": expire_s,
-            "quota_rows": quota_rows,
-            "quota_bytes": quota_bytes,
-        }
-        given = {key: value for key, value in members.items() if value is not None}
+        given = {key: value for key, value in changes.items() if value is not None}
         return self._change(name, "alter", given, dry_run)
 
     def drop(self, name: str, *, dry_run: bool = False) -> TableChangeResult:

@@ -4,15 +4,19 @@ Files of an export or import are in the folder `files` of the set of shards: a r
 them, and nothing outside.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Unpack
 
 import msgspec
 
 from clipper.catalog.catalog import Catalog
-from clipper.errors import DoesNotFit, InvalidInput
+from clipper.errors import DoesNotFit, InvalidInput, refuse_unknown
+from clipper.spec.field import at, converted
+from clipper.spec.keywords import TableChanges, TableKeywords
+from clipper.spec.table import ALTERABLE, TableFields
 from clipper.store.history import Changed, audit_context
+from clipper.types import UserValue
 
 if TYPE_CHECKING:
     from clipper.params.client.client import Client
@@ -83,69 +87,25 @@ class TableOperations:
         self._spec(name)
         return next(row for row in self.tables() if row["name"] == name)
 
-    def create_table(
-        self,
-        name: str,
-        dim: int,
-        dtype: str = "f32",
-        optimizer: str = "adagrad",
-        optimizer_settings: dict[str, float] | None = None,
-        initializer: str = "uniform",
-        initializer_settings: dict[str, float] | None = None,
-        seed: int = 0,
-        rows_max: int = (1 << 32) - 1,
-        evicts: bool = False,
-        admit_after: int = 1,
-        expire_s: int = 0,
-        quota_rows: int = 0,
-        quota_bytes: int = 0,
-    ) -> TableChange:
-        """Create a table. One that exists with the same settings stays as it is."""
+    def create_table(self, name: str, dim: int, **members: Unpack[TableKeywords]) -> TableChange:
+        """Create a table. One that exists with the same settings stays as it is.
+
+        members: those of `clipper.spec.table.TableFields`.
+        """
         from clipper.params.tables import TableSpec
 
-        spec = TableSpec(
-            name,
-            dim,
-            optimizer,
-            optimizer_settings or {},
-            initializer,
-            initializer_settings or {},
-            seed,
-            rows_max,
-            evicts,
-            admit_after,
-            expire_s,
-            quota_rows,
-            quota_bytes,
-            dtype,
-        ).check()
+        stated = _stated({"name": name, "dim": dim, **members}, self.create_table)
+        spec = TableSpec(**stated).check()
         if not self._dry_run:
             self._server.params.create(spec)
         return self._record("create table", name, None, spec, f"created table {name}")
 
-    def alter_table(
-        self,
-        name: str,
-        optimizer_settings: dict[str, float] | None = None,
-        rows_max: int | None = None,
-        evicts: bool | None = None,
-        expire_s: int | None = None,
-        quota_rows: int | None = None,
-        quota_bytes: int | None = None,
-    ) -> TableChange:
-        """Change settings of a table while it is trained."""
-        before = self._spec(name)
-        given = {
-            "optimizer_settings": optimizer_settings,
-            "rows_max": rows_max,
-            "evicts": evicts,
-            "expire_s": expire_s,
-            "quota_rows": quota_rows,
-            "quota_bytes": quota_bytes,
-        }
-        changes = {key: value for key, value in given.items() if value is not None}
+    def alter_table(self, name: str, **members: Unpack[TableChanges]) -> TableChange:
+        """Change settings of a table while it is trained: those of
+        `clipper.spec.table.ALTERABLE`."""
+        before, changes = self._spec(name), _stated(members, self.alter_table)
         if not changes:
-            raise InvalidInput("nothing to change.", hint=f"Members: {', '.join(given)}.")
+            raise InvalidInput("nothing to change.", hint=f"Members: {', '.join(ALTERABLE)}.")
         after = before.altered(changes)
         if not self._dry_run:
             after = self._server.params.alter(name, **changes)
@@ -251,6 +211,16 @@ class TableOperations:
             self._server.catalog.record(verb, key, _json(before), _json(after))
         changed = tuple(one for entry in audit.entries for one in entry.changed)
         return TableChange(verb, message, self._dry_run, rows, changed)
+
+
+def _stated(
+    members: Mapping[str, object], verb: Callable[..., TableChange]
+) -> dict[str, UserValue]:
+    """Return the members of a table that a verb was given. Raises InvalidInput."""
+    known = at(TableFields, "http")
+    if unknown := [key for key in members if key not in known]:
+        refuse_unknown(f"TableOperations.{verb.__name__}", unknown, tuple(known))
+    return converted(TableFields, members, "http")
 
 
 def _json(value: object) -> bytes:

@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from clipper.errors import InvalidInput, TypeConflict, UnknownTable
 from clipper.params.shard.dense import Dense
-from clipper.params.tables import ALTERABLE, TableSpec
+from clipper.params.tables import TableSpec
+from clipper.spec.table import ALTERABLE
 from clipper_container.params.frames import TABLES_MAX
 from clipper_core.params.embedding import Table
 from clipper_core.params.optimizer import Optimizer
