@@ -237,6 +237,25 @@ def test_alpn_and_versions(world: World) -> None:
     assert context.minimum_version is ssl.TLSVersion.TLSv1_2
 
 
+def test_the_addresses_of_a_client_are_known_whoever_has_its_tls(patient: World) -> None:
+    """That of a connection of HTTP/2, which calls of gRPC ask for too, and of one of HTTP/1.1."""
+    offering = trusting(patient.authority.ca)
+    offering.set_alpn_protocols(["h2"])
+    listeners: Any = patient.server._endpoints.frontends
+    open_ones = listeners._listeners._listeners[0]._service.connections
+    with Line(patient.server.http_address, offering) as line:
+        assert line.ask("POST", "/api/total/predict", QUERY_BODY).status == 200
+        (found,) = open_ones
+        assert found.get_extra_info("peername") == line.socket.getsockname()
+        assert found.get_extra_info("sockname") == line.socket.getpeername()
+    wait_until(lambda: not open_ones)
+    with connected(patient.server.http_address, trusting(patient.authority.ca)) as connection:
+        assert exchange(connection, Origin="http://elsewhere")[0] == 200
+        (found,) = open_ones
+        host, port = connection.getsockname()
+        assert found.client == f"{host}:{port}"
+
+
 def test_close_is_noticed(world: World) -> None:
     with connected(world.server.http_address, trusting(world.authority.ca)) as connection:
         assert exchange(connection, Connection="close")[0] == 200

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterable
 from enum import IntEnum
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, Protocol
 
 from clipper.host_port import join_host_port
 
@@ -43,17 +43,22 @@ class CallDetails(NamedTuple):
     invocation_metadata: Metadata
 
 
+class Connection(Protocol):
+    """What carries calls. Threads: the event loop's."""
+
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        """Return what is known of it, as a transport of asyncio does."""
+
+
 class CallContext:
     """A call, as its method sees it. Threads: the event loop's;
     `time_remaining` any."""
 
-    __slots__ = ("_details", "_now_s", "_transport", "_until_s", "code", "text", "trailing")
+    __slots__ = ("_connection", "_details", "_now_s", "_until_s", "code", "text", "trailing")
 
-    def __init__(
-        self, details: CallDetails, transport: asyncio.BaseTransport, until_s: float | None
-    ) -> None:
+    def __init__(self, details: CallDetails, connection: Connection, until_s: float | None) -> None:
         self._details = details
-        self._transport = transport
+        self._connection = connection
         self._until_s = until_s
         self._now_s = asyncio.get_running_loop().time
         self.code = Code.OK
@@ -72,7 +77,7 @@ class CallContext:
 
     def peer(self) -> str:
         """Return the client's address, as grpcio writes it."""
-        name = self._transport.get_extra_info("peername")
+        name = self._connection.get_extra_info("peername")
         if not isinstance(name, tuple):
             return "unix:"
         host, port = name[:2]
@@ -80,7 +85,7 @@ class CallContext:
 
     def address(self) -> str:
         """Return the server's end of the connection, HOST:PORT; empty for a unix socket."""
-        name = self._transport.get_extra_info("sockname")
+        name = self._connection.get_extra_info("sockname")
         return join_host_port(*name[:2]) if isinstance(name, tuple) else ""
 
     def set_trailing_metadata(self, metadata: Iterable[tuple[str, str | bytes]]) -> None:

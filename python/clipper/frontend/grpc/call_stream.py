@@ -201,7 +201,7 @@ class CallStream:
             loop = asyncio.get_running_loop()
             until_s = loop.time() + timeout_s
             self._timer = loop.call_at(until_s, self._expire)
-        self._context = CallContext(details, self._owner.transport, until_s)
+        self._context = CallContext(details, self._owner, until_s)
         self._method = self._server.method_of(details)
         if self._method.reads_stream:
             self._begin(self._serve_stream(self._method, self._requests()))
