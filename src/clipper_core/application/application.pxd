@@ -21,7 +21,6 @@ from clipper_core.results.future cimport Future
 from clipper_core.runtime.histogram cimport Counter, Gauge
 from clipper_core.runtime.machine cimport u8, u32, u64
 from clipper_core.runtime.row_hash cimport Key
-from clipper_core.wire.comparison cimport ValueKey
 
 cdef struct Rows:               # of a query, task by task
     const void* data[TASKS_MAX]
@@ -131,15 +130,6 @@ cdef class Application:
                        Ending* ending, str user, str id, const StateView* state)
     cdef Answer end(self, Future future, Outputs* outputs, const Combination* found,
                     ApplicationQuery query, const Ending* ending, str user, str id)
-    cdef int remember(self, Future future, const Outputs* outputs, const Combination* found,
-                      ApplicationQuery query, const Ending* ending, str user, Answer answer,
-                      double now_s) except -1
-    cdef Answer answer_of(self, Outputs* outputs, const Combination* found, ApplicationQuery query,
-                          const Ending* ending, str reason, str id)
-    cdef tuple models_used(self, const Outputs* outputs, u32 used, ApplicationQuery query)
-    cdef int count_answer(self, const Outputs* outputs, const Combination* found,
-                          const ValueKey* right, ApplicationQuery query, const Ending* ending,
-                          double now_s, bint is_default) except -1
     cdef int count_default(self, Future future, const Outputs* outputs,
                            const Combination* found) except -1
     cdef int count_missing(self, Future future, ApplicationQuery query,

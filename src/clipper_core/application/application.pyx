@@ -710,98 +710,19 @@ cdef class Application:
         if found.used == 0:
             reason = self.why_nothing(future, query, ending, outputs)
         elif found.confidence < self.confidence_min:
-            reason = (f"confidence {found.confidence:.2f} is below the application's "
-                      f"{self.confidence_min:.2f}")
-        answer = self.answer_of(outputs, found, query, ending, reason, id)
+            reason = _too_unsure(found.confidence, self.confidence_min)
+        answer = _answer_of(self, outputs, found, query, ending, reason, id)
         now_s = self.window.now_s()
-        self.remember(future, outputs, found, query, ending, user, answer, now_s)
+        _remember(self, future, outputs, found, query, ending, user, answer, now_s)
         if self.kept is not None:
             self.kept(ending.number)
-        if answer.is_default:
+        _count_answer(self, outputs, found, &right, query, ending, now_s, reason is not NO_ID)
+        if reason is not NO_ID:
             self.defaults.log(ending.number, id, reason)
-        self.count_answer(outputs, found, &right, query, ending, now_s, answer.is_default)
-        if answer.is_default:
             self.count_default(future, outputs, found)
         if ending.missing:
             self.count_missing(future, query, ending)
         return answer
-
-    cdef int remember(self, Future future, const Outputs* outputs, const Combination* found,
-                      ApplicationQuery query, const Ending* ending, str user, Answer answer,
-                      double now_s) except -1:
-        """Keep an answer for its feedback."""
-        cdef AnswerOwner owner = <AnswerOwner> self.owners[query.asked.chosen]
-        cdef u32 i, arrived = 0, first = self.first_place(query.asked.chosen)
-        cdef tuple late
-        cdef dict predictions
-        if query.deciding is not None and future is not None and outputs.n < outputs.queried:
-            predictions = {
-                query.models[i]: self.window.prediction_type(*future.prediction(i))
-                for i in range(query.deciding.n) if ending.seen >> i & 1}
-            late = tuple([(query.models[i], LateTask(future, i))
-                          for i in range(query.deciding.n) if not ending.seen >> i & 1])
-            self.window.add(ending.number, self.learner, user, owner.plan, predictions,
-                            answer.output, late)
-            return 0
-        for i in range(outputs.n):
-            arrived |= <u32> 1 << (outputs.place[i] - first)
-        return window_keep(self.window, now_s, ending.number, owner, user, outputs.n, arrived,
-                           outputs.value, outputs.key, outputs.confidence, outputs.is_sure,
-                           NO_WINNER if answer.is_default else found.winner, found.mean,
-                           <PyObject*> answer.output if answer.is_default else NULL,
-                           ending.probability)
-
-    cdef Answer answer_of(self, Outputs* outputs, const Combination* found, ApplicationQuery query,
-                          const Ending* ending, str reason, str id):
-        """Return the answer that models give together, or the default."""
-        cdef Answer answer = Answer.__new__(Answer)
-        if reason:
-            answer.output = self.defaults.default
-        elif found.winner == NO_WINNER:
-            answer.output = found.mean
-        else:
-            answer.output = value_object(&outputs.value[found.winner])
-        answer.confidence = CERTAIN if found.confidence == 1.0 else found.confidence
-        answer.agreement = CERTAIN if found.agreement == 1.0 else found.agreement
-        answer.is_default = bool(reason)
-        answer.reason = reason
-        answer.models = self.models_used(outputs, found.used, query)
-        answer.missing = NOTHING
-        if ending.missing:
-            answer.missing = tuple([query.models[i] for i in range(len(query.models))
-                                    if ending.missing >> i & 1])
-        answer.set = NOTHING
-        answer.latency_us = ending.took_us
-        answer.node = self.node
-        answer.number = ending.number
-        answer.decided_by = ALL_MODELS
-        if query.deciding is not None:
-            answer.decided_by = query.deciding.names[ending.step] if found.used else NO_ID
-        answer.request_id = id
-        return answer
-
-    cdef tuple models_used(self, const Outputs* outputs, u32 used, ApplicationQuery query):
-        """Return the models whose outputs are in the answer."""
-        if used == (<u32> 1 << outputs.queried) - 1:
-            return self.models if query.asked.chosen == self.selection.k else query.models
-        return tuple([self.models[outputs.place[i]] for i in range(outputs.n) if used >> i & 1])
-
-    cdef int count_answer(self, const Outputs* outputs, const Combination* found,
-                          const ValueKey* right, ApplicationQuery query, const Ending* ending,
-                          double now_s, bint is_default) except -1:
-        """Count an answer by its models and by the step that decided it."""
-        cdef u32[TASKS_MAX] places
-        cdef Counter step = self.decided
-        cdef u32 i
-        for i in range(outputs.n):
-            places[i] = self.places[outputs.place[i]]
-        if query.deciding is not None:
-            step = self.undecided
-            if found.used:
-                step = <Counter> query.deciding.counters[ending.step]
-        count_held(step, 1)
-        return self.counts.add_answer(now_s, ending.took_us, outputs.n, places, found.used,
-                                      is_default, outputs.key, right)
 
     cdef int count_default(self, Future future, const Outputs* outputs,
                            const Combination* found) except -1:
@@ -906,6 +827,110 @@ cdef class Application:
         z = (z ^ z >> 27) * <u64> 0x94D049BB133111EB
         z ^= z >> 31
         return <double> (z >> 11) * 2.0 ** -53
+
+
+cdef inline int _remember(Application self, Future future, const Outputs* outputs,
+                          const Combination* found, ApplicationQuery query,
+                          const Ending* ending, str user, Answer answer,
+                          double now_s) except -1:
+    """Keep an answer for its feedback."""
+    cdef AnswerOwner owner = <AnswerOwner> self.owners[query.asked.chosen]
+    cdef u32 i, arrived, winner = found.winner
+    cdef u32 first = self.first_place(query.asked.chosen)
+    cdef PyObject* other = NULL
+    arrived = (<u32> 1 << outputs.n) - 1
+    if outputs.n < outputs.queried:
+        if query.deciding is not None and future is not None:
+            return _remember_late(self, future, query, ending, user, owner, answer)
+        arrived = 0
+        for i in range(outputs.n):
+            arrived |= <u32> 1 << (outputs.place[i] - first)
+    if answer.reason is not NO_ID:
+        winner, other = NO_WINNER, <PyObject*> answer.output
+    return window_keep(self.window, now_s, ending.number, owner, user, outputs.n, arrived,
+                       outputs.value, outputs.key, outputs.confidence, outputs.is_sure,
+                       winner, found.mean, other, ending.probability)
+
+
+cdef int _remember_late(Application self, Future future, ApplicationQuery query,
+                        const Ending* ending, str user, AnswerOwner owner,
+                        Answer answer) except -1:
+    """Keep an answer with the tasks that it did not wait for."""
+    cdef u32 i
+    cdef list late = []
+    cdef dict predictions = {}
+    for i in range(query.deciding.n):
+        if ending.seen >> i & 1:
+            predictions[query.models[i]] = self.window.prediction_type(*future.prediction(i))
+        else:
+            late.append((query.models[i], LateTask(future, i)))
+    self.window.add(ending.number, self.learner, user, owner.plan, predictions, answer.output,
+                    tuple(late))
+    return 0
+
+
+cdef inline tuple _models_used(Application self, const Outputs* outputs, u32 used,
+                               ApplicationQuery query):
+    """Return the models whose outputs are in the answer."""
+    if used == (<u32> 1 << outputs.queried) - 1:
+        return self.models if query.asked.chosen == self.selection.k else query.models
+    return tuple([self.models[outputs.place[i]] for i in range(outputs.n) if used >> i & 1])
+
+
+cdef inline Answer _answer_of(Application self, Outputs* outputs, const Combination* found,
+                              ApplicationQuery query, const Ending* ending, str reason, str id):
+    """Return the answer that models give together, or the default."""
+    cdef Answer answer = Answer.__new__(Answer)
+    if reason is not NO_ID:
+        answer.output = self.defaults.default
+    elif found.winner == NO_WINNER:
+        answer.output = found.mean
+    else:
+        answer.output = value_object(&outputs.value[found.winner])
+    answer.confidence = CERTAIN if found.confidence == 1.0 else found.confidence
+    answer.agreement = CERTAIN if found.agreement == 1.0 else found.agreement
+    answer.is_default = reason is not NO_ID
+    answer.reason = reason
+    answer.models = _models_used(self, outputs, found.used, query)
+    answer.missing = NOTHING
+    if ending.missing:
+        answer.missing = tuple([query.models[i] for i in range(len(query.models))
+                                if ending.missing >> i & 1])
+    answer.set = NOTHING
+    answer.latency_us = ending.took_us
+    answer.node = self.node
+    answer.number = ending.number
+    answer.decided_by = ALL_MODELS
+    if query.deciding is not None:
+        answer.decided_by = query.deciding.names[ending.step] if found.used else NO_ID
+    answer.request_id = id
+    return answer
+
+
+cdef inline int _count_answer(Application self, const Outputs* outputs, const Combination* found,
+                              const ValueKey* right, ApplicationQuery query, const Ending* ending,
+                              double now_s, bint is_default) except -1:
+    """Count an answer by its models and by the step that decided it."""
+    cdef u32[TASKS_MAX] counted
+    cdef const u32* places = self.places + self.first_place(query.asked.chosen)
+    cdef u32 i
+    if query.deciding is None:
+        count_held(self.decided, 1)
+    elif found.used:
+        count_held(<Counter> query.deciding.counters[ending.step], 1)
+    else:
+        count_held(self.undecided, 1)
+    if outputs.n < outputs.queried:
+        for i in range(outputs.n):
+            counted[i] = self.places[outputs.place[i]]
+        places = counted
+    return self.counts.add_answer(now_s, ending.took_us, outputs.n, places, found.used,
+                                  is_default, outputs.key, right)
+
+
+cdef str _too_unsure(double confidence, double least):
+    """Return the reason of a default for lack of confidence."""
+    return f"confidence {confidence:.2f} is below the application's {least:.2f}"
 
 
 cdef str _not_finite(models):

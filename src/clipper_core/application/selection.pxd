@@ -6,12 +6,13 @@
 #
 # Threads: any; a Selection never changes, and the state belongs to the caller.
 cimport numpy as cnp
+from libc.math cimport NAN
 
 from clipper_core.learning.bandit cimport Rule
 from clipper_core.learning.feedback_update cimport Learner
 from clipper_core.learning.mixture cimport RowShape
 from clipper_core.runtime.machine cimport u32, u64, u8
-from clipper_core.wire.comparison cimport ValueKey
+from clipper_core.wire.comparison cimport ValueKey, number_key
 from clipper_core.wire.prediction cimport Value
 
 cdef enum:
@@ -79,8 +80,8 @@ cdef class Selection:
     # Combine the outputs that may be answered with. False: they are to be combined in Python.
     cdef bint combine(self, const StateView* state, const Outputs* outputs,
                       Combination* found) noexcept nogil
-    cdef bint _combined(self, const StateView* state, const Outputs* outputs,
-                        Combination* found) noexcept nogil
+    cdef bint _some_combined(self, const StateView* state, const Outputs* outputs, u32 usable,
+                             Combination* found) noexcept nogil
     cdef u32 _drawn(self, double uniform, double* probability) noexcept nogil
     cdef double _weights(self, const StateView* state, const Outputs* outputs,
                          double* weights) noexcept nogil
@@ -104,7 +105,11 @@ cdef void nothing_found(Combination* found) noexcept nogil
 # those that were combined.
 cdef void found_among(Combination* found, u32 bits) noexcept nogil
 # Return the key of the output that is the answer; that of NaN if there is none.
-cdef ValueKey key_of_answer(const Outputs* outputs, const Combination* found) noexcept nogil
+cdef inline ValueKey key_of_answer(const Outputs* outputs,
+                                   const Combination* found) noexcept nogil:
+    if found.winner != NO_WINNER:
+        return outputs.key[found.winner]
+    return number_key(found.mean if found.used else NAN)
 cdef OutputKind kind_of(const Outputs* outputs) noexcept nogil
 # Return the confidence that a model reported, 0 for NaN; NaN if it reported none.
 cdef double own_confidence(const Outputs* outputs, u32 i) noexcept nogil

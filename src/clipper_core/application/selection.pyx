@@ -21,8 +21,8 @@ from clipper_core.runtime.machine cimport i64
 from clipper_core.runtime.object_member cimport ObjectMember, read_member
 from clipper_core.runtime.status cimport BAD_INPUT, raise_for
 from clipper_core.wire.comparison cimport (
-    BOOL_KEY, BYTES_KEY, FLOAT_KEY, LARGE_KEY, STR_KEY, WHOLE_KEY, key_hash, key_is_usable,
-    key_number, keys_are_equal, number_key, value_key,
+    ARRAY_KEY, BOOL_KEY, BYTES_KEY, FLOAT_KEY, LARGE_KEY, STR_KEY, WHOLE_KEY, key_hash, key_is_usable,
+    key_number, keys_are_equal, value_key,
 )
 from clipper_core.wire.prediction cimport TAG_BLOB, TAG_ROW, blob_of, word_confidence
 
@@ -154,29 +154,13 @@ cdef class Selection:
 
     cdef bint combine(self, const StateView* state, const Outputs* outputs,
                       Combination* found) noexcept nogil:
-        cdef Outputs votes
-        cdef u32 usable = 0, i
-        for i in range(outputs.n):
-            usable |= <u32> key_is_usable(&outputs.key[i]) << i
-        if usable == 0:
-            nothing_found(found)
-            return True
-        found.used = usable
-        if usable == (<u32> 1 << outputs.n) - 1:
-            return self._combined(state, outputs, found)
-        outputs_pick(outputs, usable, &votes)
-        found.used = (<u32> 1 << votes.n) - 1
-        if not self._combined(state, &votes, found):
-            return False
-        found_among(found, usable)
-        return True
-
-    cdef bint _combined(self, const StateView* state, const Outputs* outputs,
-                        Combination* found) noexcept nogil:
-        """Combine outputs, all of which may be answered with."""
         cdef OutputKind kind
         cdef double[TASKS_MAX] weights
         cdef double total
+        cdef u32 usable = _usable(outputs)
+        if usable != (<u32> 1 << outputs.n) - 1 or usable == 0:
+            return self._some_combined(state, outputs, usable, found)
+        found.used = usable
         found.agreement = 1.0
         found.winner = 0
         if outputs.queried == 1 and self.how != BLEND:
@@ -195,6 +179,19 @@ cdef class Selection:
         if kind == NUMBERS:
             return mean_of(outputs, weights, total, found)
         vote_of(outputs, weights, total, found)
+        return True
+
+    cdef bint _some_combined(self, const StateView* state, const Outputs* outputs, u32 usable,
+                             Combination* found) noexcept nogil:
+        """Combine those outputs of a bit set that may be answered with."""
+        cdef Outputs votes
+        if usable == 0:
+            nothing_found(found)
+            return True
+        outputs_pick(outputs, usable, &votes)
+        if not self.combine(state, &votes, found):
+            return False
+        found_among(found, usable)
         return True
 
     cdef double _weights(self, const StateView* state, const Outputs* outputs,
@@ -330,6 +327,28 @@ cdef class Selection:
         return True
 
 
+# Bit sets of kinds of keys: what is voted on, and what is averaged where a float is among it.
+cdef u32 ANY_LABEL = (1 << BOOL_KEY | 1 << WHOLE_KEY | 1 << LARGE_KEY | 1 << STR_KEY
+                      | 1 << BYTES_KEY)
+cdef u32 ANY_NUMBER = 1 << FLOAT_KEY | 1 << WHOLE_KEY
+
+
+# The exponent of a double that is no finite number.
+cdef u64 NO_NUMBER = <u64> 0x7FF << 52
+
+
+cdef inline u32 _usable(const Outputs* outputs) noexcept nogil:
+    """Return the bit set of the outputs that may be answered with."""
+    cdef u32 found = (<u32> 1 << outputs.n) - 1, i
+    for i in range(outputs.n):
+        if outputs.key[i].kind == FLOAT_KEY:
+            if outputs.key[i].bits & NO_NUMBER == NO_NUMBER:
+                found ^= <u32> 1 << i
+        elif outputs.key[i].kind == ARRAY_KEY and not key_is_usable(&outputs.key[i]):
+            found ^= <u32> 1 << i
+    return found
+
+
 cdef inline bint _are_doubles(object array) noexcept:
     """Return whether it is a contiguous f64 array of two dimensions."""
     return (cnp.PyArray_Check(array) and cnp.PyArray_TYPE(array) == cnp.NPY_DOUBLE
@@ -390,12 +409,6 @@ cdef void nothing_found(Combination* found) noexcept nogil:
     found.used = 0
 
 
-cdef ValueKey key_of_answer(const Outputs* outputs, const Combination* found) noexcept nogil:
-    if found.winner != NO_WINNER:
-        return outputs.key[found.winner]
-    return number_key(found.mean if found.used else NAN)
-
-
 cdef void found_among(Combination* found, u32 bits) noexcept nogil:
     cdef u32 i, at = 0, used = 0, winner = NO_WINNER
     for i in range(TASKS_MAX):
@@ -433,20 +446,12 @@ cdef inline u32 _first_like(const Outputs* outputs, u32 i) noexcept nogil:
 
 cdef OutputKind kind_of(const Outputs* outputs) noexcept nogil:
     """Return what the outputs are: labels, or numbers with a float among them."""
-    cdef u8 kind
-    cdef bint labels = True, numbers = True, any_float = False
-    cdef u32 i
+    cdef u32 kinds = 0, i
     for i in range(outputs.n):
-        kind = outputs.key[i].kind
-        any_float = any_float or kind == FLOAT_KEY
-        numbers = numbers and (kind == FLOAT_KEY or kind == WHOLE_KEY)
-        labels = labels and (kind == BOOL_KEY or kind == WHOLE_KEY or kind == LARGE_KEY
-                             or kind == STR_KEY or kind == BYTES_KEY)
-        if kind == FLOAT_KEY and not isfinite(key_number(&outputs.key[i])):
-            return OTHER
-    if any_float:
-        return NUMBERS if numbers else OTHER
-    return VOTED if labels else OTHER
+        kinds |= <u32> 1 << outputs.key[i].kind
+    if kinds & ~ANY_LABEL == 0:
+        return VOTED
+    return NUMBERS if kinds & ~ANY_NUMBER == 0 else OTHER
 
 
 cdef void vote_of(const Outputs* outputs, const double* weights, double selected,

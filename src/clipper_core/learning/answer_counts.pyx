@@ -205,7 +205,9 @@ cdef class AnswerCounts:
                     count_held(<Counter> self.wins[places[i]], 1)
             else:
                 count_held(<Counter> self.unused[places[i]], 1)
-        return 0 if n < 2 else self._compare_within_budget(now_s, n, places, keys, right)
+        if n < 2:
+            return 0
+        return self._compare_within_budget(now_s, n, places, keys, right)
 
     cdef int _compare_within_budget(self, double now_s, u32 n, const u32* places,
                                     const ValueKey* keys, const ValueKey* right) except -1:
