@@ -21,8 +21,8 @@ from clipper_core.runtime.machine cimport i64
 from clipper_core.runtime.object_member cimport ObjectMember, read_member
 from clipper_core.runtime.status cimport BAD_INPUT, raise_for
 from clipper_core.wire.comparison cimport (
-    ARRAY_KEY, BOOL_KEY, BYTES_KEY, FLOAT_KEY, LARGE_KEY, STR_KEY, WHOLE_KEY, key_hash, key_is_usable,
-    key_number, keys_are_equal, value_key,
+    ARRAY_KEY, BOOL_KEY, BYTES_KEY, FLOAT_KEY, LARGE_KEY, STR_KEY, WHOLE_KEY, key_hash,
+    key_is_usable, key_number, keys_are_equal, value_key,
 )
 from clipper_core.wire.prediction cimport TAG_BLOB, TAG_ROW, blob_of, word_confidence
 

@@ -82,9 +82,10 @@ cdef class AnswerCounts:
     """Counts the answers of an application to queries of these models. Threads: any.
 
     models: sorted.  counts: of each model, an object with a Counter `used`, `unused` and `wins`,
-    a Mean `agreement` and StatusCounts `missing`.  pairs: a Mean by (model, model), the first of them before the second in
-    `models`; it is not read for more than 16 models.  answered, duration: of answers that are no
-    default, and of all.  defaults: of the others.  comparing: how many outputs may be compared.  clock: in seconds.
+    a Mean `agreement` and StatusCounts `missing`.  pairs: a Mean by (model, model), the first of
+    them before the second in `models`; it is not read for more than 16 models.  answered, duration:
+    of answers that are no default, and of all.  defaults: of the others.  comparing: how many
+    outputs may be compared.  clock: in seconds.
     """
 
     def __init__(self, tuple models not None, list counts not None, dict pairs not None,

@@ -131,7 +131,8 @@ cdef class AnswerWindow:
 # Remember an answer of the core: n outputs of models of `owner`. now_s: what the window's clock
 # says. arrived: bit set of these models' places. user: "" for nobody's.
 # winner: the model whose output is the answer; n or more: the answer is `mean`, or the object
-# `other` if that is not NULL. probability: of the model that was chosen; NaN: it was certain. Raises MemoryError. Threads: any, with the GIL.
+# `other` if that is not NULL. probability: of the model that was chosen; NaN: it was certain.
+# Raises MemoryError. Threads: any, with the GIL.
 cdef int window_keep(AnswerWindow window, double now_s, u64 number, AnswerOwner owner, str user,
                      u32 n, u32 arrived, const Value* values, const ValueKey* keys,
                      const double* confidences, const u8* is_sure, u32 winner, double mean,
