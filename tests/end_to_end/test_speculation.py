@@ -253,7 +253,7 @@ def test_what_does_not_fit_is_refused(one: Any, another: Any, app: Any) -> None:
         ("majorty", "did you mean 'majority'"),
         ("quorum(3)", "needs 3 models; it links 2"),
         ("majority within 20 s, else first", "no step after it decides"),
-        (7, "a decider is a text"),
+        (7, "`decider`: Expected `str`"),
         ("nowhere:X", "no module 'nowhere'"),
     ):
         with pytest.raises(InvalidInput, match=message):
