@@ -94,6 +94,8 @@ class World:
         self.now_us = 1000
         self.models: list[Model] = []
         self.containers: list[Container] = []
+        # what refers to the engine and is not collected; called at the end
+        self.closing: list[Callable[[], object]] = []
         self.step()
 
     def model(self, dtype: str = "f64", shape: tuple[int, ...] = (), **options: Any) -> Model:
@@ -140,6 +142,8 @@ class World:
         tasks = completion.issued - completion.ensemble_calls
         assert sum(ended.values()) <= tasks <= sum(ended.values()) + hits, "a task is counted once"
         assert self.engine.snapshot()["queue_bytes"] == 0
+        for close in self.closing:
+            close()
 
 
 @pytest.fixture

@@ -107,6 +107,8 @@ class Served:
         self.learner = states.learner("app", policy, self.policy, self.models)
         self.counters = ApplicationCounters()
         self.window = FeedbackWindow(1000, 60.0, node="n0")
+        # an entry keeps the futures of late predictions, and these keep the engine
+        world.closing.append(self.window.close)
         if averages:
             fields["means"] = self.counters.means
         self.resolved = ResolvedApplication(

@@ -218,9 +218,8 @@ def test_closing_with_queries_in_flight(start, names):
     for answer in ended:
         assert answer.is_default == ("fast" not in [model.name for model in answer.models])
         assert "slow" in [model.name for model in answer.missing]
-    late = app.predict(ROW).result(60)
-    assert late.is_default
-    assert "shutting down" in late.reason
+    with pytest.raises(ShuttingDown):
+        app.predict(ROW)
     with pytest.raises(ShuttingDown):
         server.model(names[1]).predict(ROW).result(60)
 

@@ -128,7 +128,6 @@ def test_an_error_at_the_entry_of_a_thread(kind: str, names: list[str], tmp_path
     assert ends == {
         "clipper-processes",
         "clipper-loop",
-        "clipper-grpc",
         "clipper-http",
         "clipper-http-core",
     }, outcomes

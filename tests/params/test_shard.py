@@ -231,7 +231,7 @@ def test_invalid_arguments_of_a_call_are_reported(shards: Shards) -> None:
     for name, fields, text in (
         ("nothing", {}, "no call 'nothing'"),
         ("create", {"spec": {"name": "t"}}, "missing required field `dim`"),
-        ("create", {"spec": {"name": "t", "dim": 0}}, "dim is 0"),
+        ("create", {"spec": {"name": "t", "dim": 0}}, "`int` >= 1"),
         (
             "create",
             {"spec": {"name": "t", "dim": 3, "optimizer": "newton"}},
