@@ -36,7 +36,7 @@ TYPES: dict[str, tuple[type[msgspec.Struct], Door, str]] = {
         "Keywords of ClipperServer.models_from().",
     ),
     "TableKeywords": (TableFields, "python", "Settings of a new table, beside its name and dim."),
-    "TableChanges": (TableFields, "python", "What can be changed of a table."),
+    "TableAlterations": (TableFields, "python", "Settings of a table that can be changed."),
     "ModelKeywords": (ModelSpec, "python", "Keywords of ClipperServer.deploy()."),
     "SentModelKeywords": (ModelSpec, "client", "Keywords of the client's deploy()."),
     "ModelMembers": (ModelSpec, "http", "Members of the body of a deployment over HTTP."),
@@ -111,7 +111,7 @@ POSITIONAL = {
     ("app", "python"),
     ("url", "python"),
 }
-ONLY = {"TableChanges": ALTERABLE}
+ONLY = {"TableAlterations": ALTERABLE}
 
 
 def cells(one: SpecField, door: Door) -> str:

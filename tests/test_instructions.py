@@ -66,8 +66,10 @@ def test_counts_are_compared_where_they_can_be(
 
 
 def test_every_call_that_is_counted_runs_and_is_on_record() -> None:
-    for n, make in instructions.CALLS.values():
+    compared = [name for name in instructions.CALLS if name not in instructions.VARYING]
+    for name in compared:
+        n, make = instructions.CALLS[name]
         make()(n // 8)
     record = json.loads(instructions.RECORD.read_text())
-    assert list(record["calls"]) == list(instructions.CALLS)
+    assert list(record["calls"]) == compared
     assert all(counts["all"] >= counts["core"] > 0 for counts in record["calls"].values())

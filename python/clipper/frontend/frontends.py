@@ -16,10 +16,10 @@ from clipper.frontend.http.fast_path import FastPath
 from clipper.frontend.http.health import HealthRoutes
 from clipper.frontend.http.inference import InferenceRoutes
 from clipper.frontend.http.listeners import (
-    Address,
     Admit,
     Handle,
     HttpListeners,
+    ListenAddress,
     refuse_no_call,
 )
 from clipper.frontend.http.messages import (
@@ -140,12 +140,12 @@ class Frontends:
         self.grpc_address = self.address if is_shared else found.get("grpc.address", "")
         self._listeners.start()
 
-    def _addresses(self) -> Iterator[Address]:
+    def _addresses(self) -> Iterator[ListenAddress]:
         """Yield the addresses to listen on."""
         config, access = self._node.config, self._access
         http, secured = config.http, access.certificates
         if http.address:
-            yield Address(
+            yield ListenAddress(
                 "http.address",
                 http.address,
                 http,
@@ -158,7 +158,7 @@ class Frontends:
                 has_calls=shares_http(config.grpc, http),
             )
         if http.admin:
-            yield Address(
+            yield ListenAddress(
                 "http.admin",
                 http.admin,
                 http,
@@ -170,7 +170,7 @@ class Frontends:
                 may_move="http.admin" in config.may_move,
             )
         if own := own_address(config.grpc, http):
-            yield Address(
+            yield ListenAddress(
                 "grpc.address",
                 own,
                 connection_settings(http, config.grpc),

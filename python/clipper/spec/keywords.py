@@ -58,8 +58,8 @@ class TableKeywords(TypedDict, total=False):
     dtype: str
 
 
-class TableChanges(TypedDict, total=False):
-    """What can be changed of a table."""
+class TableAlterations(TypedDict, total=False):
+    """Settings of a table that can be changed."""
 
     optimizer_settings: Mapping[str, float] | None
     rows_max: int

@@ -43,8 +43,8 @@ class CallDetails(NamedTuple):
     invocation_metadata: Metadata
 
 
-class Connection(Protocol):
-    """What carries calls. Threads: the event loop's."""
+class CallConnection(Protocol):
+    """The connection that carries calls. Threads: the event loop's."""
 
     def get_extra_info(self, name: str, default: object = None) -> object:
         """Return what is known of it, as a transport of asyncio does."""
@@ -56,7 +56,9 @@ class CallContext:
 
     __slots__ = ("_connection", "_details", "_now_s", "_until_s", "code", "text", "trailing")
 
-    def __init__(self, details: CallDetails, connection: Connection, until_s: float | None) -> None:
+    def __init__(
+        self, details: CallDetails, connection: CallConnection, until_s: float | None
+    ) -> None:
         self._details = details
         self._connection = connection
         self._until_s = until_s

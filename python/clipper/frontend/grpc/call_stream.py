@@ -22,7 +22,7 @@ from urllib.parse import quote
 
 from clipper.component import Tasks
 from clipper.frontend.grpc.call_context import CallContext, CallDetails, Code
-from clipper.frontend.grpc.method import Method, MethodSource
+from clipper.frontend.grpc.method import CallMethod, CallMethods
 from clipper.frontend.http.body_memory import BodyMemory
 from clipper.frontend.http.http2 import Http2Connection
 from clipper.frontend.http.messages import GZIP, decompressed
@@ -187,7 +187,7 @@ class CallStream:
         self._wakes: list[asyncio.Future[None]] = []
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._method: Method | None = None
+        self._method: CallMethod | None = None
         self._context: CallContext
         try:
             self._open(head)
@@ -365,7 +365,7 @@ class CallStream:
 
     # -- the answer
 
-    async def _serve(self, method: Method) -> None:
+    async def _serve(self, method: CallMethod) -> None:
         """Answer one request by one message."""
         write = method.write
         try:
@@ -374,7 +374,9 @@ class CallStream:
         except (Exception, asyncio.CancelledError) as error:
             self._fail(error)
 
-    async def _serve_stream(self, method: Method, requests: AsyncIterator[bytes] | None) -> None:
+    async def _serve_stream(
+        self, method: CallMethod, requests: AsyncIterator[bytes] | None
+    ) -> None:
         """Answer a stream of requests by one message, or requests by a stream. requests: None for
         one, which is there."""
         write = method.write
@@ -495,7 +497,7 @@ class CallServer:
 
     def __init__(
         self,
-        sources: Sequence[MethodSource],
+        sources: Sequence[CallMethods],
         message_bytes_max: int,
         memory: BodyMemory,
         workers: Executor,
@@ -521,7 +523,7 @@ class CallServer:
         text = f"the metadata has more than {most} bytes. See grpc.metadata_bytes_max."
         connection.protocol.reply(id, None, trailers_of(Code.RESOURCE_EXHAUSTED, text))
 
-    def method_of(self, details: CallDetails) -> Method:
+    def method_of(self, details: CallDetails) -> CallMethod:
         """Return the method of a call. Raises CallRefused."""
         if self.open_calls > self._open_max:
             raise CallRefused(Code.RESOURCE_EXHAUSTED, "too many calls are open.")

@@ -20,7 +20,7 @@ from collections.abc import (
     Sequence,
 )
 from concurrent.futures import Executor
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Final, NoReturn, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
@@ -28,7 +28,7 @@ from clipper.errors import ClipperError, DeadlineExceeded, InvalidInput, Overloa
 from clipper.frontend.access_log import AccessLog
 from clipper.frontend.auth.api_keys import ApiKeys
 from clipper.frontend.grpc.call_context import CallAborted, CallContext, Code
-from clipper.frontend.grpc.method import Method, MethodSource, ServiceMethods
+from clipper.frontend.grpc.method import CallMethod, CallMethods, Run, ServiceMethods
 from clipper.frontend.http.messages import retry_after_s
 from clipper.frontend.protocols import message, methods_of
 from clipper.frontend.server_interface import ServerInterface
@@ -52,7 +52,7 @@ OPEN_TO_ALL: Final = ("grpc.health.v1.Health",)
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 Read = Callable[..., object]  # (bytes, or a stream of them) -> message, or a stream of them
-Handle = Callable[..., Any]  # (what `Read` returns, call) -> reply, or a stream
+Handle = Run  # (what `Read` returns, call) -> reply, or a stream
 Requests = bytes | AsyncIterator[bytes]
 
 
@@ -207,7 +207,7 @@ class GrpcDispatcher:
         each: Mapping[str, Handle],
         names: Iterable[str] = (),
         readers: "Mapping[str, Callable[[bytes], object]] | None" = None,
-    ) -> list[MethodSource]:
+    ) -> list[CallMethods]:
         """Return the methods of a service.
 
         each: a coroutine (request, call) by method name, or an async generator for streams. names:
@@ -228,7 +228,7 @@ class GrpcDispatcher:
                 read = _after(functools.partial(self.before_reading, service, method.name), read)
             serve = self._streaming if method.server_streaming else self._calling
             write = message(method.output_type.full_name).SerializeToString
-            found[method.name] = Method(
+            found[method.name] = CallMethod(
                 serve(each[method.name], read, admit, counts),
                 method.client_streaming,
                 method.server_streaming,
@@ -238,13 +238,13 @@ class GrpcDispatcher:
 
     def unary(
         self, service: str, method: str, handle: Callable[[bytes, GrpcCall], Awaitable[bytes]]
-    ) -> Method:
+    ) -> CallMethod:
         """Return the method whose request and reply are bytes."""
         admit, counts = (
             functools.partial(self._admit, self._keys),
             self._counts.method(service, method, False),
         )
-        return Method(self._calling(handle, bytes, admit, counts))
+        return CallMethod(self._calling(handle, bytes, admit, counts))
 
     def _admit(self, keys: ApiKeys | None, call: GrpcCall) -> None:
         """Admit a call. Raises NotAllowed, and Overloaded if there are too many calls."""

@@ -14,7 +14,7 @@ from clipper.errors import ClipperError, InvalidInput
 from clipper.frontend.auth.api_keys import ApiKeys
 from clipper.frontend.grpc.call_context import CallContext, CallDetails
 from clipper.frontend.grpc.calls import OPEN_TO_ALL, abort
-from clipper.frontend.grpc.method import Method
+from clipper.frontend.grpc.method import CallMethod
 
 # metadata of which two readers could take different ones, if a call had two
 _SINGLE: Final = frozenset(
@@ -39,7 +39,7 @@ def check_of(keys: ApiKeys | None) -> Check | None:
 
 class Door:
     """Refuses calls without permission, and calls that repeat metadata that comes once
-    (MethodSource). Threads: the event loop's.
+    (CallMethods). Threads: the event loop's.
 
     check: raises for a value of `authorization` without permission; None: all may call.
     on_refused: called with the path of a refused call and its code. Add it before the other
@@ -51,13 +51,13 @@ class Door:
     ) -> None:
         self._check_permission, self._on_refused = check, on_refused
 
-    def method_of(self, details: CallDetails) -> Method | None:
+    def method_of(self, details: CallDetails) -> CallMethod | None:
         """Return a method that refuses the call; None for a call that may be made."""
         try:
             self._check(details)
         except ClipperError as error:
             refusal = functools.partial(self._refuse, error, details.method)
-            return Method(refusal, reads_stream=True)
+            return CallMethod(refusal, reads_stream=True)
         return None
 
     def _check(self, details: CallDetails) -> None:

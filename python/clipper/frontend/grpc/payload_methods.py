@@ -13,7 +13,7 @@ from typing import Final
 from clipper.errors import BadOutput, InvalidInput
 from clipper.frontend.grpc.call_context import CallDetails
 from clipper.frontend.grpc.calls import GrpcCall, GrpcDispatcher
-from clipper.frontend.grpc.method import Method
+from clipper.frontend.grpc.method import CallMethod
 from clipper.frontend.inference.json_inputs import input_of
 from clipper.frontend.inference.multi_model import ModelIds, ids_in, submit_each, those_known
 from clipper.frontend.inference.operations import (
@@ -34,14 +34,14 @@ _OTHERS: Final = "other/other"  # label of unlisted methods in the metrics
 
 
 class PayloadMethods:
-    """Handles the methods that no service defines (MethodSource). Threads: the event
+    """Handles the methods that no service defines (CallMethods). Threads: the event
     loop's."""
 
     def __init__(self, calls: GrpcDispatcher, table: DataPlane) -> None:
         self._calls, self._table, self._models = calls, table, InferenceOperations(calls.node)
-        self._known: dict[str, Method] = {}
+        self._known: dict[str, CallMethod] = {}
 
-    def method_of(self, details: CallDetails) -> Method | None:
+    def method_of(self, details: CallDetails) -> CallMethod | None:
         """Return the method of a call; None for UNIMPLEMENTED."""
         name = details.method.removeprefix("/")
         method = self._table.of(name)

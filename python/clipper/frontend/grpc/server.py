@@ -17,7 +17,7 @@ from clipper.frontend.grpc.mesh import SERVICE as MESH
 from clipper.frontend.grpc.mesh import MeshService
 from clipper.frontend.grpc.mesh_watch import SERVICE as MESH_WATCH
 from clipper.frontend.grpc.mesh_watch import MeshWatchService
-from clipper.frontend.grpc.method import MethodSource
+from clipper.frontend.grpc.method import CallMethods
 from clipper.frontend.grpc.payload_methods import PayloadMethods
 from clipper.frontend.http.body_memory import BodyMemory
 from clipper.frontend.server_interface import ServerInterface
@@ -93,7 +93,7 @@ class GrpcServer:
         )
         return self._open
 
-    def _handlers(self, calls: GrpcDispatcher) -> list[MethodSource]:
+    def _handlers(self, calls: GrpcDispatcher) -> list[CallMethods]:
         """Return what answers calls; the first that knows a call does."""
         others = None if self._table is None else PayloadMethods(calls, self._table)
         if others is not None:
@@ -115,7 +115,7 @@ class GrpcServer:
         if mesh is not None:
             managing = MeshService(calls, mesh, self._access.tokens)
             self._mesh = (managing, MeshWatchService(calls, mesh, managing.check_manages))
-        handlers: list[MethodSource] = [
+        handlers: list[CallMethods] = [
             Door(check_of(self._access.keys), self._counts.count_refused)
         ]
         for service in (*services, *(self._mesh or ())):

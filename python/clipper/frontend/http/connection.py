@@ -36,7 +36,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import cast
 
 from clipper.errors import ClipperError, OutOfMemory, TooLarge
 from clipper.frontend.access_log import AccessLog
@@ -319,9 +319,9 @@ class HttpConnection(asyncio.Protocol):
         peer = self._ends()[0]
         return join_host_port(*peer[:2]) if peer else ""
 
-    def _ends(self) -> tuple[Any, ...]:
+    def _ends(self) -> tuple[tuple[str, int], ...]:
         """Return the addresses of the client and of this server, as far as they are known."""
-        return self._handed.ends or tuple(
+        return cast("tuple[tuple[str, int], ...]", self._handed.ends) or tuple(
             map(self._transport.get_extra_info, ("peername", "sockname"))
         )
 

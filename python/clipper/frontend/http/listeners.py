@@ -143,7 +143,7 @@ class Listener:
 
 
 class CallSource(Protocol):
-    """What answers the calls of gRPC, where there are any. Threads: the event loop's."""
+    """The source of the server of gRPC's calls. Threads: the event loop's."""
 
     def open(self, watcher: FutureWatcher, bodies: BodyMemory) -> Calls:
         """Return the server of the calls. watcher: of its queries. bodies: the memory for
@@ -156,7 +156,7 @@ class CallSource(Protocol):
         """End the calls that are open."""
 
 
-class Address(NamedTuple):
+class ListenAddress(NamedTuple):
     """An address to listen on, and what is served there.
 
     setting: its name, as `http.address`. wanted: HOST:PORT. admit: see HttpService. secured: its
@@ -189,7 +189,7 @@ class HttpListeners:
     def __init__(
         self,
         settings: HttpSettings,
-        each: Sequence[Address],
+        each: Sequence[ListenAddress],
         make_watcher: Callable[[asyncio.AbstractEventLoop], FutureWatcher],
         calls: CallSource | None = None,
         exporter: SpanExporter | None = None,
@@ -335,7 +335,7 @@ class HttpListeners:
             listening.close()
 
 
-def _bind_all(each: Sequence[Address]) -> list[socket.socket]:
+def _bind_all(each: Sequence[ListenAddress]) -> list[socket.socket]:
     with contextlib.ExitStack() as bound:
         found = []
         for one in each:

@@ -32,8 +32,8 @@ from clipper.frontend.grpc.call_stream import CallServer
 from clipper.frontend.grpc.calls import Requests, abort, decoder
 from clipper.frontend.grpc.door import Door
 from clipper.frontend.grpc.health import HEALTH, NOT_SERVING, REFLECTION, SERVING, about, statuses
-from clipper.frontend.grpc.method import Method as GrpcMethod
-from clipper.frontend.grpc.method import MethodSource, ServiceMethods
+from clipper.frontend.grpc.method import CallMethod as GrpcMethod
+from clipper.frontend.grpc.method import CallMethods, ServiceMethods
 from clipper.frontend.http.body_memory import BodyMemory
 from clipper.frontend.http.connection import HttpService
 from clipper.frontend.http.listeners import Listener, bind_listener, refuse_no_call
@@ -172,7 +172,7 @@ class ShardGrpc:
 
     # -- handlers
 
-    def _handlers(self) -> Iterator[MethodSource]:
+    def _handlers(self) -> Iterator[CallMethods]:
         names = {method.name: method.name for method in methods_of(SERVICE)}
         names |= ALIASES
         kinds = {method.name: method for method in methods_of(SERVICE)}

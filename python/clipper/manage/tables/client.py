@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypedDict, Unpack, cast
 
 import msgspec
 
-from clipper.spec.keywords import TableChanges
+from clipper.spec.keywords import TableAlterations
 
 if TYPE_CHECKING:
     from clipper.manage.rows import ChangedRecord
@@ -67,7 +67,7 @@ class TableClient:
         return self._change(members.pop("name"), "create", members, dry_run)
 
     def alter(
-        self, name: str, *, dry_run: bool = False, **changes: Unpack[TableChanges]
+        self, name: str, *, dry_run: bool = False, **changes: Unpack[TableAlterations]
     ) -> TableChangeResult:
         """Change settings and quotas of a table while it is trained; None: as it is."""
         given = {key: value for key, value in changes.items() if value is not None}

@@ -13,7 +13,7 @@ import msgspec
 from clipper.catalog.catalog import Catalog
 from clipper.errors import DoesNotFit, InvalidInput, refuse_unknown
 from clipper.spec.field import at, converted
-from clipper.spec.keywords import TableChanges, TableKeywords
+from clipper.spec.keywords import TableAlterations, TableKeywords
 from clipper.spec.table import ALTERABLE, TableFields
 from clipper.store.history import Changed, audit_context
 from clipper.types import UserValue
@@ -100,7 +100,7 @@ class TableOperations:
             self._server.params.create(spec)
         return self._record("create table", name, None, spec, f"created table {name}")
 
-    def alter_table(self, name: str, **members: Unpack[TableChanges]) -> TableChange:
+    def alter_table(self, name: str, **members: Unpack[TableAlterations]) -> TableChange:
         """Change settings of a table while it is trained: those of
         `clipper.spec.table.ALTERABLE`."""
         before, changes = self._spec(name), _stated(members, self.alter_table)

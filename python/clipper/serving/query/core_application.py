@@ -100,7 +100,7 @@ class DeciderOrders:
 
 
 class DefaultAnswers:
-    """What an application answers without a usable prediction, and who is told. Threads: any."""
+    """The answers of an application without a usable prediction, and who is told. Threads: any."""
 
     __slots__ = ("_resolved", "default", "overloaded")
 
