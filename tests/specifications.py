@@ -16,7 +16,7 @@ from clipper.settings.streams import ModelStreamSettings, StreamSettings
 from clipper.spec.application import ApplicationSpec
 from clipper.spec.field import DOORS, Door, SpecField, at, fields
 from clipper.spec.model import ModelSpec
-from clipper.spec.table import ALTERABLE, TableFields
+from clipper.spec.table import ALTERABLE, TableSpec
 
 ROOT = Path(__file__).resolve().parent.parent
 SPEC = ROOT / "python" / "clipper" / "spec"
@@ -25,7 +25,7 @@ PAGE = ROOT / "docs" / "managing.md"
 SPECIFICATIONS: dict[str, type[msgspec.Struct]] = {
     "a model": ModelSpec,
     "an application": ApplicationSpec,
-    "a table": TableFields,
+    "a table": TableSpec,
 }
 # type: its specification, the door whose keywords it has, what they are
 TYPES: dict[str, tuple[type[msgspec.Struct], Door, str]] = {
@@ -35,8 +35,8 @@ TYPES: dict[str, tuple[type[msgspec.Struct], Door, str]] = {
         "python",
         "Keywords of ClipperServer.models_from().",
     ),
-    "TableKeywords": (TableFields, "python", "Settings of a new table, beside its name and dim."),
-    "TableAlterations": (TableFields, "python", "Settings of a table that can be changed."),
+    "TableKeywords": (TableSpec, "python", "Settings of a new table, beside its name and dim."),
+    "TableAlterations": (TableSpec, "python", "Settings of a table that can be changed."),
     "ModelKeywords": (ModelSpec, "python", "Keywords of ClipperServer.deploy()."),
     "SentModelKeywords": (ModelSpec, "client", "Keywords of the client's deploy()."),
     "ModelMembers": (ModelSpec, "http", "Members of the body of a deployment over HTTP."),

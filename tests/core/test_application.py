@@ -388,7 +388,9 @@ def test_decisions_about_predictions_that_come_equal_pythons(
 ):
     """Models answer in any order, fail or are late: the answer is the same, and is counted and
     remembered alike, what comes after the decision too."""
-    rng, calls, seen = random.Random(f"{decider} {policy}"), Calls(monkeypatch), set()
+    rng = random.Random(f"{decider} {policy}")
+    calls = Calls(monkeypatch)
+    seen = set()
     for n, kind in enumerate((*KINDS, *ODD)):
         fields = {
             "confidence_min": rng.choice((0.0, 0.0, 0.6)),
@@ -399,14 +401,8 @@ def test_decisions_about_predictions_that_come_equal_pythons(
             for each in (served, twin):
                 each.learn(random.Random(n), kind, 20)
         for i in range(8):
-            x, events = np.full(2, float(i % 5)), random_events(rng, served.models, kind)
-            future = served.core.predict(x, "ann", SLO_US, 0, "mine")
-            assert isinstance(future.extra, ApplicationQuery)
-            other = predict(twin.resolved, x, "ann", SLO_US, 0, id="mine")
-            for each in (served, twin):
-                each.play(events)
-            answer = future.result(0)
-            assert_same_answer(answer, other.result(0))
+            events = random_events(rng, served.models, kind)
+            answer = played(served, twin, np.full(2, float(i % 5)), events)
             seen.add((bool(answer.missing), answer.is_default))
         assert served.told() == twin.told()
     assert len(seen) > 2
@@ -415,7 +411,7 @@ def test_decisions_about_predictions_that_come_equal_pythons(
 
 
 def test_a_decision_that_needs_more_than_is_cached_calls_the_models(world):
-    """What is cached is used, and the others are asked."""
+    """The decider takes the predictions that are cached, and the other models are queried."""
     served = Served(world, "ensemble", 3, "majority")
     x = np.zeros(2)
     served.cores[0].predict(x)
@@ -459,6 +455,19 @@ def random_events(rng, models, outputs):
     return sorted(events, key=lambda event: event[:2])
 
 
+def played(served, twin, x, events):
+    """Return the answer to a query of the core's application, after these events. It is the one of
+    Python's, the twin, after the same."""
+    future = served.core.predict(x, "ann", SLO_US, 0, "mine")
+    assert isinstance(future.extra, ApplicationQuery)
+    other = predict(twin.resolved, x, "ann", SLO_US, 0, id="mine")
+    for each in (served, twin):
+        each.play(events)
+    answer = future.result(0)
+    assert_same_answer(answer, other.result(0))
+    return answer
+
+
 def assert_same_answer(answer, expected):
     """Compare all but what the number of the query decides."""
     assert type(answer.output) is type(expected.output)
@@ -496,7 +505,9 @@ class Calls:
 def test_answers_with_missing_predictions_equal_pythons(new_world, monkeypatch, policy, seed):
     """Models fail, are late, or say nothing finite: the answer of the others, or the default, is
     the same, and is counted and remembered alike."""
-    rng, calls, seen = random.Random(f"{policy} {seed}"), Calls(monkeypatch), set()
+    rng = random.Random(f"{policy} {seed}")
+    calls = Calls(monkeypatch)
+    seen = set()
     for kind in (*KINDS, *ODD):
         k = rng.randint(1, 4)
         fields = {
@@ -509,14 +520,8 @@ def test_answers_with_missing_predictions_equal_pythons(new_world, monkeypatch, 
             for each in (served, twin):
                 each.learn(random.Random(seed), kind, 20)
         for i in range(12):
-            x, events = np.full(2, float(i % 5)), random_events(rng, served.models, kind)
-            future = served.core.predict(x, "ann", SLO_US, 0, "mine")
-            assert isinstance(future.extra, ApplicationQuery)
-            other = predict(twin.resolved, x, "ann", SLO_US, 0, id="mine")
-            for each in (served, twin):
-                each.play(events)
-            answer = future.result(0)
-            assert_same_answer(answer, other.result(0))
+            events = random_events(rng, served.models, kind)
+            answer = played(served, twin, np.full(2, float(i % 5)), events)
             seen.add((bool(answer.missing), answer.is_default, bool(answer.models)))
         assert served.told() == twin.told()
         # floats beside labels are Python's

@@ -96,9 +96,12 @@ def test_it_is_what_the_policy_makes_of_each_version_of_the_shared_state(name: s
 
 @pytest.mark.parametrize("name", ["mixture", "exp3"])
 def test_it_changes_with_the_block_and_with_what_users_differ_by(name: str) -> None:
-    draw, models, policy = random.Random(name), models_of(3), create_policy(name)
+    draw = random.Random(name)
+    models = models_of(3)
+    policy = create_policy(name)
     state = on_block(learned(policy, draw, policy.init(models), 30))
-    held, firsts = Held(state, state, 0, {}), first_states_of(policy, models)
+    held = Held(state, state, 0, {})
+    firsts = first_states_of(policy, models)
     first = firsts.of(held)
     held.publish(on_block(differing(state, 3.0)))  # the same block
     second = firsts.of(held)
@@ -124,7 +127,8 @@ def test_a_state_without_a_block_is_the_policys() -> None:
         made.append(shared)
         return ("begun", shared)
 
-    held, firsts = Held("one", "one", 0, {}), FirstStates(models_of(1), init, LearnedState)
+    held = Held("one", "one", 0, {})
+    firsts = FirstStates(models_of(1), init, LearnedState)
     assert firsts.of(held).state == ("begun", "one")
     assert firsts.of(held) is firsts.of(held)
     held.publish("two")

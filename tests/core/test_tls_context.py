@@ -24,7 +24,7 @@ def test_the_library_is_that_of_the_interpreter() -> None:
 
 
 def test_a_library_without_the_functions_is_not_used() -> None:
-    """What is in use stays."""
+    """The library that is in use stays."""
     assert look_up(["/nothing.so"]) == "/nothing.so lacks OpenSSL"
     assert look_up(["libm.so.6"]) == "libm.so.6 lacks OpenSSL_version"
     assert "lacks OpenSSL; " in look_up(["/nothing.so", "libm.so.6"])

@@ -16,7 +16,9 @@ from tests.store.conftest import own_redis
 __all__ = ["own_redis"]
 
 PATIENCE_S = 60.0
-OLD, NEW, DEFAULT = 3.0, 30.0, -1
+OLD = 3.0
+NEW = 30.0
+DEFAULT = -1
 
 # The container of the first server comes up at once; the other's waits for a file, or ends.
 _MODEL = """
@@ -73,7 +75,9 @@ class Pair:
     """Two servers on one store, both with m:1 up and asked by the application a."""
 
     def __init__(self, one: clipper.ClipperServer, other: clipper.ClipperServer, folder: Path):
-        self.one, self.other, self.folder = one, other, folder
+        self.one = one
+        self.other = other
+        self.folder = folder
         (folder / "slow.py").write_text(_MODEL.format(folder=str(folder)))
 
     def mark(self, name: str) -> None:

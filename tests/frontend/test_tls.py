@@ -44,7 +44,8 @@ class World(NamedTuple):
 
 @pytest.fixture(scope="module", params=["core", "Python"], autouse=True)
 def speaker(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Who speaks TLS with clients that query: the core, or Python where the core cannot."""
+    """Run the tests with TLS of the core, and with that of Python, which serves where the core
+    cannot. Yield the name of the speaker."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "Python":
             patch.setattr(frontends, "secured_by", lambda secured: None)
@@ -238,7 +239,8 @@ def test_alpn_and_versions(world: World) -> None:
 
 
 def test_the_addresses_of_a_client_are_known_whoever_has_its_tls(patient: World) -> None:
-    """That of a connection of HTTP/2, which calls of gRPC ask for too, and of one of HTTP/1.1."""
+    """A connection of HTTP/2, as calls of gRPC use it, and one of HTTP/1.1 know the client's
+    address."""
     offering = trusting(patient.authority.ca)
     offering.set_alpn_protocols(["h2"])
     listeners: Any = patient.server._endpoints.frontends

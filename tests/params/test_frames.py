@@ -14,7 +14,8 @@ from clipper.errors import (
     UnknownTable,
 )
 from clipper.params.partition import shard_of_name
-from clipper.params.tables import TableSpec
+from clipper.params.tables import checked
+from clipper.spec.table import TableSpec
 from clipper_container.params.frames import (
     HEAD_BYTES,
     Head,
@@ -169,4 +170,4 @@ def test_refusals_are_errors_with_a_next_step() -> None:
 )
 def test_an_invalid_table_specification_is_refused(spec: TableSpec) -> None:
     with pytest.raises(InvalidInput):
-        spec.check()
+        checked(spec)

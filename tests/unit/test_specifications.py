@@ -22,12 +22,11 @@ from clipper.manage.http.described import of_management
 from clipper.manage.model_record import model_spec, record_fields
 from clipper.manage.operations import Operations
 from clipper.manage.tables.client import TableClient
-from clipper.params.tables import TableSpec
 from clipper.settings.streams import ModelStreamSettings, StreamSettings
 from clipper.spec.application import ApplicationSpec, roles_of
 from clipper.spec.field import DOORS, Door, at, converted, fields, specified, stated
 from clipper.spec.model import ModelSpec
-from clipper.spec.table import ALTERABLE, TableFields
+from clipper.spec.table import ALTERABLE, TableSpec
 from clipper.types import Application, Batching, Model, Similar
 from tests.style import parsed
 
@@ -130,7 +129,7 @@ def command_names(words: tuple[str, ...]) -> set[str]:
 
 
 class Doors(NamedTuple):
-    """Where a specification comes in. file: the table; route: of its body; command: its words."""
+    """The ways in of a specification. file: the table; route: of its body; command: its words."""
 
     python: Callable[..., object]
     client: Callable[..., object] | None = None
@@ -158,7 +157,7 @@ WAYS: Mapping[type[msgspec.Struct], Doors] = {
         "apps.NAME.",
         ("app", "set"),
     ),
-    TableFields: Doors(
+    TableSpec: Doors(
         TableSpec,
         TableSpec,
         ("POST", "/admin/tables/{}/create"),
@@ -179,7 +178,7 @@ def names_in(kind: type[msgspec.Struct], door: Door) -> set[str]:
         if ways.route is None:
             return set()
         found = of_management()[ways.route]
-        return {*found.takes["properties"], *(found.names if kind is TableFields else ())}
+        return {*found.takes["properties"], *(found.names if kind is TableSpec else ())}
     if door == "command":
         return command_names(ways.command) if ways.command else set()
     if not ways.file:
@@ -213,7 +212,7 @@ def test_what_can_be_changed_of_a_table_is_the_same_in_each_door() -> None:
     )
     of_command = {
         one.names.get("command", f"--{one.name.replace('_', '-')}")
-        for one in fields(TableFields)
+        for one in fields(TableSpec)
         if one.name in ALTERABLE
     }
     taken = command_names(("table", "alter"))
@@ -400,16 +399,16 @@ TABLE: dict[str, Any] = {
 
 
 def test_every_door_says_the_same_of_a_table() -> None:
-    assert [*TABLE] == [one.name for one in fields(TableFields)]
+    assert [*TABLE] == [one.name for one in fields(TableSpec)]
     spec = TableSpec(**TABLE)
     body = msgspec.json.decode(msgspec.json.encode(TABLE))
-    assert TableSpec(**converted(TableFields, body, "http")) == spec
+    assert TableSpec(**converted(TableSpec, body, "http")) == spec
     texts = {f"{name}_": value for name, value in TABLE.items()}
     texts |= {"optimizer_settings_": ("rate=0.5",), "initializer_settings_": ("scale=0.25",)}
-    assert TableSpec("users", 8, **members_of(TableFields, texts)) == spec
+    assert TableSpec("users", 8, **members_of(TableSpec, texts)) == spec
     assert all(value != getattr(TableSpec("", 0), name) for name, value in TABLE.items())
     with pytest.raises(InvalidInput, match="`admit_after`: "):
-        converted(TableFields, {"admit_after": 256}, "http")
+        converted(TableSpec, {"admit_after": 256}, "http")
 
 
 # -- an application's, by each door

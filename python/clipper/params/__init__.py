@@ -5,7 +5,7 @@
 
 from clipper import errors
 from clipper.params.client.client import Client
-from clipper.params.tables import TableSpec
+from clipper.spec.table import TableSpec
 from clipper_core.runtime.status import Status, bind_errors, bind_keywords
 
 # A process that imports clipper.params alone, as a shard does, raises these errors too.

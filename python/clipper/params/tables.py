@@ -1,84 +1,65 @@
-"""Specification of a table, as workers and shards exchange it."""
+"""Tables of a specification, and the optimizer that a setting of a set of shards names."""
 
 from collections.abc import Mapping
 
 import msgspec
 
 from clipper.errors import ConfigError, InvalidInput
-from clipper.spec.table import ALTERABLE, COUNT_MAX, DIM_MAX, TableFields
+from clipper.spec.table import ALTERABLE, COUNT_MAX, DIM_MAX, TableSpec
 from clipper.types import check_name
 from clipper_core.params.embedding import Table
 from clipper_core.params.optimizer import Initializer, Optimizer
 
-ROW_BYTES = 24  # of a row beside its weights and state
+
+def empty_table(spec: TableSpec) -> Table:
+    """Return an empty table. Raises what clipper_core.params.embedding raises."""
+    return Table(
+        spec.name,
+        spec.dim,
+        optimizer=Optimizer(spec.optimizer, **spec.optimizer_settings),
+        initializer=Initializer(spec.initializer, **spec.initializer_settings),
+        seed=spec.seed,
+        dtype=spec.dtype,
+        rows_max=spec.rows_max,
+        evicts=spec.evicts,
+        admit_after=spec.admit_after,
+    )
 
 
-class TableSpec(TableFields, frozen=True):
-    """An embedding table: f32[dim] for each 64-bit id. All shards have the same specification.
+def checked(spec: TableSpec) -> TableSpec:
+    """Return a specification if a table can be made of it. Raises InvalidInput."""
+    try:
+        check_name(spec.name, "table")
+        if not 1 <= spec.dim <= DIM_MAX:
+            raise ValueError(
+                f"table {spec.name!r}: dim is {spec.dim}, where 1 to {DIM_MAX} are possible."
+            )
+        for key in ("seed", "expire_s", "quota_rows", "quota_bytes"):
+            if not 0 <= getattr(spec, key) <= COUNT_MAX:
+                raise ValueError(f"table {spec.name!r}: {key} is a number from 0 to 2^63 - 1.")
+        empty_table(spec)
+    except (ValueError, TypeError, MemoryError) as error:
+        raise InvalidInput(str(error)) from None
+    return spec
 
-    Its fields are those of `clipper.spec.table.TableFields`. The first value of a row depends on
-    (seed, name, id) only. The optimizer's state is f32, whatever weights are stored as. A push that
-    would make more rows than a quota is refused as a whole (QuotaExceeded).
+
+def altered(spec: TableSpec, changes: Mapping[str, object]) -> TableSpec:
+    """Return a specification with changes. Raises InvalidInput.
+
+    changes: of ALTERABLE; optimizer_settings are merged with those there are.
     """
-
-    def check(self) -> "TableSpec":
-        """Return this specification if a table can be made of it. Raises InvalidInput."""
-        try:
-            check_name(self.name, "table")
-            if not 1 <= self.dim <= DIM_MAX:
-                raise ValueError(
-                    f"table {self.name!r}: dim is {self.dim}, where 1 to {DIM_MAX} are possible."
-                )
-            for key in ("seed", "expire_s", "quota_rows", "quota_bytes"):
-                if not 0 <= getattr(self, key) <= COUNT_MAX:
-                    raise ValueError(f"table {self.name!r}: {key} is a number from 0 to 2^63 - 1.")
-            self.made()
-        except (ValueError, TypeError, MemoryError) as error:
-            raise InvalidInput(str(error)) from None
-        return self
-
-    def altered(self, changes: Mapping[str, object]) -> "TableSpec":
-        """Return this specification with changes. Raises InvalidInput.
-
-        changes: of ALTERABLE; optimizer_settings are merged with those there are.
-        """
-        for key in changes:
-            if key not in ALTERABLE:
-                hint = f"These can: {', '.join(ALTERABLE)}."
-                raise InvalidInput(f"table {self.name!r}: {key} cannot be changed.", hint=hint)
-        fields = msgspec.to_builtins(self) | dict(changes)
-        given = changes.get("optimizer_settings", {})
-        if isinstance(given, Mapping):
-            fields["optimizer_settings"] = {**self.optimizer_settings, **given}
-        try:
-            return msgspec.convert(fields, TableSpec).check()
-        except msgspec.ValidationError as error:
-            raise InvalidInput(f"table {self.name!r}: {error}.") from None
-
-    def row_quota(self, nbytes: int) -> int:
-        """Return the rows that the quotas allow on one shard; 0: any. nbytes: of a row."""
-        by_bytes = self.quota_bytes // (nbytes + ROW_BYTES)
-        rows = [self.quota_rows] if self.quota_rows else []
-        return min([*rows, max(1, by_bytes)] if self.quota_bytes else rows, default=0)
-
-    @property
-    def corrects_bias(self) -> bool:
-        """Tell whether a step of the optimizer depends on the number of steps before it."""
-        return self.optimizer in ("adam", "amsgrad", "adamw")
-
-    def made(self) -> Table:
-        """Make an empty table. Raises what clipper_core.params.embedding raises."""
-        return Table(
-            self.name,
-            self.dim,
-            optimizer=Optimizer(self.optimizer, **self.optimizer_settings),
-            initializer=Initializer(self.initializer, **self.initializer_settings),
-            seed=self.seed,
-            dtype=self.dtype,
-            rows_max=self.rows_max,
-            evicts=self.evicts,
-            admit_after=self.admit_after,
-        )
+    for key in changes:
+        if key not in ALTERABLE:
+            hint = f"These can: {', '.join(ALTERABLE)}."
+            raise InvalidInput(f"table {spec.name!r}: {key} cannot be changed.", hint=hint)
+    fields = msgspec.to_builtins(spec) | dict(changes)
+    given = changes.get("optimizer_settings", {})
+    if isinstance(given, Mapping):
+        fields["optimizer_settings"] = {**spec.optimizer_settings, **given}
+    try:
+        return checked(msgspec.convert(fields, TableSpec))
+    except msgspec.ValidationError as error:
+        raise InvalidInput(f"table {spec.name!r}: {error}.") from None
 
 
 def optimizer_in(text: str) -> tuple[str, dict[str, float]]:

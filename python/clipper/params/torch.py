@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from clipper.errors import InvalidInput, StalePush, StateLost, UnknownTable
 from clipper.params.client.client import Client, Pending, StepResult
-from clipper.params.tables import TableSpec
+from clipper.spec.table import TableSpec
 from clipper.types import UserValue
 from clipper_core.params.row_parts import combine, distinct
 

@@ -1,4 +1,5 @@
-"""The specification of a parameter table: its fields, each declared once."""
+"""The specification of a parameter table, as people, workers and shards exchange it: its fields,
+each declared once."""
 
 from functools import partial
 from typing import Annotated, Final
@@ -9,6 +10,7 @@ from clipper.spec.field import field, one_of
 
 DIM_MAX: Final = 1 << 16
 ROWS_MAX: Final = 1 << 32
+ROW_BYTES: Final = 24  # of a row beside its weights and state
 COUNT_MAX: Final = (1 << 63) - 1  # of seeds, seconds and quotas
 OPTIMIZERS: Final = (
     *("sgd", "momentum", "nesterov", "adagrad", "adam", "amsgrad", "ftrl", "adamw", "rmsprop"),
@@ -29,9 +31,14 @@ _field = partial(field, without={"file": "a model or a command makes a table"})
 _Numbers = dict[str, float]
 
 
-class TableFields(msgspec.Struct, frozen=True):
-    """A table as it is asked for: the body of its creation, the arguments of
-    `clipper.params.TableSpec`, and options of `clipper table create`."""
+class TableSpec(msgspec.Struct, frozen=True):
+    """An embedding table: f32[dim] for each 64-bit id. All shards have the same specification.
+
+    Its fields are the arguments of `clipper.params.TableSpec`, the body of its creation and options
+    of `clipper table create`. The first value of a row depends on (seed, name, id) only. The
+    optimizer's state is f32, whatever weights are stored as. A push that would make more rows than
+    a quota is refused as a whole (QuotaExceeded).
+    """
 
     name: Annotated[str, _field("name of the table", names={"command": "TABLE"})]
     dim: Annotated[
@@ -104,3 +111,14 @@ class TableFields(msgspec.Struct, frozen=True):
             wire=one_of("f32", "f16", "bf16", "i8"),
         ),
     ] = "f32"
+
+    def row_quota(self, nbytes: int) -> int:
+        """Return the rows that the quotas allow on one shard; 0: any. nbytes: of a row."""
+        by_bytes = self.quota_bytes // (nbytes + ROW_BYTES)
+        rows = [self.quota_rows] if self.quota_rows else []
+        return min([*rows, max(1, by_bytes)] if self.quota_bytes else rows, default=0)
+
+    @property
+    def corrects_bias(self) -> bool:
+        """Tell whether a step of the optimizer depends on the number of steps before it."""
+        return self.optimizer in ("adam", "amsgrad", "adamw")

@@ -652,7 +652,9 @@ cdef class Application:
         ending.step, ending.seen = 0, 0
         # no verdict: the query was given up
         if future._state_of(future.count) == OK:
-            ending.step, mask, ending.seen = call.step, call.used, call.arrived | call.used
+            ending.step = call.step
+            mask = call.used
+            ending.seen = call.arrived | call.used
         for place in range(deciding.n):
             rank = deciding.ranks[place]
             if ending.seen >> rank & 1:

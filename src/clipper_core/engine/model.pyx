@@ -1363,7 +1363,9 @@ cdef Future ensemble_future(tuple models, Decider decider, object x, const void*
     cdef u64 row_bytes, queued = 0
     cdef RulingData ruling
     cdef Future future
-    request.models, request.salt, request.slo_us = models, salt, slo_us
+    request.models = models
+    request.salt = salt
+    request.slo_us = slo_us
     row_bytes = request.read(x, given, nbytes)
     if not slots_claim(home, n + 1, &block, &first):
         raise_for(NO_MEMORY, "no memory for a future")

@@ -539,7 +539,9 @@ cdef Blob* _room_for(const Value* first, u32 n, u64* item) noexcept nogil:
     cdef u64 word = 0
     cdef u32 rank = 0, i
     if one != NULL and one.rank:
-        dtype, rank, item[0] = one.dtype, one.rank, one.nbytes
+        dtype = one.dtype
+        rank = one.rank
+        item[0] = one.nbytes
     elif (one == NULL or one.dtype != STR) and _word(first, &dtype, &word):
         item[0] = itemsize(dtype)
     if dtype == 0 or rank == RANK_MAX:

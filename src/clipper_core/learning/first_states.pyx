@@ -57,7 +57,10 @@ cdef class FirstStates:
             raise_for(BAD_INPUT, "columns are of a rule's rows")
         if len(columns) > COLUMNS_MAX:
             raise_for(BAD_INPUT, f"{len(columns)} columns count: at most {COLUMNS_MAX}")
-        self.models, self.init, self.make, self.rule = models, init, make, rule
+        self.models = models
+        self.init = init
+        self.make = make
+        self.rule = rule
         self.counts, self.least = <u32> len(columns), least
         for i in range(self.counts):
             self.columns[i] = columns[i]

@@ -3,9 +3,9 @@
 // decides which connections it takes and what their bytes mean.
 //
 // A tag has the kind of a descriptor and its number: a wake-up (an eventfd), a listener (its number
-// is the descriptor), a connection or one end of a relay, with its generation. All events of a turn are fetched before
-// the first is handled. If that closes a connection which has another event, the next connection
-// may get its number: the loop compares the tags and ignores the event.
+// is the descriptor), a connection or one end of a relay, with its generation. All events of a turn
+// are fetched before the first is handled. If that closes a connection which has another event, the
+// next connection may get its number: the loop compares the tags and ignores the event.
 #pragma once
 
 #include <sys/epoll.h>

@@ -1,4 +1,4 @@
-"""What names of models mean on a server while a new version comes up there."""
+"""Names of models: the version that each means on a server while a new one comes up there."""
 
 from collections.abc import Mapping
 
@@ -7,11 +7,13 @@ from clipper.errors import UnknownVersion
 from clipper.serving.models.served_versions import ServedVersions
 from clipper.types import ANY, Application, Model, VersionedModel
 
-NAME, ONE, TWO = (VersionedModel("m", version) for version in (None, 1, 2))
+NAME = VersionedModel("m", None)
+ONE = VersionedModel("m", 1)
+TWO = VersionedModel("m", 2)
 
 
 class Containers:
-    """How many containers of a version are connected."""
+    """Counts of the connected containers of each version, as a test sets them."""
 
     def __init__(self) -> None:
         self.counts: dict[VersionedModel, int] = {}

@@ -11,11 +11,10 @@ import msgspec
 from clipper.cli.catalog.specification import members_of, with_options_of
 from clipper.cli.output import CommandOutput, dry, with_output
 from clipper.cli.servers.up import file_or_default
-from clipper.spec.table import ALTERABLE, DIM_MAX, TableFields
+from clipper.spec.table import ALTERABLE, DIM_MAX, TableSpec
 
 if TYPE_CHECKING:
     from clipper.params import Client
-    from clipper.params.tables import TableSpec
 
 FILE = click.Path(dir_okay=False, exists=True, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
@@ -74,7 +73,7 @@ def pull(table: str, ids: tuple[int, ...], folder: Path, output: CommandOutput) 
 @click.command(short_help="Create a table.")
 @click.argument("table")
 @click.argument("dim", type=click.IntRange(1, DIM_MAX))
-@with_options_of(TableFields)
+@with_options_of(TableSpec)
 @dry
 @of_set
 def create(
@@ -86,16 +85,16 @@ def create(
     \b
     clipper params create users 64 --dtype f16 --set rate=0.05 --folder shop
     """
-    from clipper.params.tables import TableSpec
+    from clipper.params.tables import checked
 
-    spec = TableSpec(table, dim, **members_of(TableFields, values)).check()
+    spec = checked(TableSpec(table, dim, **members_of(TableSpec, values)))
     with client_of(folder) as client:
         if not dry_run:
             client.create(spec)
     _show_spec(spec, output, dry_run)
 
 
-def _show_spec(spec: "TableSpec", output: CommandOutput, dry_run: bool) -> None:
+def _show_spec(spec: TableSpec, output: CommandOutput, dry_run: bool) -> None:
     found = msgspec.to_builtins(spec)
     text = ", ".join(f"{key} {value}" for key, value in found.items() if key != "name")
     output.say(found, f"{would(dry_run)}{spec.name}: {text}")
@@ -103,7 +102,7 @@ def _show_spec(spec: "TableSpec", output: CommandOutput, dry_run: bool) -> None:
 
 @click.command(short_help="Change settings of a table while it is trained.")
 @click.argument("table")
-@with_options_of(TableFields, ALTERABLE)
+@with_options_of(TableSpec, ALTERABLE)
 @dry
 @of_set
 def alter(table: str, folder: Path, output: CommandOutput, dry_run: bool, **values: object) -> None:
@@ -112,13 +111,15 @@ def alter(table: str, folder: Path, output: CommandOutput, dry_run: bool, **valu
     \b
     clipper params alter users --set rate=0.001 --folder shop
     """
-    changes = members_of(TableFields, values)
+    from clipper.params.tables import altered
+
+    changes = members_of(TableSpec, values)
     if not changes:
         raise click.UsageError(
             "nothing to change: give --set, --rows-max, --quota-rows or another option."
         )
     with client_of(folder) as client:
-        after = client.spec(table).altered(changes) if dry_run else client.alter(table, **changes)
+        after = altered(client.spec(table), changes) if dry_run else client.alter(table, **changes)
     _show_spec(after, output, dry_run)
 
 
@@ -241,10 +242,11 @@ def copy(table: str, name: str, folder: Path, output: CommandOutput, dry_run: bo
     clipper params copy users users-before --folder shop
     """
     from clipper.params.client.table_files import copy_table
+    from clipper.params.tables import checked
 
     with client_of(folder) as client:
         if dry_run:
-            msgspec.structs.replace(client.spec(table), name=name).check()
+            checked(msgspec.structs.replace(client.spec(table), name=name))
             count = _rows_of(client, table)
         else:
             count = copy_table(client, table, name)

@@ -70,7 +70,9 @@ class MeshService:
         mesh: MeshNode,
         tokens: ApiKeys | None,
     ) -> None:
-        self._calls, self._mesh, self._tokens = calls, mesh, tokens
+        self._calls = calls
+        self._mesh = mesh
+        self._tokens = tokens
         self._waiting: set[Worker] = set()
         each = {
             "registerModel": self.register,

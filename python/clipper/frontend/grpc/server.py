@@ -47,8 +47,11 @@ class GrpcServer:
         access_log: AccessLog,
         exporter: SpanExporter | None = None,
     ) -> None:
-        self._node, self._access, self._counts = node, access, counts
-        self._access_log, self._exporter = access_log, exporter
+        self._node = node
+        self._access = access
+        self._counts = counts
+        self._access_log = access_log
+        self._exporter = exporter
         path = node.config.mesh.data_plane
         self._table = DataPlane(path, time.monotonic) if path else None
         self._workers = Pool("clipper-grpc-work", _WORKERS)

@@ -252,7 +252,9 @@ class _FeedbackTurn:
         told: Sequence[Feedback],
         answer: Callable[[Feedback, bool | Exception | None], None],
     ) -> None:
-        self._server, self._told, self._answer = server, told, answer
+        self._server = server
+        self._told = told
+        self._answer = answer
         self._rest: list[tuple[Feedback, bool | Exception | None]] = []
 
     def run(self) -> HttpResponse:

@@ -58,7 +58,9 @@ class Listener:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, service: HttpService, listener: socket.socket
     ) -> None:
-        self._loop, self._service, self._socket = loop, service, listener
+        self._loop = loop
+        self._service = service
+        self._socket = listener
         self._server: asyncio.AbstractServer | None = None
         self._tls: TlsListener | None = None
         self._hot: FastPath | None = None

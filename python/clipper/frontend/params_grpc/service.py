@@ -29,7 +29,8 @@ from clipper.frontend.protocols import message
 from clipper.params.partition import shard_of_name
 from clipper.params.shard.parameters import Parameters
 from clipper.params.shard.shard import Shard
-from clipper.params.tables import TableSpec, optimizer_in
+from clipper.params.tables import checked, optimizer_in
+from clipper.spec.table import TableSpec
 from clipper_container.params.frames import TABLES_MAX
 from clipper_container.params.rows import shards_of_ids
 
@@ -333,9 +334,9 @@ class ParamsService:
             )
         name, settings = _KERAS.get(info.initializer, (info.initializer, {}))
         dim, how = int(info.dim[-1]), (self._optimizer, self._optimizer_settings)
-        return TableSpec(
-            info.name, dim, *how, initializer=name, initializer_settings=settings
-        ).check()
+        return checked(
+            TableSpec(info.name, dim, *how, initializer=name, initializer_settings=settings)
+        )
 
     def _gradients(
         self, tensors: Iterable[Message]

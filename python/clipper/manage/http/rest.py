@@ -30,7 +30,7 @@ from clipper.manage.tables.operations import TABLE_VERBS, TableOperations
 from clipper.spec.application import ApplicationSpec
 from clipper.spec.field import SpecField, at, converted
 from clipper.spec.model import ModelSpec
-from clipper.spec.table import ALTERABLE, TableFields
+from clipper.spec.table import ALTERABLE, TableSpec
 from clipper.types import UserValue
 
 # method, pattern, verb, names of what the pattern's {} are
@@ -71,8 +71,8 @@ VERBS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
 # verb -> the specification whose fields are members of its body
 SPECIFICATIONS: Mapping[str, type[msgspec.Struct]] = {
     "deploy": ModelSpec,
-    "create_table": TableFields,
-    "alter_table": TableFields,
+    "create_table": TableSpec,
+    "alter_table": TableSpec,
 }
 _SOME: Mapping[str, Collection[str]] = {"alter_table": ALTERABLE}  # only these of its fields
 lists = {

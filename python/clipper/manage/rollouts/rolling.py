@@ -44,7 +44,9 @@ class Rolling:
         served: ServedVersions,
         is_connected: Callable[[VersionedModel], bool],
     ) -> None:
-        self._catalog, self._resolver, self._served = catalog, resolver, served
+        self._catalog = catalog
+        self._resolver = resolver
+        self._served = served
         self._is_connected = is_connected
         self._lock = threading.Lock()  # of the next two
         self._open = False

@@ -10,7 +10,7 @@ from clipper.spec.keywords import TableAlterations
 
 if TYPE_CHECKING:
     from clipper.manage.rows import ChangedRecord
-    from clipper.params.tables import TableSpec
+    from clipper.spec.table import TableSpec
 
 _AT = "/admin/tables"
 
@@ -119,7 +119,7 @@ def _path(name: str) -> str:
 
 
 def _info(members: dict[str, object]) -> TableInfo:
-    from clipper.params.tables import TableSpec
+    from clipper.spec.table import TableSpec
 
     return TableInfo(
         msgspec.convert(members, TableSpec), msgspec.convert(members.get("rows", 0), int)

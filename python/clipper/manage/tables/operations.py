@@ -14,13 +14,12 @@ from clipper.catalog.catalog import Catalog
 from clipper.errors import DoesNotFit, InvalidInput, refuse_unknown
 from clipper.spec.field import at, converted
 from clipper.spec.keywords import TableAlterations, TableKeywords
-from clipper.spec.table import ALTERABLE, TableFields
+from clipper.spec.table import ALTERABLE, TableSpec
 from clipper.store.history import Changed, audit_context
 from clipper.types import UserValue
 
 if TYPE_CHECKING:
     from clipper.params.client.client import Client
-    from clipper.params.tables import TableSpec
 
 IDS_MAX = 1 << 20  # of one request to erase rows
 SHARDS_MAX = 1024
@@ -90,12 +89,12 @@ class TableOperations:
     def create_table(self, name: str, dim: int, **members: Unpack[TableKeywords]) -> TableChange:
         """Create a table. One that exists with the same settings stays as it is.
 
-        members: those of `clipper.spec.table.TableFields`.
+        members: those of `clipper.spec.table.TableSpec`.
         """
-        from clipper.params.tables import TableSpec
+        from clipper.params.tables import checked
 
         stated = _stated({"name": name, "dim": dim, **members}, self.create_table)
-        spec = TableSpec(**stated).check()
+        spec = checked(TableSpec(**stated))
         if not self._dry_run:
             self._server.params.create(spec)
         return self._record("create table", name, None, spec, f"created table {name}")
@@ -103,10 +102,13 @@ class TableOperations:
     def alter_table(self, name: str, **members: Unpack[TableAlterations]) -> TableChange:
         """Change settings of a table while it is trained: those of
         `clipper.spec.table.ALTERABLE`."""
-        before, changes = self._spec(name), _stated(members, self.alter_table)
+        from clipper.params.tables import altered
+
+        before = self._spec(name)
+        changes = _stated(members, self.alter_table)
         if not changes:
             raise InvalidInput("nothing to change.", hint=f"Members: {', '.join(ALTERABLE)}.")
-        after = before.altered(changes)
+        after = altered(before, changes)
         if not self._dry_run:
             after = self._server.params.alter(name, **changes)
         return self._record("alter table", name, before, after, f"altered table {name}")
@@ -129,8 +131,9 @@ class TableOperations:
     def copy_table(self, name: str, to: str) -> TableChange:
         """Make a table `to` with the settings, rows and state of another."""
         from clipper.params.client.table_files import copy_table
+        from clipper.params.tables import checked
 
-        after = msgspec.structs.replace(self._spec(name), name=to).check()
+        after = checked(msgspec.structs.replace(self._spec(name), name=to))
         count = 0 if self._dry_run else copy_table(self._server.params, name, to)
         message = f"copied {count} rows of table {name} to {to}"
         return self._record("copy table", to, None, {"of": name, "spec": after}, message, count)
@@ -192,7 +195,7 @@ class TableOperations:
         after = {"shards": shards}
         return self._record("reshard", "", before, after, f"requested {shards} shards")
 
-    def _spec(self, name: str) -> "TableSpec":
+    def _spec(self, name: str) -> TableSpec:
         return self._server.params.spec(name)
 
     def _path(self, file: str) -> Path:
@@ -217,10 +220,10 @@ def _stated(
     members: Mapping[str, object], verb: Callable[..., TableChange]
 ) -> dict[str, UserValue]:
     """Return the members of a table that a verb was given. Raises InvalidInput."""
-    known = at(TableFields, "http")
+    known = at(TableSpec, "http")
     if unknown := [key for key in members if key not in known]:
         refuse_unknown(f"TableOperations.{verb.__name__}", unknown, tuple(known))
-    return converted(TableFields, members, "http")
+    return converted(TableSpec, members, "http")
 
 
 def _json(value: object) -> bytes:

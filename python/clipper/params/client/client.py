@@ -14,7 +14,8 @@ import numpy.typing as npt
 from clipper.errors import InvalidInput, ShardAway, StalePush, UnknownTable, UnknownVariable
 from clipper.options import refusing_unknown_keywords
 from clipper.params.partition import shard_of_name
-from clipper.params.tables import TableSpec
+from clipper.params.tables import checked
+from clipper.spec.table import TableSpec
 from clipper_container.params.connection import (
     Fill,
     RequestPart,
@@ -198,7 +199,7 @@ class Client:
     def create(self, spec: TableSpec) -> None:
         """Make the table on every shard that does not have it. Raises InvalidInput, TypeConflict
         (it exists with other settings)."""
-        spec.check()
+        checked(spec)
         self._shards.create(spec, msgspec.to_builtins(spec))
 
     def begin_anew(self) -> list[int]:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from clipper.errors import DoesNotFit, InvalidInput
 from clipper.params.client.client import Client
-from clipper.params.tables import TableSpec
+from clipper.spec.table import TableSpec
 from clipper_container.params.rows import Ids
 
 BATCH = 8192  # rows of one message

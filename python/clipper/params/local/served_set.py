@@ -26,8 +26,9 @@ from clipper.params.client.stats_reader import StatsReader
 from clipper.params.client.user_rows import UserRows, check_context_table
 from clipper.params.local.address_file import ShardAddresses, read_address_file
 from clipper.params.local.local_set import LocalSet, snapshot_all, supervisor_of
-from clipper.params.tables import TableSpec
+from clipper.params.tables import checked
 from clipper.settings.params import ParamsSettings
+from clipper.spec.table import TableSpec
 from clipper.types import UserValue
 from clipper_container.params.connection import SHARDS_FILE, addresses_in
 
@@ -216,7 +217,7 @@ def spec_of(whose: str, name: str, fields: Mapping[str, object]) -> TableSpec:
         guess = did_you_mean(str(unknown[0]), known) or f". Known: {', '.join(known)}."
         raise InvalidInput(f"{whose} declares table {name!r} with {unknown[0]!r}{guess}")
     try:
-        return msgspec.convert({"name": name, **fields}, TableSpec).check()
+        return checked(msgspec.convert({"name": name, **fields}, TableSpec))
     except msgspec.ValidationError as error:
         raise InvalidInput(f"{whose} declares table {name!r}: {error}.") from None
 

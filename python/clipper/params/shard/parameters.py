@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from clipper.errors import InvalidInput, TypeConflict, UnknownTable
 from clipper.params.shard.dense import Dense
-from clipper.params.tables import TableSpec
-from clipper.spec.table import ALTERABLE
+from clipper.params.tables import checked, empty_table
+from clipper.spec.table import ALTERABLE, TableSpec
 from clipper_container.params.frames import TABLES_MAX
 from clipper_core.params.embedding import Table
 from clipper_core.params.optimizer import Optimizer
@@ -92,7 +92,7 @@ class Parameters:
             )
         there_is = place < len(self.specs)
         number = self.table_numbers[place] + TABLES_MAX if there_is else place
-        self._put(place, number, spec.check())
+        self._put(place, number, checked(spec))
         return place, True
 
     def drop(self, place: int) -> None:
@@ -104,7 +104,7 @@ class Parameters:
 
     def _put(self, place: int, number: int, spec: TableSpec) -> None:
         """Have an empty table in a place. Other threads read: a table before its number."""
-        table = spec.made()
+        table = empty_table(spec)
         table.bounded = self._serves
         self.tables[place : place + 1] = [table]
         self.created[place : place + 1] = [spec]
@@ -311,7 +311,7 @@ class Parameters:
         if number < there:
             return -1
         if number > there or (self.specs[place].name and not spec.name):
-            self._put(place, number, spec.check() if spec.name else DROPPED)
+            self._put(place, number, checked(spec) if spec.name else DROPPED)
         return place
 
     def _take_settings(self, spec: TableSpec) -> None:

@@ -41,9 +41,9 @@ from clipper.params.shard.tls_relay import TlsRelay
 from clipper.params.shard.training.asynchronous import AsyncTraining
 from clipper.params.shard.training.gradients import PushResult, whole
 from clipper.params.shard.training.synchronous import SyncTraining
-from clipper.params.tables import ROW_BYTES, TableSpec
 from clipper.params.tokens import TokenFile, check_role, digest_of
 from clipper.settings.params import ParamsSettings, shard_tls
+from clipper.spec.table import ROW_BYTES, TableSpec
 from clipper.tls import Certificate
 from clipper_container.params import frames
 from clipper_container.params.connection import ShardConnection, call_once

@@ -14,6 +14,7 @@ from clipper.params.shard.durability.dropped_tables import Drop
 from clipper.params.shard.parameters import DENSE, DROPPED, Ids, Piece
 from clipper.params.shard.replication.followers import pushes_paused
 from clipper.params.shard.training.gradients import PushResult, check_quotas
+from clipper.params.tables import altered, empty_table
 from clipper_container.params.frames import TABLES_MAX
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class TableChanges:
         changes = message.get("changes")
         if not isinstance(changes, dict):
             raise InvalidInput("alter: changes are a map.")
-        spec = parameters.specs[parameters.place(str(message.get("table")))].altered(changes)
+        spec = altered(parameters.specs[parameters.place(str(message.get("table")))], changes)
         position = shard.core.position
         if not message.get("check"):
             position = shard.alter_table(spec)
@@ -54,7 +55,7 @@ class TableChanges:
         place = number % TABLES_MAX
         table, rows = parameters.tables[place], len(parameters.tables[place])
         shard.followers.end_streams()  # a reply tells them
-        shard.core.drop_table(number, DROPPED.made())
+        shard.core.drop_table(number, empty_table(DROPPED))
         try:
             with pushes_paused(shard.core):
                 epoch, position = shard.core.epoch, shard.resync_log.position

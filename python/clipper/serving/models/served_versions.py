@@ -47,7 +47,8 @@ class ServedVersions:
 
     def follow(self, view: View) -> None:
         """Choose anew: a version that has come up takes the place of the one before."""
-        before, chosen = self._chosen, dict[tuple[str, VersionedModel], VersionedModel]()
+        before = self._chosen
+        chosen = dict[tuple[str, VersionedModel], VersionedModel]()
         waiting: dict[VersionedModel, VersionedModel] = {}
         for name in view.versions:
             link = VersionedModel(name)
@@ -62,7 +63,9 @@ class ServedVersions:
                     self._choose(view, place, old, chosen, waiting)
         for id_, instead in waiting.items() - self.waiting.items():
             _log.info("queries get %s until %s is up here", instead, id_, extra={"model": str(id_)})
-        self._chosen, self.waiting, self.in_use = chosen, waiting, frozenset(chosen.values())
+        self._chosen = chosen
+        self.waiting = waiting
+        self.in_use = frozenset(chosen.values())
 
     def has_news(self, view: View) -> bool:
         """Return whether a version that is waited for has come up since `follow`."""

@@ -38,8 +38,8 @@ from clipper.params.shard.durability.recovery import Recovered, Source, fsync_fo
 from clipper.params.shard.parameters import Ids, Piece
 from clipper.params.shard.replication.change_log import History
 from clipper.params.shard.replication.followers import note_pushes, pushes_paused
-from clipper.params.tables import TableSpec
 from clipper.settings.params import LOG_FULL
+from clipper.spec.table import TableSpec
 from clipper_container.params.frames import packed, unpacked
 from clipper_core.params.shard_loop import ShardLoop
 

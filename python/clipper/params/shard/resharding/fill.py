@@ -16,7 +16,7 @@ from clipper.params.shard.replication.followers import pushes_paused
 from clipper.params.shard.resharding.decision import decision_in, durable_decision
 from clipper.params.shard.resharding.move import CLOSED, OPEN
 from clipper.params.shard.training.gradients import PushResult
-from clipper.params.tables import TableSpec
+from clipper.spec.table import TableSpec
 from clipper_container.params.push_identity import SEQUENCE_MAX, origin_worker
 
 if TYPE_CHECKING:
