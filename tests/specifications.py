@@ -35,6 +35,12 @@ TYPES: dict[str, tuple[type[msgspec.Struct], Door, str]] = {
         "python",
         "Keywords of ClipperServer.models_from().",
     ),
+    "StreamMembers": (StreamSettings, "http", "Members of the body of a new stream over HTTP."),
+    "ModelStreamMembers": (
+        ModelStreamSettings,
+        "http",
+        "Members of the body of a new stream of models over HTTP.",
+    ),
     "TableKeywords": (TableSpec, "python", "Settings of a new table, beside its name and dim."),
     "TableAlterations": (TableSpec, "python", "Settings of a table that can be changed."),
     "ModelKeywords": (ModelSpec, "python", "Keywords of ClipperServer.deploy()."),

@@ -732,6 +732,10 @@ def _check(config: Config, leaves: _Leaves) -> None:
         for name, settings in getattr(config, section).items():
             if not getattr(settings, key):
                 raise refuse((section, name, key), "it is needed.")
+    for name in config.model_streams:
+        if name in config.streams:
+            why = f"[streams.{name}] has this name: the streams of a server have different ones."
+            raise refuse(("model_streams", name, "url"), why)
 
 
 def _replicas_problem(model: ModelSpec, limit: int) -> tuple[str, str] | None:

@@ -102,6 +102,14 @@ class UnknownApplication(Unknown):
     known_as = "Applications"
 
 
+class UnknownStream(Unknown):
+    """No stream of this name runs in the server."""
+
+    slug = "stream-not-found"
+    noun = "stream"
+    known_as = "Streams"
+
+
 class UnknownPrediction(Unknown):
     """Feedback for a prediction that is not remembered: never made here, too old, or another
     application's."""

@@ -316,7 +316,7 @@ class ClipperServer(RequestScheduler):
                 self._learning.replay()
             self._endpoints.start()
             if config.streams or config.model_streams:
-                self._stream_set().start()
+                self.streams.start()
             if isinstance(self._store, CachedStore):
                 self._store.start(self._store_has_returned)
             self._follower.start()
@@ -785,7 +785,7 @@ class ClipperServer(RequestScheduler):
 
         self._check_open()
         chosen = settings_of(StreamSettings, {"app": app, "url": url, **settings})
-        return self._stream_set().add(chosen)
+        return self.streams.add(chosen)
 
     def models_from(self, url: str, **settings: Unpack[ModelStreamKeywords]) -> "ModelUpdates":
         """Deploy the models of a Redis stream as next versions, while serving.
@@ -798,11 +798,11 @@ class ClipperServer(RequestScheduler):
         from clipper.frontend.streams.stream_set import settings_of
 
         self._check_open()
-        return self._stream_set().add_models(
-            settings_of(ModelStreamSettings, {"url": url, **settings})
-        )
+        return self.streams.add_models(settings_of(ModelStreamSettings, {"url": url, **settings}))
 
-    def _stream_set(self) -> "StreamSet":
+    @property
+    def streams(self) -> "StreamSet":
+        """The running streams, by name."""
         if self._streams is None:
             from clipper.frontend.streams.stream_set import StreamSet
 

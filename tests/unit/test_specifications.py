@@ -21,6 +21,7 @@ from clipper.manage.client import Client
 from clipper.manage.http.described import of_management
 from clipper.manage.model_record import model_spec, record_fields
 from clipper.manage.operations import Operations
+from clipper.manage.streams.client import StreamClient
 from clipper.manage.tables.client import TableClient
 from clipper.settings.streams import ModelStreamSettings, StreamSettings
 from clipper.spec.application import ApplicationSpec, roles_of
@@ -139,9 +140,19 @@ class Doors(NamedTuple):
 
 
 WAYS: Mapping[type[msgspec.Struct], Doors] = {
-    StreamSettings: Doors(python=clipper.ClipperServer.stream, file="streams.NAME."),
+    StreamSettings: Doors(
+        clipper.ClipperServer.stream,
+        StreamClient.create,
+        ("POST", "/admin/streams/{}/create"),
+        "streams.NAME.",
+        ("stream", "create"),
+    ),
     ModelStreamSettings: Doors(
-        python=clipper.ClipperServer.models_from, file="model_streams.NAME."
+        clipper.ClipperServer.models_from,
+        StreamClient.create_models,
+        ("POST", "/admin/streams/{}/create-models"),
+        "model_streams.NAME.",
+        ("stream", "create-models"),
     ),
     ModelSpec: Doors(
         clipper.ClipperServer.deploy,

@@ -21,6 +21,13 @@ from clipper.cli.catalog.models import deploy, promote, retire, rollback, scale
 from clipper.cli.catalog.queries import feedback, predict
 from clipper.cli.catalog.registry import registry
 from clipper.cli.catalog.store import accept
+from clipper.cli.catalog.streams import (
+    stream_create,
+    stream_create_models,
+    stream_show,
+    stream_stop,
+    streams,
+)
 from clipper.cli.command_group import CommandGroup
 from clipper.cli.measurement.bench import bench
 from clipper.cli.measurement.evaluating import evaluate
@@ -104,6 +111,19 @@ NOUNS = (
         "Create, read, change and drop tables of a parameter server.",
         {str(one.name): (f"params {one.name}", one) for one in TABLE_COMMANDS},
         "clipper table create users 64\nclipper table pull users 3 17",
+    ),
+    _noun(
+        "stream",
+        "Answer the records of Redis streams, and deploy models from them.",
+        {
+            "ls": ("stream ls", streams),
+            "show": ("stream show", stream_show),
+            "create": ("stream create", stream_create),
+            "create-models": ("stream create-models", stream_create_models),
+            "stop": ("stream stop", stream_stop),
+        },
+        "clipper stream create digits --app digits --redis redis://127.0.0.1:6379/0\n"
+        "clipper stream ls",
     ),
     _noun(
         "node",

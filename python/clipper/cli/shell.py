@@ -37,7 +37,7 @@ from clipper.version import VERSION
 _SECTIONS: Final = {
     "Start": ("serve", "init", "up", "down", "dashboard", "demo", "doctor", "config", "cluster"),
     "Things": (
-        *("model", "app", "name", "table", "node", "store", "key"),
+        *("model", "app", "stream", "name", "table", "node", "store", "key"),
         *("mesh", "params", "rollout"),
     ),
     "Queries": ("predict", "feedback"),

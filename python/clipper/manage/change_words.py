@@ -37,6 +37,8 @@ def subject_of(key: str) -> str:
         "promoted": f"the latest version of {name}",
         "application": f"application {name}",
         "rollout": f"the rollout in {name}",
+        "stream": f"stream {name}",
+        "tables": f"table {name}",
         "mesh": f"mesh {name.replace('/', ' ', 1)}",
     }
     return words.get(kind, key)

@@ -38,6 +38,7 @@ from clipper.errors import (
 )
 from clipper.host_port import join_host_port
 from clipper.manage.running import running_at, the_one
+from clipper.manage.streams.client import StreamClient
 from clipper.manage.tables.client import TableClient
 from clipper.options import refusing_unknown_keywords, types_of
 from clipper.spec.keywords import ApplicationKeywords, SentModelKeywords
@@ -121,7 +122,7 @@ _TRUST = Trust()
 class Client:
     """Threads: any, one request at a time a client. Each verb is that of `ClipperServer.manage`; a
     change returns a ChangeResult, as one with dry_run=True would. tables: the parameter tables of
-    the server, docs/params.md.
+    the server, docs/params.md. streams: its Redis streams, docs/streams.md.
     """
 
     def __init__(
@@ -134,6 +135,7 @@ class Client:
                 hint="Write http://HOST:PORT or https://HOST:PORT.",
             )
         self.tables = TableClient(self)
+        self.streams = StreamClient(self)
         self._trust = trust
         self._tls = (
             client_context(*trust[:3], pinned=bool(trust.pinned))

@@ -31,6 +31,7 @@ from clipper.errors import (
 )
 from clipper.frontend.server_interface import store_warning
 from clipper.manage.building import Stage
+from clipper.manage.change import Change
 from clipper.manage.model_record import input_of, record_fields, to_run
 from clipper.manage.moving import ExportedState, Place, applications_of, bring, exported, missing
 from clipper.manage.moving import read as read_state
@@ -45,6 +46,7 @@ from clipper.manage.rollouts.decisions import (
     stages_of,
 )
 from clipper.manage.rollouts.rolling import Rolling, log_change
+from clipper.manage.streams.operations import StreamOperations, StreamServer
 from clipper.manage.tables.operations import TableOperations, TableServer
 from clipper.manage.tables.parameters import check_read
 from clipper.metrics.stats import ModelStats, QueryStats, ServerStats
@@ -56,7 +58,7 @@ from clipper.settings.logging import LoggingSettings
 from clipper.spec.field import specified, stated
 from clipper.spec.keywords import ModelMembers
 from clipper.spec.model import ModelSpec
-from clipper.store.history import ENTRIES_MAX, Changed, audit_context, entries, plain
+from clipper.store.history import ENTRIES_MAX, audit_context, entries, plain
 from clipper.types import (
     VERSION,
     Application,
@@ -72,7 +74,7 @@ _OF_THE_RECORD = ("name", "models", "created_us")
 _WHAT_RUNS = ("target", "command", "folder", "data", "kind", "trusted", "sha256")
 
 
-class Server(InspectedServer, TableServer, Protocol):
+class Server(InspectedServer, TableServer, StreamServer, Protocol):
     """Interface of a server that can be managed: see ClipperServer."""
 
     config: Config
@@ -109,18 +111,6 @@ class Server(InspectedServer, TableServer, Protocol):
         """Return the address of the gRPC frontend; empty without one."""
 
 
-class Change(msgspec.Struct):
-    """Result of a verb, or of its dry run. message: one line. warning: one line on what may not be
-    as it should, or empty. changed: the records before and after; empty when nothing changed.
-    """
-
-    verb: str
-    message: str = ""
-    warning: str = ""
-    dry_run: bool = False
-    changed: tuple[Changed, ...] = ()
-
-
 EVALUATED = 5000  # feedbacks that `evaluation` uses by default
 EVALUATED_MAX = 20_000  # so that it takes a few seconds at most
 
@@ -150,6 +140,11 @@ class Operations:
     def on_tables(self) -> TableOperations:
         """The operations on parameter tables, done by the same."""
         return TableOperations(self._server, self.actor, dry_run=self.dry_run)
+
+    @property
+    def on_streams(self) -> StreamOperations:
+        """The operations on streams, done by the same."""
+        return StreamOperations(self._server, self.actor, dry_run=self.dry_run)
 
     def by(self, actor: str, *, dry_run: bool = False) -> Self:
         """Return the same operations, done by another actor."""

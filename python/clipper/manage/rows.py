@@ -80,6 +80,15 @@ class ProcessRow(TypedDict):
     next: str
 
 
+class StreamRow(TypedDict):
+    """A running stream. kind: "records" or "models"; settings: without passwords."""
+
+    name: str
+    kind: str
+    settings: dict[str, object]
+    stats: dict[str, object]
+
+
 class StageRow(TypedDict):
     """The stage of the deployment of a version, and its age."""
 

@@ -41,6 +41,38 @@ class ModelStreamKeywords(TypedDict, total=False):
     claim_s: float
 
 
+class StreamMembers(TypedDict, total=False):
+    """Members of the body of a new stream over HTTP."""
+
+    app: str
+    url: str
+    source: str
+    answers: str
+    refused: str
+    group: str
+    feedback: str
+    in_flight_max: int
+    patience_s: float
+    claim_s: float
+    deliveries_max: int
+    answers_max: int
+    refused_max: int
+    ids_max: int
+
+
+class ModelStreamMembers(TypedDict, total=False):
+    """Members of the body of a new stream of models over HTTP."""
+
+    url: str
+    stream: str
+    group: str
+    keep: int
+    trusted: Sequence[str]
+    bytes_max: int
+    replicas: int
+    claim_s: float
+
+
 class TableKeywords(TypedDict, total=False):
     """Settings of a new table, beside its name and dim."""
 

@@ -17,6 +17,7 @@ from clipper.spec.field import SpecField, at, plain_type
 from clipper.types import UserValue
 
 _METAVARS: Final = {
+    "app": "APP",
     "code": "DIR",
     "command": "COMMAND",
     "context_table": "TABLE",
@@ -29,6 +30,7 @@ _METAVARS: Final = {
     "requirements": "FILE",
     "sha256": "HEX",
     "trusted": "TYPE",
+    "url": "URL",
 }
 
 

@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from clipper.errors import ConfigError, InvalidInput
+from clipper.errors import ConfigError, InvalidInput, without_secrets
 from clipper.frontend.streams.records import Flat
 from clipper.store.redis.store import RedisClient
 from clipper_container.backoff import Backoff
@@ -311,10 +311,14 @@ def connected(url: str) -> tuple[RedisClient, ModuleType]:
     except ImportError:
         hint = "pip install 'clipper-serving[redis]'."
         raise ConfigError(
-            f"url={url!r} needs the package redis, which is not installed.", hint=hint
+            f"url={without_secrets(url)!r} needs the package redis, which is not installed.",
+            hint=hint,
         ) from None
     if urlsplit(url).scheme not in ("redis", "rediss", "unix"):
-        raise ConfigError(f"url={url!r} names no Redis server.", hint="Write redis://HOST:PORT/DB.")
+        raise ConfigError(
+            f"url={without_secrets(url)!r} names no Redis server.",
+            hint="Write redis://HOST:PORT/DB.",
+        )
     try:
         client = redis.Redis.from_url(
             url,
@@ -324,7 +328,9 @@ def connected(url: str) -> tuple[RedisClient, ModuleType]:
             protocol=2,
         )
     except ValueError as error:
-        raise ConfigError(f"url={url!r}: {error}.", hint="Write redis://HOST:PORT/DB.") from None
+        raise ConfigError(
+            f"url={without_secrets(url)!r}: {error}.", hint="Write redis://HOST:PORT/DB."
+        ) from None
     return client, redis.exceptions
 
 

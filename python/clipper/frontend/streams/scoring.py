@@ -339,6 +339,11 @@ class ScoringStream:
             raise
         return self
 
+    @property
+    def is_stopping(self) -> bool:
+        """Return whether `stop` was called."""
+        return self._scoring.is_stopping
+
     def health(self) -> list[Health]:
         """Return the states of its threads."""
         learning = [] if self._learning is None else self._learning.health()

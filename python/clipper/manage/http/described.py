@@ -18,20 +18,19 @@ from clipper.frontend.openapi.document import (
 from clipper.frontend.openapi.endpoint import describe
 from clipper.frontend.openapi.routes import ABOUT, SchemaLimits, of_applications
 from clipper.frontend.openapi.routes import table as of_listener
+from clipper.manage.change import Change
 from clipper.manage.http.rest import (
-    VERBS,
+    ALL_VERBS,
     arguments_of,
     lists,
     needed_by,
     specified_by,
 )
-from clipper.manage.operations import EVALUATED_MAX, Change, Operations
+from clipper.manage.operations import EVALUATED_MAX
 from clipper.manage.tables.operations import (
     IDS_MAX,
     SHARDS_MAX,
-    TABLE_VERBS,
     TableChange,
-    TableOperations,
 )
 from clipper.selection import POLICIES
 from clipper.spec.application import ApplicationSpec
@@ -81,8 +80,9 @@ def plain_document(*, management: bool) -> dict[str, object]:
 
 def _verbs() -> RouteTable:
     found: dict[tuple[str, str], RouteInfo] = {}
-    for method, pattern, verb, names in (*VERBS, *TABLE_VERBS):
-        function = getattr(Operations, verb, None) or getattr(TableOperations, verb)
+    verbs = [(owner, *verb) for owner, verbs in ALL_VERBS.items() for verb in verbs]
+    for owner, method, pattern, verb, names in verbs:
+        function = getattr(owner, verb)
         summary, more = _doc_parts(function)
         fields = specified_by(function)
         takes = {
@@ -105,14 +105,10 @@ def _verbs() -> RouteTable:
             errors=(404,) if reads else (404, 409, 503),
             headers={} if reads else {"Clipper-Actor": _ACTOR},
         )
-    if ("GET", "/admin/models/{}") in found:
-        about = found["GET", "/admin/models/{}"]
-        found["GET", "/admin/models"] = msgspec.structs.replace(
-            found["GET", "/admin/models"], query={}
-        )
-        found["GET", "/admin/models/{}"] = msgspec.structs.replace(
-            about, id="modelsNamed", summary="Each version of one model."
-        )
+    for noun, one in (("models", "Each version of one model."), ("streams", "One stream.")):
+        all_, named = ("GET", f"/admin/{noun}"), ("GET", f"/admin/{noun}/{{}}")
+        found[all_] = msgspec.structs.replace(found[all_], query={})
+        found[named] = msgspec.structs.replace(found[named], id=f"{noun}Named", summary=one)
     if ("GET", "/admin/applications/{}/rollout") in found:
         about = found["GET", "/admin/applications/{}/rollout"]
         found["GET", "/admin/applications/{}/rollout"] = msgspec.structs.replace(

@@ -26,7 +26,9 @@ from clipper.frontend.http.messages import (
 from clipper.frontend.http.router import HttpRouter
 from clipper.frontend.server_interface import ServerInterface
 from clipper.manage.operations import Operations
+from clipper.manage.streams.operations import STREAM_VERBS, StreamOperations
 from clipper.manage.tables.operations import TABLE_VERBS, TableOperations
+from clipper.settings.streams import ModelStreamSettings, StreamSettings
 from clipper.spec.application import ApplicationSpec
 from clipper.spec.field import SpecField, at, converted
 from clipper.spec.model import ModelSpec
@@ -68,11 +70,18 @@ VERBS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("POST", "/admin/applications/{}/rollout/abort", "abort_rollout", ("application",)),
     ("POST", "/admin/applications/{}/rollout/promote", "promote_rollout", ("application",)),
 )
+# whose methods they are
+ALL_VERBS: Mapping[
+    type[Operations | TableOperations | StreamOperations],
+    tuple[tuple[str, str, str, tuple[str, ...]], ...],
+] = {Operations: VERBS, TableOperations: TABLE_VERBS, StreamOperations: STREAM_VERBS}
 # verb -> the specification whose fields are members of its body
 SPECIFICATIONS: Mapping[str, type[msgspec.Struct]] = {
     "deploy": ModelSpec,
     "create_table": TableSpec,
     "alter_table": TableSpec,
+    "create_stream": StreamSettings,
+    "create_model_stream": ModelStreamSettings,
 }
 _SOME: Mapping[str, Collection[str]] = {"alter_table": ALTERABLE}  # only these of its fields
 lists = {
@@ -82,7 +91,7 @@ lists = {
     "logs": "lines",
     "stages": "stages",
 }
-lists |= {"rollouts": "rollouts", "ps": "models", "tables": "tables"}
+lists |= {"rollouts": "rollouts", "ps": "models", "tables": "tables", "streams": "streams"}
 _OBJECT = msgspec.json.Decoder(dict[str, UserValue])
 _FLAG = {"dry_run": bool}
 
@@ -95,11 +104,10 @@ class Management:
 
     def add_to(self, routes: HttpRouter) -> None:
         """Add the routes."""
-        for method, pattern, verb, names in VERBS:
-            routes.add(method, pattern, on_worker(self._calling(verb, names, method == "GET")))
-        for method, pattern, verb, names in TABLE_VERBS:
-            call = self._calling(verb, names, method == "GET", TableOperations)
-            routes.add(method, pattern, on_worker(call))
+        for owner, verbs in ALL_VERBS.items():
+            for method, pattern, verb, names in verbs:
+                call = self._calling(verb, names, method == "GET", owner)
+                routes.add(method, pattern, on_worker(call))
         for method, suffix, handler in (
             ("POST", "/set", self.set_application),
             ("PUT", "", self.put_application),
@@ -123,7 +131,7 @@ class Management:
         verb: str,
         names: tuple[str, ...],
         reads: bool,
-        owner: type[Operations | TableOperations] = Operations,
+        owner: type[Operations | TableOperations | StreamOperations],
     ) -> Callable[[HttpRequest], HttpResponse]:
         takes = arguments_of(getattr(owner, verb))
         needed = needed_by(getattr(owner, verb), names)
@@ -136,8 +144,14 @@ class Management:
                     f"the request lacks `{lacking[0]}`.", hint=f"Members: {', '.join(takes)}."
                 )
             operations = self._by(request, not reads and flags.get("dry_run", False))
-            acts = operations if owner is Operations else operations.on_tables
-            result = getattr(acts, verb)(**dict(zip(names, request.params, strict=True)), **given)
+            acts = {
+                Operations: operations,
+                TableOperations: operations.on_tables,
+                StreamOperations: operations.on_streams,
+            }
+            result = getattr(acts[owner], verb)(
+                **dict(zip(names, request.params, strict=True)), **given
+            )
             return answer_json({lists[verb]: result} if verb in lists else result)
 
         return call

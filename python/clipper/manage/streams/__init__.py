@@ -1,0 +1,1 @@
+"""Management of Redis streams: their operations, and their client."""
