@@ -58,8 +58,13 @@ def metrics_table() -> str:
     lines = ["| metric | kind | labels | meaning |", "|---|---|---|---|"]
     for family in families:
         labels = ", ".join(f"`{label}`" for label in family.labels)
+        meaning = family.help
+        if family.renamed:
+            meaning += f" Was `{family.renamed}`."
+        if family.old:
+            meaning += " Only with old names."
         lines.append(
-            f"| `{family.name}` | {family.kind} |{f' {labels}' if labels else ''} | {family.help} |"
+            f"| `{family.name}` | {family.kind} |{f' {labels}' if labels else ''} | {meaning} |"
         )
     return "\n".join([METRICS_BEGIN, "", *lines, "", METRICS_END])
 

@@ -341,7 +341,7 @@ def test_hits_misses_and_loads_are_counted(
     text = ask(server.admin_address, "GET", "/metrics").body.decode()
     (hits,) = re.findall(r'^clipper_mesh_queries_total\{outcome="hit"\} (\d+)$', text, re.M)
     assert int(hits) >= after["queries_hit"]
-    assert f"modelmesh_instance_models_total {float(len(server.mesh.joined.loader.held))!r}" in text
+    assert f"clipper_mesh_models_held {len(server.mesh.joined.loader.held)}\n" in text
     assert "c1" not in text, "no series for each model"
 
 

@@ -268,7 +268,7 @@ def test_counters_only_grow_and_add_up(server: clipper.ClipperServer) -> None:
     ok = summed(last, "clipper_tasks_total", outcome="ok")
     assert summed(last, "clipper_task_duration_seconds_count") == ok
     assert (
-        summed(last, "clipper_cache_misses_total") + summed(last, "clipper_cache_joined_total")
+        summed(last, "clipper_evaluated_rows_total") + summed(last, "clipper_cache_joined_total")
         >= ok
     )
     for (name, labels), value in last.items():
@@ -291,8 +291,10 @@ def test_feedback_shares_and_containers_have_metrics(server: clipper.ClipperServ
     found = scrape(server)
     here, model = (("application", "learns"),), (("model", "sum"), ("version", "1"))
     assert found["clipper_feedback_total", here] >= 5
-    assert found["clipper_accuracy_ratio", here] == 1.0
-    assert found["clipper_model_accuracy_ratio", (*here, *model)] == 1.0
+    assert found["clipper_feedback_right_total", here] == found["clipper_feedback_total", here]
+    of_model = (*here, *model)
+    right = found["clipper_model_feedback_right_total", of_model]
+    assert right == found["clipper_model_feedback_total", of_model] >= 5
     assert found["clipper_selection_share", (*here, *model)] == 1.0
     assert found["clipper_slo_seconds", here] == 5.0
     assert (found["clipper_replicas_wanted", model], found["clipper_replicas_ready", model]) == (
@@ -412,7 +414,9 @@ def of_params() -> Samples:
 
 def test_the_mesh_has_its_metrics_also_under_the_names_of_model_mesh() -> None:
     found = {
-        name: value for (name, labels), value in series(prometheus(of_mesh())).items() if not labels
+        name: value
+        for (name, labels), value in series(prometheus(of_mesh(), old_names=True)).items()
+        if not labels
     }
     assert found["clipper_mesh_hit_ratio"] == 0.75
     assert (
@@ -435,6 +439,7 @@ def test_the_mesh_has_its_metrics_also_under_the_names_of_model_mesh() -> None:
     assert {name for name in FAMILIES if name.startswith(("clipper_mesh", "modelmesh"))} == {
         family.name for family, _ in of_mesh()
     }
+    assert not any(name.startswith("modelmesh") for name, _ in series(prometheus(of_mesh())))
     only_here = Samples()
     stats = cast(MeshStats, {"models_registered": 9, "leader": False, "lru_ms": 0})
     MeshMetrics(lambda: stats).collect(only_here)

@@ -202,7 +202,7 @@ def test_replicas_snapshots_and_recoveries_are_reported(shards: Shards) -> None:
     metrics = samples(back)
     assert metrics.get("clipper_params_epoch", "1") == found[1]["server"]["epoch"] + 1
     assert "replica" in back[1]["recovery"]["source"]
-    assert 0 < float(metrics.get("clipper_params_recovery_seconds", "1") or 0) < 20  # type: ignore[arg-type]
+    assert 0 < float(metrics.get("clipper_params_recovery_last_duration_seconds", "1") or 0) < 20  # type: ignore[arg-type]
     age = metrics.get("clipper_params_snapshot_age_seconds", "0")
     assert isinstance(age, float)
     assert 0 <= age < 60
@@ -220,7 +220,7 @@ def test_the_age_of_a_snapshot_survives_a_restart(shards: Shards) -> None:
     age = samples([found]).get("clipper_params_snapshot_age_seconds", "0")
     assert isinstance(age, float)
     assert 0 <= age < 60
-    assert samples([found]).get("clipper_params_snapshot_seconds", "0") is None, (
+    assert samples([found]).get("clipper_params_snapshot_last_duration_seconds", "0") is None, (
         "of a life before this one"
     )
 

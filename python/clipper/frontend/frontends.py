@@ -104,7 +104,12 @@ class Frontends:
         scrape = self.scrape = MetricsRoutes(node, beside)
         self._push: InfluxPush | None = None
         if node.config.influx.url:
-            self._push = InfluxPush(node.config.influx, scrape.metrics.collect, node.version)
+            self._push = InfluxPush(
+                node.config.influx,
+                scrape.metrics.collect,
+                node.version,
+                node.config.http.metrics_old_names,
+            )
             scrape.metrics.add(self._push)
         scrape.add_to(self.admin_routes)
         if node.config.http.metrics:

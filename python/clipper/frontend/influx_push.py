@@ -16,15 +16,20 @@ _log = logging.getLogger(__name__)
 class InfluxPush:
     """Pushes all metrics to an InfluxDB server. Threads: start and stop from one.
 
-    collect: returns the samples. A failed push is dropped, because the next one contains all
-    metrics.
+    collect: returns the samples. old_names: as `http.metrics_old_names`. A failed push is dropped,
+    because the next one contains all metrics.
     """
 
     def __init__(
-        self, settings: InfluxSettings, collect: Callable[[], Samples], version: str
+        self,
+        settings: InfluxSettings,
+        collect: Callable[[], Samples],
+        version: str,
+        old_names: bool = False,
     ) -> None:
         """Parse the settings. Raises ConfigError for an invalid URL."""
         self._collect, self._settings = collect, settings
+        self._old_names = old_names
         self._counts: Counter[str] = Counter({"exported": 0, "dropped": 0})
         self._worker = Worker(
             "clipper-influx", self._run, again=Backoff(settings.each_s, settings.each_s)
@@ -64,6 +69,7 @@ class InfluxPush:
     def _run(self, stop: Stop) -> None:
         while not stop.wait(self._settings.each_s):
             try:
-                self._counts[self._poster.send(influx(self._collect(), wall_time_us() * 1000))] += 1
+                lines = influx(self._collect(), wall_time_us() * 1000, self._old_names)
+                self._counts[self._poster.send(lines)] += 1
             except Exception:
                 _log.exception("pushing metrics failed")

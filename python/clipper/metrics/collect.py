@@ -30,43 +30,6 @@ _ALWAYS = frozenset(
 _PAIRS_A_NAME = 4
 _PAUSE_EACH_S, _PAUSE_S = 0.001, 0.000_05
 
-_OF_MODEL = (
-    ("latency_us", "clipper_task_duration_seconds"),
-    ("hits", "clipper_cache_hits_total"),
-    ("joined", "clipper_cache_joined_total"),
-    ("evaluated", "clipper_cache_misses_total"),
-    ("batches", "clipper_batches_total"),
-    ("batch_rows", "clipper_batch_rows"),
-    ("queued", "clipper_queue_rows"),
-    ("wanted", "clipper_replicas_wanted"),
-    ("has", "clipper_replicas_ready"),
-    ("retried", "clipper_tasks_retried_total"),
-)
-_OF_COSTS = (
-    ("cost", "clipper_batch_cost_total"),
-    ("cost_padded", "clipper_batch_cost_padded_total"),
-)
-_OF_FOLLOWED = (
-    ("predictions", "clipper_cache_followed"),
-    ("rows", "clipper_cache_followed_rows"),
-    ("uncached", "clipper_cache_unfollowed_total"),
-)
-_OF_SERVER = (
-    ("queue_bytes", "clipper_queue_bytes"),
-    ("issued", "clipper_tasks_issued_total"),
-    ("answered", "clipper_tasks_answered_total"),
-)
-_OF_CACHE = (
-    ("bytes", "clipper_cache_bytes"),
-    ("entries", "clipper_cache_entries"),
-    ("evictions", "clipper_cache_evictions_total"),
-)
-_OF_FEEDBACK = (
-    ("waiting", "clipper_feedback_waiting"),
-    ("journal_bytes", "clipper_journal_bytes"),
-    ("journal_records", "clipper_journal_records_total"),
-)
-
 Shares = Mapping[str, Mapping[str, float]]
 
 
@@ -133,7 +96,7 @@ class Metrics:
             pauses.release_gil()
         found.add_all(self._models.keep(models))
         found.add_all(self._collect_applications(stats["applications"], pauses))
-        of_server(stats, found)
+        found.add_part("server", stats)
         for counts in self._sources:
             counts.collect(found)
         found.add("clipper_build_info", 1, self._version, platform.python_version())
@@ -176,27 +139,20 @@ def of_application(row: QueryStats, app: str, slo_s: float | None) -> Samples:
     """Return the metrics of an application from its row of the statistics."""
     found = Samples()
     answers = row["answers"]
-    found.add("clipper_queries_total", row["queries"], app)
+    found.add_part("application", row, app)
     found.add_by("clipper_answers_total", {"ok": answers["ok"], **answers["default"]}, app)
-    found.add("clipper_answer_duration_seconds", row["latency_us"], app)
     if slo_s is not None:
         found.add("clipper_slo_seconds", slo_s, app)
-    _add_mean(
-        found, answers["feedback"], "clipper_feedback_total", "clipper_accuracy_ratio", (app,)
-    )
+    found.add("clipper_feedback_right_total", _sum_of(answers["feedback"]), app)
     return found
 
 
 def of_pair(row: LinkStats, name: Labels, share: float | None, canary: Stats) -> Samples:
     """Return the metrics of a model within an application."""
     found = Samples()
-    found.add("clipper_predictions_used_total", row["used"], *name)
-    found.add_by("clipper_predictions_missing_total", row["missing"], *name)
-    _add_mean(
-        found, row["feedback"], "clipper_model_feedback_total", "clipper_model_accuracy_ratio", name
-    )
-    if "mean" in row["agreement"]:
-        found.add("clipper_model_agreement_ratio", row["agreement"]["mean"], *name)
+    found.add_part("pair", row, *name)
+    found.add("clipper_model_feedback_right_total", _sum_of(row["feedback"]), *name)
+    found.add("clipper_model_agreed_total", _sum_of(row["agreement"]), *name)
     if share is not None:
         found.add("clipper_selection_share", share, *name)
     for outcome in (
@@ -218,12 +174,8 @@ def of_model(row: ModelStats, name: Labels) -> Samples:
         outcome = status.lower()
         if count or outcome in _ALWAYS:
             found.add("clipper_tasks_total", count, *name, outcome)
-    found.add_each((*_OF_MODEL, *(_OF_COSTS if row.get("cost_padded") else ())), row, *name)
-    found.add("clipper_queue_wait_seconds", row["delay_us"] / 1e6, *name)
-    if row["accuracy"] is not None:
-        found.add("clipper_model_own_accuracy_ratio", row["accuracy"], *name)
+    found.add_part("model", row, *name)
     if followed := row.get("followed"):
-        found.add_each(_OF_FOLLOWED, followed, *name)
         for reason in ("moved", "unsure", "lost", "room"):
             count = followed["forgotten"].get(reason, 0)
             found.add("clipper_cache_forgotten_total", count, *name, reason)
@@ -257,19 +209,12 @@ def _add_replicas(found: Samples, rows: Sequence[ReplicaStats], name: Labels) ->
         found.add("clipper_containers_forked", forked, *name)
 
 
-def of_server(stats: ServerStats, found: Samples) -> None:
-    """Add the metrics of the whole server."""
-    found.add_each(_OF_SERVER, stats)
-    found.add_each(_OF_CACHE, stats["cache"])
-    found.add_each(_OF_FEEDBACK, stats["feedback"])
-    found.add("clipper_loop_steps_total", stats["loop"]["steps"])
-    found.add("clipper_loop_late_seconds_max", stats["loop"]["late_us_max"] / 1e6)
+def _sum_of(mean: MeanStats) -> float:
+    """Return the sum of the values of a mean.
 
-
-def _add_mean(found: Samples, mean: MeanStats, weight: str, ratio: str, name: Labels) -> None:
-    found.add(weight, mean["n"], *name)
-    if "mean" in mean:
-        found.add(ratio, mean["mean"], *name)
+    It is rounded, so that a value of 0 which is added does not make it smaller.
+    """
+    return round(mean["n"] * mean.get("mean", 0.0), 6)
 
 
 def _name_of(id: str) -> Labels:

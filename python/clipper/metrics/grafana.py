@@ -21,6 +21,15 @@ def _rate(metric: str, which: str, by: str) -> str:
     return f"sum by ({by}) (rate({metric}{{{which}}}[$__rate_interval]))"
 
 
+def _share_right(stem: str, which: str, by: str) -> str:
+    """Return the share of right ones in the feedback of two counters, over an hour."""
+    right, all = (
+        f"sum by ({by}) (increase({stem}{end}{{{which}}}[1h]))"
+        for end in ("_right_total", "_total")
+    )
+    return f"{right} / {all}"
+
+
 def _skew(metric: str) -> str:
     each = f"sum by (shard) (rate({metric}[$__rate_interval]))"
     return f"max({each}) / avg({each})"
@@ -65,9 +74,16 @@ _PANELS: Final[dict[str, tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...
             "Accuracy, by feedback",
             "percentunit",
             (
-                (f"clipper_accuracy_ratio{{{_APPS}}}", "{{application}}"),
                 (
-                    f"clipper_model_accuracy_ratio{{{_APPS}, {_MODELS}}}",
+                    _share_right("clipper_feedback", _APPS, "application"),
+                    "{{application}}",
+                ),
+                (
+                    _share_right(
+                        "clipper_model_feedback",
+                        f"{_APPS}, {_MODELS}",
+                        "application, model, version",
+                    ),
                     f"{{{{application}}}} {_MODEL_NAME}",
                 ),
             ),
@@ -295,8 +311,8 @@ _PANELS: Final[dict[str, tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...
             "s",
             (
                 ("clipper_params_snapshot_age_seconds", "{{shard}} age of its snapshot"),
-                ("clipper_params_snapshot_seconds", "{{shard}} took for it"),
-                ("clipper_params_recovery_seconds", "{{shard}} took to recover"),
+                ("clipper_params_snapshot_last_duration_seconds", "{{shard}} took for it"),
+                ("clipper_params_recovery_last_duration_seconds", "{{shard}} took to recover"),
             ),
         ),
         (

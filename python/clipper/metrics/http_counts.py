@@ -53,7 +53,7 @@ class TlsCounts:
         found = {outcome: n for outcome, n in counts.items() if n or outcome == "ok"}
         into.add_by("clipper_tls_handshakes_total", found, self.listener)
         if self.ends_s:
-            into.add("clipper_tls_certificate_ends_seconds", self.ends_s, self.listener)
+            into.add("clipper_tls_certificate_expiry_timestamp_seconds", self.ends_s, self.listener)
 
 
 class HttpCounts:

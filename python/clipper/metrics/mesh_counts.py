@@ -4,9 +4,9 @@ from collections.abc import Callable
 from typing import Final
 
 from clipper.clock import wall_time_us
-from clipper.metrics.samples import Samples, Stats
+from clipper.metrics.samples import Samples
 from clipper.metrics.stats import MeshStats
-from clipper_core.runtime.histogram import Counter, LatencyHistogram, Snapshot
+from clipper_core.runtime.histogram import Counter, LatencyHistogram
 
 OUTCOMES: Final = ("ok", "artifact", "load", "host", "refused")  # of a load
 
@@ -71,39 +71,6 @@ class MeshCounts:
         }
 
 
-# key of the stats -> our name, model-mesh's
-_GAUGES: Final[tuple[tuple[str, str, str], ...]] = (
-    ("capacity_bytes", "clipper_mesh_capacity_bytes", "modelmesh_instance_capacity_bytes"),
-    ("used_bytes", "clipper_mesh_used_bytes", "modelmesh_instance_used_bytes"),
-    ("models_loaded", "clipper_mesh_models_held", "modelmesh_instance_models_total"),
-    ("loading", "clipper_mesh_loads_running", ""),
-    ("queued", "clipper_mesh_loads_waiting", ""),
-    ("models_registered", "clipper_mesh_models_registered", ""),
-    ("vmodels", "clipper_mesh_vmodels", ""),
-    ("instances", "clipper_mesh_nodes", ""),
-    ("leader", "clipper_mesh_is_leader", ""),
-    ("stale_s", "clipper_mesh_stale_for_seconds", ""),
-    ("hit_ratio", "clipper_mesh_hit_ratio", ""),
-    ("loaded_somewhere", "", "modelmesh_models_loaded_total"),
-    ("failing", "", "modelmesh_models_with_failure_total"),
-)
-_HISTOGRAMS: Final[tuple[tuple[str, str, str], ...]] = (
-    ("load_wait_us", "clipper_mesh_load_wait_seconds", "modelmesh_cache_miss_milliseconds"),
-    (
-        "load_queue_us",
-        "clipper_mesh_load_queue_seconds",
-        "modelmesh_loading_queue_delay_milliseconds",
-    ),
-    ("load_us", "clipper_mesh_load_seconds", "modelmesh_loadmodel_milliseconds"),
-    (
-        "eviction_age_us",
-        "clipper_mesh_eviction_age_seconds",
-        "modelmesh_age_at_eviction_milliseconds",
-    ),
-    ("model_bytes", "clipper_mesh_model_bytes", "modelmesh_loaded_model_size_bytes"),
-)
-
-
 class MeshMetrics:
     """The metrics of one node. Threads: any.
 
@@ -116,22 +83,10 @@ class MeshMetrics:
     def collect(self, into: Samples) -> None:
         """Add the current values to `into`."""
         stats = self._stats()
-        by_key: Stats = stats
-        for key, *names in (*_GAUGES, *_HISTOGRAMS):
-            value = by_key.get(key)
-            for name in names:
-                if name and value is not None:
-                    into.add(name, value if isinstance(value, Snapshot) else float(value))
-        for key, outcome in (("queries_hit", "hit"), ("queries_missed", "miss")):
-            if key in by_key:
-                into.add("clipper_mesh_queries_total", by_key[key], outcome)
-        into.add_by("clipper_mesh_loads_total", stats.get("load_outcomes", {}))
-        for key, name in (
-            ("load_failures", "modelmesh_loadmodel_failure"),
-            ("evictions", "clipper_mesh_unloads_total"),
-        ):
-            if key in by_key:
-                into.add(name, by_key[key])
+        into.add_part("mesh", stats)
+        if "queries_hit" in stats:
+            into.add("clipper_mesh_queries_total", stats["queries_hit"], "hit")
+            into.add("clipper_mesh_queries_total", stats["queries_missed"], "miss")
         self._collect_node(stats, into)
 
     def _collect_node(self, stats: MeshStats, into: Samples) -> None:

@@ -1,10 +1,10 @@
 """The values of one collection, and the bound on the number of their series."""
 
 import bisect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from clipper.metrics.families import FAMILIES, Family
+from clipper.metrics.families import BY_PART, FAMILIES, OLD_NAMES, Family
 from clipper_core.runtime.histogram import Snapshot
 
 OTHER: Final = "_other"
@@ -25,20 +25,41 @@ class Samples:
     def __iter__(self) -> Iterator[tuple[Family, dict[Labels, Value]]]:
         return iter(self._rows.items())
 
-    def in_order(self) -> Iterator[tuple[Family, dict[Labels, Value]]]:
-        """Iterate in the order of the table of families."""
-        return (
-            (family, self._rows[family]) for family in FAMILIES.values() if family in self._rows
-        )
+    def in_order(self, old_names: bool = False) -> Iterator[tuple[Family, dict[Labels, Value]]]:
+        """Iterate in the order of the table of families.
+
+        old_names: with the metrics that only users of version 0.1 and of model-mesh need, and with
+        renamed ones under both names.
+        """
+        for family in FAMILIES.values():
+            rows = self._rows.get(family)
+            if rows is None or (family.old and not old_names):
+                continue
+            yield family, rows
+            if family.renamed and old_names:
+                yield OLD_NAMES[family], rows
 
     def add(self, name: str, value: Value, *labels: str) -> None:
         """Add a value to the series of the metric `name` with these labels."""
         self._add(FAMILIES[name], labels, value)
 
-    def add_each(self, table: Iterable[tuple[str, str]], row: Stats, *labels: str) -> None:
-        """Add values of `row`. table: pairs of a key of the row and the name of its metric."""
-        for key, name in table:
-            self.add(name, row[key], *labels)
+    def add_part(self, part: str, stats: Stats, *labels: str) -> None:
+        """Add the values that the families of a part read.
+
+        stats: of the part; what is not there, or None, is left out.
+        """
+        for family, path in BY_PART[part]:
+            value = _at(stats, path)
+            if value is None:
+                continue
+            if isinstance(value, Mapping):
+                for last, count in value.items():
+                    self._add(family, (*labels, str(last)), count)
+            elif isinstance(value, Snapshot):
+                self._add(family, labels, value)
+            else:
+                # also turns True into 1
+                self._add(family, labels, value * family.scale if family.scale != 1 else +value)
 
     def add_by(
         self, name: str, counts: Mapping[str, Value] | Mapping[int, Value], *labels: str
@@ -80,6 +101,15 @@ class Samples:
     def get(self, name: str, *labels: str) -> Value | None:
         """Return the value of a series; None if there is none."""
         return self._rows.get(FAMILIES[name], {}).get(labels)
+
+
+def _at(stats: Stats, path: Sequence[str]) -> Value | Mapping[str, Value] | None:
+    """Return the value at a path; None if there is none."""
+    *parts, last = path
+    for member in parts:
+        stats = stats.get(member) or {}
+    found: Value | Mapping[str, Value] | None = stats.get(last)
+    return found
 
 
 def _size(value: Value) -> float:

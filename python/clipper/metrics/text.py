@@ -19,20 +19,23 @@ CONTENT_TYPES: Final = {
 }
 
 
-def prometheus(samples: Samples) -> bytes:
-    """Return samples in the text format of Prometheus."""
+def prometheus(samples: Samples, old_names: bool = False) -> bytes:
+    """Return samples in the text format of Prometheus. old_names: as in `Samples.in_order`."""
     return _joined(
         line
-        for family, rows in samples.in_order()
+        for family, rows in samples.in_order(old_names)
         for line in _family(family, rows, family.name, False)
     )
 
 
-def openmetrics(samples: Samples) -> bytes:
-    """Return samples in OpenMetrics; TYPE and HELP omit the suffix of counters and infos."""
+def openmetrics(samples: Samples, old_names: bool = False) -> bytes:
+    """Return samples in OpenMetrics; TYPE and HELP omit the suffix of counters and infos.
+
+    old_names: as in `Samples.in_order`.
+    """
     lines = (
         line
-        for family, rows in samples.in_order()
+        for family, rows in samples.in_order(old_names)
         for line in _family(family, rows, _stem(family), True)
     )
     return _joined(lines) + b"# EOF\n"
@@ -80,17 +83,17 @@ def _number(value: float) -> str:
     return repr(value)
 
 
-def influx(samples: Samples, now_ns: int) -> bytes:
+def influx(samples: Samples, now_ns: int, old_names: bool = False) -> bytes:
     """Return samples in the line protocol, one line per series.
 
     The metric is the measurement, labels are tags. Fields: `value`; for a histogram `count`, `sum`,
     and the count at or below each edge.
 
-    now_ns: the time stamp, ns since 1970.
+    now_ns: the time stamp, ns since 1970. old_names: as in `Samples.in_order`.
     """
     return _joined(
         f"{_tag(family.name)}{''.join(_tags(family, labels))} {fields} {now_ns}"
-        for family, rows in samples.in_order()
+        for family, rows in samples.in_order(old_names)
         for labels, value in rows.items()
         if (fields := ",".join(_fields(family, value)))
     )

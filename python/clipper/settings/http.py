@@ -88,6 +88,13 @@ class HttpSettings(msgspec.Struct, frozen=True):
             le=10_000,
         ),
     ] = 200
+    metrics_old_names: Annotated[
+        bool,
+        about(
+            "give metrics under their names of version 0.1 too, and those of the mesh under the "
+            "names of model-mesh (`modelmesh_*`)"
+        ),
+    ] = False
     described_max: Annotated[
         int,
         about(

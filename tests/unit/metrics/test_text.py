@@ -27,7 +27,7 @@ def some(label: str = "digits", count: int = 3) -> Samples:
     samples = Samples()
     samples.add("clipper_queries_total", count, label)
     samples.add("clipper_answers_total", count, label, "ok")
-    samples.add("clipper_accuracy_ratio", 0.25, label)
+    samples.add("clipper_slo_seconds", 0.25, label)
     samples.add("clipper_answer_duration_seconds", histogram(90, 900, 20_000_000), label)
     samples.add("process_max_fds", math.inf)
     samples.add("clipper_build_info", 1, "1.2", "3.11")
@@ -68,6 +68,37 @@ def test_a_parser_reads_what_was_written(write: Any, module: str, label: str) ->
     assert rest == {"sum": pytest.approx(20.00099), "count": 3.0}
     assert found["process_max_fds"].samples[0].value == math.inf
     assert all(family.documentation == FAMILIES[name_of(family)].help for family in found.values())
+
+
+@pytest.mark.parametrize(
+    ("write", "module"), [(prometheus, ".parser"), (openmetrics, ".openmetrics.parser")]
+)
+def test_old_names_are_given_only_where_they_are_asked_for(write: Any, module: str) -> None:
+    samples = Samples()
+    samples.add("clipper_evaluated_rows_total", 7, "m", "1")
+    samples.add("clipper_journal_last_record", 5)
+    samples.add("clipper_mesh_hit_ratio", 0.5)
+    new = {"clipper_evaluated_rows": 7, "clipper_journal_last_record": 5}
+    old = {"clipper_cache_misses": 7, "clipper_journal_records": 5, "clipper_mesh_hit_ratio": 0.5}
+    for old_names, values in ((False, new), (True, new | old)):
+        found = parsed(write(samples, old_names), module)
+        assert {name: one.samples[0].value for name, one in found.items()} == values
+    assert influx(samples, 1) == influx(samples, 1, False) != influx(samples, 1, True)
+
+
+def test_what_is_read_is_there_and_no_name_is_given_twice() -> None:
+    renamed = [family.renamed for family in FAMILIES.values() if family.renamed]
+    assert len({*renamed, *FAMILIES}) == len(renamed) + len(FAMILIES)
+    assert {family.read.partition(".")[0] for family in FAMILIES.values()} == {
+        "",
+        "application",
+        "pair",
+        "model",
+        "server",
+        "mesh",
+        "shard",
+        "table",
+    }
 
 
 def name_of(family: Any) -> str:
@@ -139,6 +170,8 @@ def test_every_name_follows_the_conventions() -> None:
                 family.kind == "histogram",
             )
             continue
+        if family.old:  # some of version 0.1 were means
+            assert name.endswith("_ratio"), name
         assert name.endswith("_total") == (family.kind == "counter"), name
         assert name.endswith("_info") == (family.kind == "info"), name
         assert not name.endswith(("_count", "_sum", "_bucket", "_created", "_ms", "_us")), name

@@ -32,11 +32,12 @@ class MetricsRoutes:
         return WorkerTask(lambda: self._answer(format))
 
     def _answer(self, format: str) -> HttpResponse:
-        samples = self.metrics.collect()
+        samples, old_names = self.metrics.collect(), self._node.config.http.metrics_old_names
         if format == "influx":
-            return HttpResponse(200, influx(samples, wall_time_us() * 1000), CONTENT_TYPES[format])
+            lines = influx(samples, wall_time_us() * 1000, old_names)
+            return HttpResponse(200, lines, CONTENT_TYPES[format])
         write = openmetrics if format == "openmetrics" else prometheus
-        return HttpResponse(200, write(samples), CONTENT_TYPES[format])
+        return HttpResponse(200, write(samples, old_names), CONTENT_TYPES[format])
 
     def _slos_s(self) -> Mapping[str, float]:
         return {

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from clipper.manage.dashboard.shards import Row, of_shards, shards_now
+from clipper.metrics.families import BY_PART
 from clipper.metrics.samples import Stats
 from clipper_container.machine import resident_bytes
 from clipper_core.runtime.histogram import Snapshot
@@ -104,7 +105,7 @@ def of_application(before: Stats | None, after: Stats, shares: Mapping[str, floa
         for reason in answers["default"]
     }
     row: Row = {
-        "q": _more(before, after, "queries"),
+        **_of_families("application", before, after),
         "ok": _more(previous, answers, "ok"),
         "why": _lean(why),
     }
@@ -141,17 +142,13 @@ def of_model(before: Stats | None, after: Stats) -> Row:
         "failed": sum(
             _more(had, ended, status) for status in ended if status not in ("OK", "UNNEEDED")
         ),
-        "rows": _more(before, after, "evaluated"),
+        **_of_families("model", before, after),
         "batches": sizes.count,
         "size": round(sizes.mean, 2) if sizes.count else 0,
-        "hits": _more(before, after, "hits"),
-        "joined": _more(before, after, "joined"),
-        "queue": after["queued"],
         "wait": after["delay_us"],
         "limit": max((one["limit"] for one in replicas if "limit" in one), default=0),
         "padding": _padding(before, after),
         "misses": max(0, _misses(after) - (_misses(before) if before else 0)),
-        "has": after["has"],
     }
     if took.count:
         row["us"] = [round(took.quantile(0.5)), round(took.quantile(0.99))]
@@ -223,6 +220,18 @@ def _application_now(row: Stats) -> dict[str, object]:
 
 
 # -- differences
+
+
+def _of_families(part: str, before: Stats | None, after: Stats) -> Row:
+    """Return the values of the metrics of a part that have a place in a row: what a counter grew
+    by, and what a gauge is."""
+    return {
+        family.row: (
+            _more(before, after, path[0]) if family.kind == "counter" else after.get(path[0], 0)
+        )
+        for family, path in BY_PART[part]
+        if family.row
+    }
 
 
 def _more(before: Stats | None, after: Stats, key: str) -> int:
