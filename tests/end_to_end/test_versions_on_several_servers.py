@@ -135,7 +135,8 @@ def test_a_server_answers_with_the_version_it_has_until_the_new_one_is_up_there(
         pair.deploy_second()
         queries.wait_for_more()
         assert set(queries.outputs) == {OLD}
-        assert "queries get m:1" in str(row_of(other, 2)["error"])
+        says = "queries get m:1"  # from when its containers are started, a moment after it is known
+        wait_until(lambda: says in str(row_of(other, 2)["error"]), "ps says it", PATIENCE_S)
         pair.one.retire("m:1")
         wait_until(lambda: not knows(other, "m:1"), "m:1 is retired", PATIENCE_S)
         queries.wait_for_more()
