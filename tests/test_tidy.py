@@ -36,7 +36,7 @@ PYTHON_LAYERS: tuple[tuple[str, ...], ...] = (
     ("schema",),
     ("types",),
     ("spec",),
-    ("settings", "options", "credential_file", "state_dir"),
+    ("settings", "options", "credentials", "state_dir"),
     ("config", "selection", "store", "metrics", "tls"),
     ("catalog", "config_schema"),
     ("serving",),

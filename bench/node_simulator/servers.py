@@ -146,7 +146,6 @@ class ConnectedCopy:
 class VirtualServer:
     """The server of one node: a `clipper.mesh.node_host.NodeHost`."""
 
-    token = "token"
     batching = Batching()
 
     def __init__(self, world: "World", life: Life, context: contextvars.Context) -> None:
@@ -154,6 +153,10 @@ class VirtualServer:
         self.address = f"server:{life.name}"
         self.node: MeshNode | None = None
         self.connected: dict[str, list[ConnectedCopy]] = {}
+
+    def token_of(self, model: str, instance: str) -> str:
+        """See NodeHost."""
+        return f"token of {model} at {instance}"
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function as this process would."""

@@ -17,6 +17,7 @@ import msgspec
 from clipper.catalog.catalog import Catalog
 from clipper.component import Components, Health, require_descriptors
 from clipper.config import Config
+from clipper.credentials.container_tokens import ContainerTokens
 from clipper.deploy.processes.command import Command, chosen
 from clipper.errors import AlreadyExists, ModelWarning, ShuttingDown, refuse_unknown
 from clipper.log_output import LogOutput
@@ -128,6 +129,7 @@ class ClipperServer(RequestScheduler):
         self._listener: Listener | None = None
         self._streams: StreamSet | None = None
         self._token = config.server.token or secrets.token_urlsafe(24)
+        self._container_tokens = ContainerTokens(self._token)
         self._engines = Engines(config)
         self._engine_memory = EngineMemory()
         self._dir = StateDir(config.server.state, config.server.folder)
@@ -191,7 +193,7 @@ class ClipperServer(RequestScheduler):
             self._engines,
             self._running_models,
             self._dir,
-            self._token,
+            self._container_tokens,
             lambda: self.address,
             self._parameters,
             self._mesh,
@@ -359,7 +361,7 @@ class ClipperServer(RequestScheduler):
             self._running_models,
             self._resolver,
             self._deployment.containers,
-            self._token,
+            self._container_tokens,
             lambda: self.address,
         )
 
@@ -534,7 +536,8 @@ class ClipperServer(RequestScheduler):
 
     @property
     def token(self) -> str:
-        """The secret that a container started elsewhere passes in CLIPPER_TOKEN."""
+        """The secret with which a container started elsewhere may serve any model (CLIPPER_TOKEN);
+        containers that this server starts have tokens of their own."""
         return self._token
 
     # -- models

@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 from typing import NamedTuple
 
-from clipper.credential_file import stamp_of
+from clipper.credentials.credential_file import stamp_of
 from clipper.errors import ConfigError
 from clipper.settings.http import TlsFiles
 

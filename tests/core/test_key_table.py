@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from clipper.credential_file import new_key
+from clipper.credentials.credential_file import new_key
 from clipper_core.http.key_table import KeyTable
 
 SEEDS = range(4)

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 import clipper
 from clipper import errors
 from clipper.cli import main
-from clipper.credential_file import line_of, new_key
+from clipper.credentials.credential_file import line_of, new_key
 
 
 def test_the_history_has_the_tokens_name(tmp_path: Path) -> None:

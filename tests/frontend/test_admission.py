@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import clipper
-from clipper.credential_file import line_of, new_key
+from clipper.credentials.credential_file import line_of, new_key
 from tests.frontend.certificates import Authority
 from tests.frontend.conftest import PATIENCE_S, QUICK, total, warm_workers
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 import clipper
 from clipper.cli import main
-from clipper.credential_file import line_of, new_key
+from clipper.credentials.credential_file import line_of, new_key
 from clipper.errors import ConfigError, NotAllowed
 from clipper.frontend.auth.api_keys import ApiKeys
 from clipper.settings.http import HttpSettings, TlsFiles, unauthenticated_listeners

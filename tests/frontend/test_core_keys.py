@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import clipper
-from clipper.credential_file import line_of, new_key
+from clipper.credentials.credential_file import line_of, new_key
 from tests.frontend.conftest import PATIENCE_S, QUICK, total, warm_workers
 from tests.frontend.test_core_http import (
     connect,

@@ -15,7 +15,7 @@ pytest.importorskip("grpc", reason="pip install 'clipper-serving[grpc]'")
 import grpc
 
 import clipper
-from clipper.credential_file import line_of, new_key
+from clipper.credentials.credential_file import line_of, new_key
 from clipper.settings.grpc import GrpcSettings
 from tests.frontend.conftest import PATIENCE_S, total
 from tests.frontend.test_grpc import APPLICATIONS, HEALTH, Client, numbers, start

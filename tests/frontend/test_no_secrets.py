@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import clipper
-from clipper.credential_file import line_of, new_key
+from clipper.credentials.credential_file import line_of, new_key
 from tests.frontend.conftest import PATIENCE_S, QUICK, ask, total
 
 SECRET = "S3CR3T"

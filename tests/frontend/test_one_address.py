@@ -12,7 +12,7 @@ pytest.importorskip("grpc", reason="pip install 'clipper-serving[grpc]'")
 import grpc
 
 import clipper
-from clipper.credential_file import line_of, new_key
+from clipper.credentials.credential_file import line_of, new_key
 from clipper.errors import ConfigError
 from clipper.frontend.protocols import message
 from tests.frontend.certificates import Authority

@@ -13,7 +13,7 @@ pytest.importorskip("grpc", reason="pip install 'clipper-serving[grpc]'")
 
 import grpc
 
-from clipper.credential_file import line_of, new_key
+from clipper.credentials.credential_file import line_of, new_key
 from clipper.deploy.kubernetes.params import ParamsShipment
 from clipper.errors import ConfigError, InvalidInput
 from clipper.frontend.params_grpc.server import ShardGrpc

@@ -13,7 +13,7 @@ import pytest
 
 import clipper
 import clipper_client
-from clipper.credential_file import line_of, new_key
+from clipper.credentials.credential_file import line_of, new_key
 from clipper_container.model import Scored
 from tests.frontend.certificates import Authority
 from tests.frontend.conftest import PATIENCE_S, QUICK, patient_queries, total, warm_workers

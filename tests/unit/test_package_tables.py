@@ -14,7 +14,7 @@ import pytest
 
 from clipper.cli.servers.end_process import end_process
 from clipper.config_schema import schema
-from clipper.credential_file import CredentialFile, line_of
+from clipper.credentials.credential_file import CredentialFile, line_of
 from clipper.deploy.deployer import LogTail
 from clipper.deploy.kubernetes.params import ParamsShipment
 from clipper.errors import ConfigError, UnknownModel

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import clipper
-from clipper.credential_file import line_of, new_key
+from clipper.credentials.credential_file import line_of, new_key
 from clipper.errors import ClipperError
 from clipper_container.wire import frames as wire
 from tests.memory_container import MemoryContainer

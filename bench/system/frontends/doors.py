@@ -17,7 +17,7 @@ import numpy as np
 from bench.harness import Goal, Row, row
 from bench.system.frontends.http_servers import Process
 from bench.system.frontends.rest import CONNECTIONS, take_turns
-from clipper.credential_file import line_of, new_key
+from clipper.credentials.credential_file import line_of, new_key
 from tests.frontend.certificates import Authority
 
 GOAL = Goal("at_most", 1.5)

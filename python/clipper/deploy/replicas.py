@@ -124,6 +124,11 @@ class ReplicaDeployer:
         """Do not count the exit of process `pid` of a replica: a row caused it."""
         self._supervisor.excuse(_name_of((name, version, replica)), pid)
 
+    def runs(self, name: str, version: int, replica: int) -> bool:
+        """Return whether a replica was started and not stopped since."""
+        status = self._supervisor.get(_name_of((name, version, replica)))
+        return status is not None and status.state is not ChildState.STOPPED
+
     @property
     def failure(self) -> str:
         """Return why replicas are not supervised any more; empty while they are."""

@@ -22,6 +22,7 @@ from clipper.catalog.catalog import Catalog
 from clipper.clock import wall_time_us
 from clipper.component import Health
 from clipper.config import Config
+from clipper.credentials.container_tokens import ContainerTokens, TokenHolder
 from clipper.deploy.deployer import (
     ContainerSpec,
     ReplicaStatus,
@@ -120,7 +121,7 @@ class Deployment:
         engines: Engines,
         running: RunningModels,
         folder: StateDir,
-        token: str,
+        tokens: ContainerTokens,
         address: Callable[[], str],
         parameters: ParameterSet,
         mesh: MeshMembership,
@@ -133,7 +134,7 @@ class Deployment:
         self._running = running
         self._dir = folder
         self._files = ModelFiles(folder.models)
-        self._token = token
+        self._tokens = tokens
         self._address = address
         self._closed = False
         self.online_learning = OnlineLearning(
@@ -143,7 +144,7 @@ class Deployment:
         )
         self.containers = Containers(
             engines,
-            token,
+            tokens,
             config.server.heartbeat_ms,
             config.limits.frame_bytes_max,
             self._seat_of,
@@ -654,7 +655,8 @@ class Deployment:
         )
         for number in range(model.replicas):
             if (model.name, model.version, number) not in alive:
-                self._deployer.start(spec, number)
+                token = self._tokens.of_replica(model.id, number)
+                self._deployer.start(dataclasses.replace(spec, token=token), number)
 
     def _with_table_access(self, model: Model) -> tuple[dict[str, str], dict[str, str]]:
         """Return a container's environment, and its secrets."""
@@ -695,9 +697,7 @@ class Deployment:
     def _spec(self, model: Model) -> ContainerSpec:
         threads = threads_of(model, self.config.server.model_threads)
         needs = needs_of(model) if model.deployer in ENGINES else None
-        return spec_of(
-            model, connect=self._address(), token=self._token, threads=threads, needs=needs
-        )
+        return spec_of(model, connect=self._address(), threads=threads, needs=needs)
 
     def wait_ready(self, names: Collection[str] | None, timeout_s: float | None) -> None:
         """Wait until the replicas of models that are in service are connected, of these names or of
@@ -878,7 +878,10 @@ class Deployment:
             self._building.enter(id_, FAILED, notice.detail)
             self.containers.notify()
 
-    def _seat_of(self, hello: Hello) -> Seat:
+    def _seat_of(self, hello: Hello, holder: TokenHolder) -> Seat:
+        started = holder.is_replica
+        if started and not self._deployer.runs(hello.name, hello.version, hello.replica):
+            raise InvalidInput(f"replica {hello.replica} of '{hello.id}' was stopped.")
         running = self._running.get(hello.id)
         if running is None:
             external = self._mesh.seat(hello.name, hello.version, hello.input, hello.output)
@@ -914,7 +917,7 @@ class Deployment:
         )
         running = self._running.ensure(record)
         try:
-            # every container has the token: none may take the queries of a version that serves
+            # no container may take the queries of a version that serves
             self.catalog.register(record, promote=False)
         except BaseException:
             self._running.forget(record.id)

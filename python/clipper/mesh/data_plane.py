@@ -20,7 +20,7 @@ from typing import Final
 
 import msgspec
 
-from clipper.credential_file import stamp_of
+from clipper.credentials.credential_file import stamp_of
 from clipper.errors import ConfigError, InvalidInput
 from clipper.mesh.splice import extract, field_path, inject
 

@@ -11,6 +11,7 @@ from clipper.catalog.catalog import Catalog
 from clipper.child_environment import child_environment
 from clipper.component import Health
 from clipper.config import Config
+from clipper.credentials.container_tokens import ContainerTokens
 from clipper.errors import NotAllowed, UnknownModel
 from clipper.mesh.loading.model_host import HostProcesses
 from clipper.mesh.node.node import MeshNode
@@ -159,18 +160,22 @@ class ServerHost:
         running: RunningModels,
         resolver: ApplicationResolver,
         containers: Containers,
-        token: str,
+        tokens: ContainerTokens,
         address: Callable[[], str],
     ) -> None:
         self._config, self._catalog = config, catalog
         self._engines, self._running = engines, running
         self._resolver, self._containers = resolver, containers
-        self.token, self._address = token, address
+        self._tokens, self._address = tokens, address
 
     @property
     def address(self) -> str:
         """The address that replicas connect to."""
         return self._address()
+
+    def token_of(self, model: str, instance: str) -> str:
+        """Return the token of an instance's copy of a model."""
+        return self._tokens.of_copy(model, instance)
 
     @property
     def batching(self) -> Batching:

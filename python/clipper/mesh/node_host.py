@@ -16,9 +16,8 @@ class NodeHost(Protocol):
     def address(self) -> str:
         """Return the address that replicas connect to."""
 
-    @property
-    def token(self) -> str:
-        """Return the token that replicas present when they connect."""
+    def token_of(self, model: str, instance: str) -> str:
+        """Return the token that an instance's copy of a model presents when it connects."""
 
     @property
     def batching(self) -> Batching:

@@ -4,7 +4,7 @@ import hashlib
 import hmac
 from typing import Final
 
-from clipper.credential_file import CredentialFile
+from clipper.credentials.credential_file import CredentialFile
 from clipper.errors import Forbidden
 
 ROLES: Final = ("read", "train", "manage")  # each may do what those before it may

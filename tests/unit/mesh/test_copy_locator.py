@@ -47,7 +47,7 @@ def locator(loader: ModelLoader, peers: FakePeers, registry: Registry, tasks: Ta
         tasks,
         DecisionLog(),
         lambda: instance("a", 1),
-        lambda: ("", ""),
+        SimpleNamespace(address="", token_of=lambda model, instance: ""),  # type: ignore[arg-type]
         lambda _: None,
         lambda *_: None,
     )

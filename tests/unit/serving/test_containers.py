@@ -3,6 +3,7 @@
 import msgpack
 import pytest
 
+from clipper.credentials.container_tokens import ContainerTokens, made_by_hand
 from clipper.errors import UnknownModel
 from clipper.serving.models.containers import Containers, Hello, Seat
 from clipper.types import Batching, InputType, VersionedModel
@@ -19,12 +20,13 @@ class Node:
         self.engine = Engine(manual_clock=True, cache_bytes_max=1 << 20, tasks_max=1024)
         self.model = Model(self.engine, "m:1", 1, "f64", (4,))
         self.batching, self.changes = batching, []
+        self.tokens = ContainerTokens("secret")
         self.containers = Containers(
-            [self.engine], "secret", 500, 1 << 20, self.find, self.changes.append
+            [self.engine], self.tokens, 500, 1 << 20, self.find, self.changes.append
         )
         self.containers.start()
 
-    def find(self, hello):
+    def find(self, hello, holder):
         if hello.name != "m":
             raise UnknownModel.named(hello.name, ["m"])
         return Seat(self.model, InputType.parse("f64[4]"), InputType.parse("f64"), self.batching)
@@ -103,7 +105,7 @@ def test_payloads_are_checked_where_the_container_requests_it(node, requested):
 
 
 def test_a_hello_that_the_server_fails_on_is_answered(node):
-    def fail(hello):
+    def fail(hello, holder):
         raise RuntimeError("broken")
 
     node.containers._find = fail
@@ -142,6 +144,70 @@ def test_a_container_is_refused_with_the_reason(node, fields, why):
     assert why in payload.decode()
     assert node.engine.wants_close(conn)
     assert node.containers.of(M) == []
+
+
+TOKENS = {
+    "of another version": lambda node: node.tokens.of_replica(VersionedModel("m", 2), 0),
+    "of another replica": lambda node: node.tokens.of_replica(M, 1),
+    "of another model's copy": lambda node: node.tokens.of_copy("other", "a"),
+    "of another model's box": lambda _: made_by_hand("secret", "box", "other"),
+}
+
+
+@pytest.mark.parametrize("what", TOKENS)
+def test_a_token_is_for_its_model_alone(node, what):
+    conn, kind, payload = node.greet(token=TOKENS[what](node))
+    assert kind is wire.Kind.REFUSE
+    assert b"the token is not for 'm:1' as replica 0, but for " in payload
+    assert node.engine.wants_close(conn)
+
+
+def forged(node):
+    said, _, code = node.tokens.of_replica(VersionedModel("m", 2), 0).rpartition(".")
+    mine = node.tokens.of_replica(M, 0).rpartition(".")[0]
+    assert mine != said
+    return f"{mine}.{code}"
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        forged,
+        lambda node: node.tokens.of_replica(M, 0)[:-3],
+        lambda node: node.tokens.of_replica(M, 0) + "x" * 2000,
+        lambda _: ContainerTokens("secret").of_replica(M, 0),
+        lambda _: made_by_hand("Secret", "box", "m"),
+        lambda _: "ct_",
+        lambda _: "ct_e30.",
+        lambda _: "",
+    ],
+)
+def test_a_token_that_was_not_made_here_is_refused(node, token):
+    _, kind, payload = node.greet(token=token(node))
+    assert kind is wire.Kind.REFUSE
+    assert b"the token is missing or wrong" in payload
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        lambda node: node.tokens.of_replica(M, 0),
+        lambda node: node.tokens.of_copy("m", "a"),
+        lambda _: made_by_hand("secret", "box", "m"),
+        lambda _: made_by_hand("secret", "box", "m", 1),
+    ],
+)
+def test_a_token_is_good_for_one_connection(node, token):
+    first, kind, _ = node.greet(token=token(node))
+    assert kind is wire.Kind.WELCOME
+    other, _, _ = node.greet(token=made_by_hand("secret", "other", "m"))
+    operators, _, _ = node.greet()
+    assert node.containers.wait_for(M, 3, 20)
+    again, kind, _ = node.greet(token=token(node))
+    assert kind is wire.Kind.WELCOME
+    assert node.next_frame(first)[0] is wire.Kind.GOODBYE
+    node.engine.lost(first, node.engine.now_us())
+    wait_until(lambda: {one.conn for one in node.containers.of(M)} == {other, operators, again})
 
 
 def test_the_models_batches_are_bounded_by_both_sides():

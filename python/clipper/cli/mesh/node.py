@@ -23,7 +23,7 @@ from clipper.cli.servers.up import (
     refuse_open,
     say,
 )
-from clipper.credential_file import stamp_of
+from clipper.credentials.credential_file import stamp_of
 from clipper.log_output import log_to_terminal
 from clipper.types import UserValue, check_name
 from clipper_container import parent_death

@@ -38,7 +38,12 @@ def key() -> None:
     type=click.Choice(["read", "train", "manage"]),
     help="Role of a token of params.tokens_file or params.grpc_keys_file.",
 )
-def create(name: str, path: Path, role: str | None) -> None:
+@click.option(
+    "--container",
+    metavar="MODEL[:VERSION]",
+    help="Print a token for a container of this model that is started by hand.",
+)
+def create(name: str, path: Path, role: str | None, container: str | None) -> None:
     """Create a key for NAME, print it, and add its hash to a file.
 
     With the file as the server's http.api_keys_file, queries over HTTP and gRPC need
@@ -48,12 +53,17 @@ def create(name: str, path: Path, role: str | None) -> None:
     With --role the file is params.tokens_file or params.grpc_keys_file: `read` may pull rows,
     `train` may also push and create tables, `manage` may do everything.
 
+    With --container nothing is written: the token is made with the server's own (`server.token` of
+    ./clipper.toml, or CLIPPER_SERVER__TOKEN) and is valid while that is. A container sends it in
+    CLIPPER_TOKEN; it may serve that model alone, over one connection to each server.
+
     \b
     clipper key create ann --file api-keys
     clipper key create trainers --role train --file params-tokens
+    clipper key create gpu-1 --container digits:3
     curl -H "Authorization: Bearer $KEY" http://HOST:8000/api
     """
-    from clipper.credential_file import line_of, new_key
+    from clipper.credentials.credential_file import line_of, new_key
     from clipper.errors import InvalidInput
 
     if not name.isprintable() or len(name.split()) != 1 or name.startswith("#"):
@@ -61,6 +71,9 @@ def create(name: str, path: Path, role: str | None) -> None:
             f"the key name {name[:60]!r} is not one word of printable characters.",
             hint="Example: clipper key create ann --file api-keys",
         )
+    if container is not None:
+        click.echo(_container_token(name, container))
+        return
     made = new_key()
     try:
         with open(
@@ -80,6 +93,24 @@ def create(name: str, path: Path, role: str | None) -> None:
     )
 
 
+def _container_token(name: str, container: str) -> str:
+    """Return the token of a container that is started by hand. Raises: InvalidInput."""
+    from clipper.cli.servers.up import file_or_default
+    from clipper.config import load
+    from clipper.credentials.container_tokens import made_by_hand
+    from clipper.errors import InvalidInput
+    from clipper.types import VersionedModel
+
+    secret = load(file_or_default(None)).server.token
+    if not secret:
+        raise InvalidInput(
+            "a token for a container needs the server's own, and server.token is not set.",
+            hint="Set server.token or CLIPPER_SERVER__TOKEN to that of the server.",
+        )
+    model = VersionedModel.parse(container)
+    return made_by_hand(secret, name, model.name, model.version or 0)
+
+
 @key.command("list", short_help="List the owners of keys.")
 @_file
 @with_output
@@ -89,7 +120,7 @@ def list_keys(path: Path, output: CommandOutput) -> None:
     \b
     clipper key list --file api-keys
     """
-    from clipper.credential_file import owners_in
+    from clipper.credentials.credential_file import owners_in
 
     owners = owners_in(path)
     rows = [{"name": name, "role": role} for name, role in owners]
@@ -108,7 +139,7 @@ def revoke(name: str, path: Path, dry_run: bool, output: CommandOutput) -> None:
     \b
     clipper key revoke ann --file api-keys
     """
-    from clipper.credential_file import revoke_in
+    from clipper.credentials.credential_file import revoke_in
 
     count = revoke_in(path, name, dry=dry_run)
     keys = "1 key" if count == 1 else f"{count} keys"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clipper.credential_file import stamp_of
+from clipper.credentials.credential_file import stamp_of
 from clipper.errors import ClipperError
 
 if TYPE_CHECKING:

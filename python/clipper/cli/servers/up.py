@@ -18,7 +18,7 @@ from clipper.cli.servers.addresses import with_addresses
 from clipper.cli.servers.reloading import FollowedFile, SourceWatch
 from clipper.cli.servers.systemd import NotifySocket, SystemdService
 from clipper.cli.servers.up_on_ray import on_ray, serve_on_ray
-from clipper.credential_file import stamp_of
+from clipper.credentials.credential_file import stamp_of
 from clipper.log_output import log_to_terminal
 from clipper_container import parent_death
 

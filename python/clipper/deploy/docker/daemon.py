@@ -325,11 +325,9 @@ class Daemon:
         """Return the address that the container connects to, its mounts and its network."""
         from docker.types import Mount
 
-        token = self._owner.run / "token"
-        _write(token, spec.token)
-        mounts = [Mount(TOKEN_FILE, str(token), type="bind", read_only=True)]
-        opened = [token]
-        for place, text in spec.secrets.items():
+        mounts: list[docker.types.Mount] = []
+        opened: list[Path] = []
+        for place, text in {TOKEN_FILE: spec.token, **spec.secrets}.items():
             file = self._owner.run / f"secret-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
             _write(file, text)
             mounts.append(Mount(place, str(file), type="bind", read_only=True))

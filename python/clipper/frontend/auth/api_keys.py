@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable
 from typing import NamedTuple
 
-from clipper.credential_file import CredentialFile
+from clipper.credentials.credential_file import CredentialFile
 from clipper.errors import NotAllowed
 from clipper_core.http.key_table import KeyTable
 

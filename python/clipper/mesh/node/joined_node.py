@@ -119,7 +119,7 @@ class JoinedNode:
             loop.tasks,
             log,
             self.registration.record,
-            lambda: (host.address, host.token),
+            host,
             router.get,
             lambda route, seconds: host.close(route.resolved, seconds),
             lambda: self.constraints.constraints,

@@ -21,6 +21,7 @@ from clipper.mesh.decisions import failures, placement
 from clipper.mesh.decisions.claims import alive_copies, loaded_copies
 from clipper.mesh.loading.loader import ModelLoader, NotLoadedHere
 from clipper.mesh.loading.record_writer import RunBlocking
+from clipper.mesh.node_host import NodeHost
 from clipper.mesh.records import FAULTS, Instance, MeshModel
 from clipper.mesh.registry import Registry, now_ms
 from clipper.mesh.routing.router import Route
@@ -51,10 +52,9 @@ class _Search:
 class CopyLocator:
     """Makes a copy of each queried model serve this node.
 
-    here: returns this node's record.  address: returns the address and token that replicas of
-    this server connect with.  find_route: returns the route of a model, if there is one.
-    fail_queries: called with a route and a number of seconds in which no replica will connect.
-    constraints: returns the placement constraints.
+    here: returns this node's record.  host: the server, to which copies connect.  find_route:
+    returns the route of a model, if there is one.  fail_queries: called with a route and a number
+    of seconds in which no replica will connect.  constraints: returns the placement constraints.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class CopyLocator:
         tasks: Tasks,
         log: DecisionLog,
         here: Callable[[], Instance],
-        address: Callable[[], tuple[str, str]],
+        host: NodeHost,
         find_route: Callable[[str], Route | None],
         fail_queries: Callable[[Route, float], None],
         constraints: Callable[[], placement.Constraints] = dict,
@@ -80,7 +80,7 @@ class CopyLocator:
             settings,
         )
         self._run_blocking, self._tasks = run_blocking, tasks
-        self._log, self._here, self._address = log, here, address
+        self._log, self._here, self._host = log, here, host
         self._find_route, self._fail_queries = find_route, fail_queries
         self._constraints = constraints
         self._rng = rng or Random()
@@ -243,7 +243,8 @@ class CopyLocator:
 
         copies: greatest number of copies with the new one.
         """
-        address, token = self._address()
+        address = self._host.address
+        token = self._host.token_of(route.id, instance)
         limit_s = self._settings.load_s + 30.0 if load else 12.0
         try:
             if instance == self._loader.me:

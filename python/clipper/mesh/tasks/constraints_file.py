@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from clipper.credential_file import stamp_of
+from clipper.credentials.credential_file import stamp_of
 from clipper.mesh.decisions.placement import Constraint, Constraints
 
 _log = logging.getLogger(__name__)

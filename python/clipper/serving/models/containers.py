@@ -6,7 +6,6 @@ container prints; the loop thread never waits for it. All dial in at one engine;
 model another serves is handed over, and greeted again there.
 """
 
-import hmac
 import logging
 import os
 import select
@@ -14,13 +13,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgpack
 import msgspec
 
 from clipper.component import Backoff, Health, Stop, Worker
-from clipper.errors import ClipperError
+from clipper.credentials.container_tokens import ContainerTokens, TokenHolder
+from clipper.errors import ClipperError, NotAllowed
 from clipper.serving.feedback.online_learning import OnlineLearning
 from clipper.serving.models.batch_cost import cost_limit, rows_limit, with_costs
 from clipper.types import Batching, InputType, VersionedModel, check_name
@@ -80,13 +80,14 @@ class Hello(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A container that is connected: its connection, its engine, its HELLO, and the level of the
-    log's lines about it."""
+    """A container that is connected: its connection, its engine, its HELLO, the level of the log's
+    lines about it, and whose token it has."""
 
     conn: int
     hello: Hello
     engine: Engine
     log_level: int = logging.INFO
+    holder: TokenHolder = field(default_factory=TokenHolder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,15 @@ class Seat:
     log_level: int = logging.INFO
 
 
+@dataclass(frozen=True, slots=True)
+class _Greeted:
+    """A container that is let in, until the loop has attached it."""
+
+    hello: Hello
+    seat: Seat
+    holder: TokenHolder
+
+
 class Refused(Exception):
     """A container that is not let in; the text is what it prints."""
 
@@ -110,18 +120,18 @@ class Refused(Exception):
 class Containers:
     """The connections of containers. Threads: any.
 
-    find(hello): returns the seat of a model or raises ClipperError. changed(id): called when a
-    container comes or goes; served(hello): when it has come; lost(replica, data): when it has gone,
-    with the data of its DISCONNECTED event.
+    find(hello, holder): returns the seat of a model or raises ClipperError. changed(id): called
+    when a container comes or goes; served(hello): when it has come; lost(replica, data): when it
+    has gone, with the data of its DISCONNECTED event.
     """
 
     def __init__(
         self,
         engines: Iterable[Engine],
-        token: str,
+        tokens: ContainerTokens,
         heartbeat_ms: int,
         frame_bytes_max: int,
-        find: Callable[[Hello], Seat],
+        find: Callable[[Hello, TokenHolder], Seat],
         changed: Callable[[VersionedModel], None] = lambda _: None,
         shared_memory: bool = True,
         online_learning: OnlineLearning | None = None,
@@ -131,7 +141,7 @@ class Containers:
         self._served, self._lost = served, lost
         self._ended: deque[tuple[float, VersionedModel, int, int]] = deque()
         self._engines = tuple(engines)
-        self._token = token.encode()
+        self._tokens = tokens
         self._heartbeat_ms = heartbeat_ms
         self._welcome = {
             "payload_bytes_max": frame_bytes_max,
@@ -143,7 +153,7 @@ class Containers:
         self._changed = changed
         self._shared_memory = shared_memory
         self._online_learning = online_learning or OnlineLearning()
-        self._greeted: dict[_Line, tuple[Hello, Seat]] = {}  # until the loop has attached them
+        self._greeted: dict[_Line, _Greeted] = {}
         self._replicas: dict[_Line, Replica] = {}
         self._by_model: dict[VersionedModel, dict[_Line, Replica]] = {}
         self._arrival = threading.Condition()
@@ -291,7 +301,8 @@ class Containers:
     def _greet(self, engine: Engine, conn: int, data: bytes) -> None:
         try:
             hello = self._read(data)
-            seat = self._seat(hello)
+            holder = self._holder(hello)
+            seat = self._seat(hello, holder)
         except Refused as refusal:
             _log.warning("a container was refused: %s", refusal)
             engine.refuse(conn, str(refusal))
@@ -303,14 +314,17 @@ class Containers:
         if seat.model.engine is not engine:
             engine.move_connection(conn, seat.model.engine, encode_frame(Kind.HELLO, data))
             return
-        self._greeted[engine, conn] = hello, seat
+        self._greeted[engine, conn] = _Greeted(hello, seat, holder)
         self._attach(conn, hello, seat)
 
     def _arrived(self, engine: Engine, conn: int) -> None:
-        hello, seat = self._greeted.pop((engine, conn))
+        greeted = self._greeted.pop((engine, conn))
+        hello, seat = greeted.hello, greeted.seat
         self._online_learning.came(engine, conn, hello)
+        self._end_others(hello.id, greeted.holder)
         with self._arrival:
-            replica = self._replicas[engine, conn] = Replica(conn, hello, engine, seat.log_level)
+            replica = Replica(conn, hello, engine, seat.log_level, greeted.holder)
+            self._replicas[engine, conn] = replica
             self._by_model[hello.id] = {**self._by_model.get(hello.id, {}), (engine, conn): replica}
             self._arrival.notify_all()
         about = {"model": str(hello.id), "replica": hello.replica}
@@ -324,6 +338,26 @@ class Containers:
         )
         self._served(hello)
         self._changed(hello.id)
+
+    def _end_others(self, id_: VersionedModel, holder: TokenHolder) -> None:
+        """End earlier connections with the token of a container that has connected again: a token
+        is good for one. They get no new batches, and close after their last reply."""
+        for one in self.of(id_) if holder.name else ():
+            if one.holder == holder:
+                one.engine.drain(one.conn)
+
+    def _holder(self, hello: Hello) -> TokenHolder:
+        """Return whose token a container has. Raises: Refused."""
+        try:
+            holder = self._tokens.check(hello.token)
+        except NotAllowed as error:
+            raise Refused(str(error)) from None
+        if not holder.permits(hello.id, hello.replica):
+            raise Refused(
+                f"the token is not for '{hello.id}' as replica {hello.replica}, but for"
+                f" {holder.model}:{holder.version or 'any'}, {holder.name}"
+            )
+        return holder
 
     def _read(self, data: bytes) -> Hello:
         try:
@@ -344,11 +378,6 @@ class Containers:
             _check_timings(hello)
         except Exception as error:
             raise Refused(f"the HELLO cannot be read: {error}") from None
-        if self._token and not hmac.compare_digest(hello.token.encode(), self._token):
-            raise Refused(
-                "the token is missing or wrong; start the container with the server's token in"
-                " CLIPPER_TOKEN"
-            )
         if hello.protocol not in (1, 2):
             raise Refused(
                 f"this server supports protocols 1 and 2, not {hello.protocol}; install a matching"
@@ -356,13 +385,13 @@ class Containers:
             )
         return hello
 
-    def _seat(self, hello: Hello) -> Seat:
+    def _seat(self, hello: Hello, holder: TokenHolder) -> Seat:
         try:
             given, output = InputType.parse(hello.input), InputType.parse(hello.output)
             _check_protocol(hello, given)
             if hello.protocol == 1 and (given.tensors or output.tensors):
                 raise Refused("a container of protocol 1 has no named tensors; use protocol 2")
-            seat = self._find(hello)
+            seat = self._find(hello, holder)
             _check_protocol(hello, seat.input)
         except (ClipperError, ValueError) as error:
             raise Refused(str(error)) from None

@@ -1,0 +1,1 @@
+"""Keys and tokens of clients, containers and workers."""
