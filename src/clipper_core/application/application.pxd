@@ -15,6 +15,7 @@ from clipper_core.application.selection cimport (
 from clipper_core.engine.model cimport Model
 from clipper_core.learning.answer_counts cimport AnswerCounts
 from clipper_core.learning.answer_window cimport AnswerOwner, AnswerWindow
+from clipper_core.learning.feedback_update cimport CONTEXT_MAX
 from clipper_core.results.answer cimport Answer
 from clipper_core.results.decider cimport RulingData
 from clipper_core.results.future cimport Future
@@ -40,6 +41,10 @@ cdef struct Decision:           # of a decider about outputs that are cached
     Outputs outputs             # by rank; each of them has a reference
     RulingData ruling
 
+cdef struct Context:            # of a query
+    double[CONTEXT_MAX] features
+    u32 n
+
 cdef struct Ending:             # how a query ended
     u64 number                  # in the id of its answer
     u64 seen                    # with a decider: bit set of the tasks that had arrived
@@ -47,6 +52,8 @@ cdef struct Ending:             # how a query ended
     u32 took_us
     u32 missing                 # bit set of the tasks without a prediction in time
     u8 step                     # of the decider
+    const double* context       # [features]: that feedback needs
+    u32 features
 
 # -- A query until its answer is read: `Future.extra`.
 cdef class ApplicationQuery:
@@ -54,6 +61,7 @@ cdef class ApplicationQuery:
     cdef readonly tuple models  # that were called, task by task
     cdef readonly str user
     cdef readonly str id        # the caller's own
+    cdef tuple features         # that its policy read; None: none
     cdef object learned         # the state that the query was planned by; None: the policy's first
     cdef Asked asked
     cdef Deciding deciding      # None: all models are waited for
@@ -88,17 +96,19 @@ cdef class Application:
     cdef object decided_for     # the state that `deciding` is for
     cdef Deciding deciding
     cdef object decided_query   # of a query that its decider answers at once
+    cdef bint has_contexts      # of users, in a table that Python reads
     cdef bint shares_rows       # all models read the same row from an input
     cdef bint mixed             # they are of several engines
     cdef bint is_similar        # a model answers with predictions for similar inputs
     cdef u64 draws
 
     # Schedule a query. Return None if Python has to. user: "" for nobody's. id: the caller's own.
-    cdef Future schedule(self, object x, str user, u64 slo_us, u64 salt, str id)
+    # features: of the query, as `features_in` returns them; None: none.
+    cdef Future schedule(self, object x, str user, u64 slo_us, u64 salt, str id, tuple features)
     # The same for a row that has been read; it is only used during the call.
     cdef Future schedule_row(self, const void* row, u64 nbytes, str user, u64 slo_us, str id)
     cdef Future _scheduled(self, object x, const void* given, u64 nbytes, str user, u64 slo_us,
-                           u64 salt, str id)
+                           u64 salt, str id, tuple features)
     cdef object state_of(self, str user)
     cdef Future by_decider(self, object x, const void* given, u64 nbytes, u64 slo_us, u64 salt,
                            str user, str id, object state, const StateView* view)
@@ -113,11 +123,12 @@ cdef class Application:
                                const StateView* view)
     cdef bint view_of(self, object state, StateView* view) except -1
     cdef Future look_up(self, object x, const void* given, u64 nbytes, u64 slo_us, u64 salt,
-                        const Asked* asked, str user, str id, object state,
+                        const Asked* asked, str user, str id, tuple features, object state,
                         const StateView* view)
     cdef void find(self, Rows* rows, Outputs* outputs, u32 first, u64 salt) noexcept
     cdef u32 first_place(self, u32 chosen) noexcept
-    cdef ApplicationQuery query_of(self, const Asked* asked, str user, str id, object state)
+    cdef ApplicationQuery query_of(self, const Asked* asked, str user, str id, tuple features,
+                                   object state)
     cdef Future submit(self, Rows* rows, object row, list more, Outputs* outputs, u64 slo_us,
                        u64 salt, ApplicationQuery query)
     cdef Future answer_later(self, Outputs* outputs, ApplicationQuery query)
@@ -142,6 +153,9 @@ cdef class Application:
     cdef int look_at_slowest(self, Future future, tuple models, u32 took_us,
                              Answer answer) except -1
     cdef double uniform(self) noexcept
+
+# Return the context that a caller gives as a tuple of floats; None if Python has to look at it.
+cdef tuple features_in(object context)
 
 # -- The applications of a server by name, for queries.
 cdef class ApplicationTable:

@@ -65,6 +65,7 @@ class Application:
         bar_us: Gauge,
         means: OutputMeans | None,
         is_teaching: Gauge,
+        has_contexts: bool,
         by_python: Callable[[Future], object],
         plan_type: Callable[..., object],
         latest: object,
@@ -74,7 +75,15 @@ class Application:
         defaults: _Defaults,
         orders: _Orders | None = None,
     ) -> None: ...
-    def predict(self, x: object, user: str, slo_us: int, salt: int, id: str) -> Future | None: ...
+    def predict(
+        self,
+        x: object,
+        user: str,
+        slo_us: int,
+        salt: int,
+        id: str,
+        features: tuple[float, ...] | None = None,
+    ) -> Future | None: ...
     def finish(self, future: Future) -> Any: ...
 
 @final

@@ -8,6 +8,8 @@ from libc.string cimport memset
 
 import os
 
+from numpy import float64, ndarray
+
 from clipper_core.application.deciding cimport Deciding
 from clipper_core.application.output_means cimport OutputMean
 from clipper_core.application.selection cimport (
@@ -67,6 +69,9 @@ OUTPUTS.name = b"outputs"
 cdef enum:
     USER_CHARS_MAX = 512        # of a user's name that is not checked in Python
 
+# The largest size of a feature.
+cdef double FEATURE_MAX = 1e6
+
 cdef u64 GOLDEN = 0x9E3779B97F4A7C15
 cdef tuple NOTHING = ()
 cdef str NO_ID = ""
@@ -89,16 +94,22 @@ cdef class ApplicationQuery:
         """The plan of its models."""
         if self.deciding is not None:           # which ranks them
             return self.application.plan_type(self.application.models)
+        odds = ()
         if self.asked.probability == self.asked.probability:
-            return self.application.plan_type(self.models, (self.asked.probability,))
-        return self.application.plan_type(self.models)
+            odds = (self.asked.probability,)
+        if self.features is None:
+            return self.application.plan_type(self.models, odds)
+        return self.application.plan_type(self.models, odds, (), self.features)
 
     @property
     def state(self):
         """The state that it is combined by."""
         if self.learned is None:
             return self.application.learner.state(None)
-        return _read_state(self.learned)
+        if self.features is None:
+            return _read_state(self.learned)
+        return self.application.resolved.policy.in_context(_read_state(self.learned),
+                                                           self.features)
 
     @property
     def late(self):
@@ -133,7 +144,8 @@ cdef class Application:
     of each answer; None: nobody is.  counts, queries, decided: what is counted of an answer.
     slowest: takes queries that took longer than `bar_us`.  means: running means of numbers; None:
     they are not kept.  is_teaching: not 0 while models learn by themselves; then queries are
-    Python's.  by_python: makes an answer of a future in Python.  plan_type: makes a plan of
+    Python's.  has_contexts: users have contexts in a table, which Python reads.  by_python: makes
+    an answer of a future in Python.  plan_type: makes a plan of
     models and their probabilities.  latest: what a context follows that has no state of its own.
     orders: its `deciding(state)` returns the Deciding of a state, None if Python decides; None:
     all models are waited for.  defaults: has the `default`, explains by `why(status, model,
@@ -146,9 +158,9 @@ cdef class Application:
     def __init__(self, resolved, Selection selection not None, cores not None, learner,
                  AnswerWindow window not None, kept, AnswerCounts counts not None,
                  Counter queries not None, Counter decided not None, slowest,
-                 Gauge bar_us not None, OutputMeans means, Gauge is_teaching not None, by_python,
-                 plan_type, latest, str node not None, u64 slo_us, double confidence_min,
-                 defaults, orders=None):
+                 Gauge bar_us not None, OutputMeans means, Gauge is_teaching not None,
+                 bint has_contexts, by_python, plan_type, latest, str node not None, u64 slo_us,
+                 double confidence_min, defaults, orders=None):
         cdef u32 i, k = <u32> len(selection.models)
         if len(cores) != k:
             raise_for(BAD_INPUT, f"{len(cores)} cores for {k} models")
@@ -165,6 +177,7 @@ cdef class Application:
         self.slowest = slowest
         self.means = means
         self.is_teaching = is_teaching
+        self.has_contexts = has_contexts
         self.bar_us = bar_us
         self.by_python = by_python
         self.plan_type = plan_type
@@ -200,25 +213,32 @@ cdef class Application:
         query.asked.probability = NAN
         return query
 
-    def predict(self, x, str user not None, u64 slo_us, u64 salt, str id not None):
+    def predict(self, x, str user not None, u64 slo_us, u64 salt, str id not None,
+                tuple features=None):
         """Schedule a query and return its future; None if Python has to schedule it.
 
-        user: "" for nobody's.  id: the caller's own, "" for none.
+        user: "" for nobody's.  id: the caller's own, "" for none.  features: 1 to 32 floats, those
+        of its user's context too; None for a query without a context.
         """
-        return self.schedule(x, user, slo_us, salt, id)
+        if features is not None and not 1 <= len(features) <= CONTEXT_MAX:
+            raise_for(BAD_INPUT, f"{len(features)} features: a context has 1 to {CONTEXT_MAX}")
+        return self._scheduled(x, NULL, 0, user, slo_us, salt, id, features)
 
-    cdef Future schedule(self, object x, str user, u64 slo_us, u64 salt, str id):
-        return self._scheduled(x, NULL, 0, user, slo_us, salt, id)
+    cdef Future schedule(self, object x, str user, u64 slo_us, u64 salt, str id, tuple features):
+        if self.has_contexts and user and features is None:
+            return None
+        return self._scheduled(x, NULL, 0, user, slo_us, salt, id, features)
 
     cdef Future schedule_row(self, const void* row, u64 nbytes, str user, u64 slo_us, str id):
-        if not self.shares_rows:
+        if not self.shares_rows or (self.has_contexts and user):
             return None
-        return self._scheduled(None, row, nbytes, user, slo_us, 0, id)
+        return self._scheduled(None, row, nbytes, user, slo_us, 0, id, None)
 
     cdef Future _scheduled(self, object x, const void* given, u64 nbytes, str user, u64 slo_us,
-                           u64 salt, str id):
+                           u64 salt, str id, tuple features):
         """Schedule a query of an input, or of a row that has been read."""
         cdef StateView view
+        cdef Context context
         cdef Asked asked
         cdef Future future
         cdef object state = None
@@ -226,17 +246,29 @@ cdef class Application:
             return None
         asked.chosen = self.selection.k
         asked.probability = NAN
+        view.features = 0
+        if not self.selection.reads_context:
+            features = None
         if self.selection.learns:
             state = self.state_of(user)
             if not self.view_of(state, &view):
                 return None
+            if features is not None:
+                _see(self.selection, &view, &context, features)
         if self.orders is not None:
+            # the order of the models follows the context
+            if features is not None:
+                return None
             return self.by_decider(x, given, nbytes, slo_us, salt, user, id, state, &view)
         if self.selection.calls_one:
             if id:                          # the choice depends on it
                 return None
             asked.chosen = self.selection.choose(&view, self.uniform(), &asked.probability)
-        future = self.look_up(x, given, nbytes, slo_us, salt, &asked, user, id, state, &view)
+            # the state has learned with another number of features
+            if asked.chosen == self.selection.k:
+                return None
+        future = self.look_up(x, given, nbytes, slo_us, salt, &asked, user, id, features, state,
+                              &view)
         if future is not None:
             count_held(self.queries, 1)
         return future
@@ -413,6 +445,7 @@ cdef class Application:
         ending.took_us = ending.missing = 0
         ending.seen = decision.known
         ending.probability = NAN
+        ending.features = 0
         answer = self.end(None, &outputs, &found, <ApplicationQuery> self.decided_query, &ending,
                           user, id)
         return future_answered(model.engine.completion, deciding.n, ending.number, answer,
@@ -452,7 +485,7 @@ cdef class Application:
         return (<FirstStates> read_member(&FIRST, self.learner)).newest(held)
 
     cdef Future look_up(self, object x, const void* given, u64 nbytes, u64 slo_us, u64 salt,
-                        const Asked* asked, str user, str id, object state,
+                        const Asked* asked, str user, str id, tuple features, object state,
                         const StateView* view):
         """Look the query up in the cache. Return a future that is answered, or that has tasks for
         what is not there; None if Python has to schedule the query.
@@ -491,16 +524,17 @@ cdef class Application:
             outputs.place[i] = first + i
         self.find(&rows, &outputs, first, salt)
         if rows.hits != (<u32> 1 << n) - 1:
-            query = self.query_of(asked, user, id, state)
+            query = self.query_of(asked, user, id, features, state)
             return self.submit(&rows, row, more, &outputs, slo_us, salt, query)
         model = <Model> self.cores[first]
         ending.number = id_claim(model.engine.state.completion)
         ending.took_us = ending.missing = 0
         ending.probability = asked.probability
+        ending.context, ending.features = view.context, view.features
         try:
             answer = self.answer(None, &outputs, query, &ending, user, id, view)
             if answer is None:
-                return self.answer_later(&outputs, self.query_of(asked, user, id, state))
+                return self.answer_later(&outputs, self.query_of(asked, user, id, features, state))
         finally:
             for i in range(n):
                 value_drop(&outputs.value[i])
@@ -532,13 +566,15 @@ cdef class Application:
         """Return the place of the first model that a query calls."""
         return chosen if chosen < self.selection.k else 0
 
-    cdef ApplicationQuery query_of(self, const Asked* asked, str user, str id, object state):
+    cdef ApplicationQuery query_of(self, const Asked* asked, str user, str id, tuple features,
+                                   object state):
         """Return what is known of a query until its answer is read."""
         cdef ApplicationQuery query = ApplicationQuery.__new__(ApplicationQuery)
         query.application = self
         query.models = (<ApplicationQuery> self.quick[asked.chosen]).models
         query.user = user
         query.id = id
+        query.features = features
         query.learned = state
         query.asked = asked[0]
         return query
@@ -605,6 +641,7 @@ cdef class Application:
         """Return the answer of a query whose tasks have ended."""
         cdef ApplicationQuery query = future.extra
         cdef StateView view
+        cdef Context context
         cdef Outputs outputs
         cdef Ending ending
         cdef Answer answer = None
@@ -612,8 +649,12 @@ cdef class Application:
         ending.took_us = future.latency_us
         ending.missing = 0
         ending.probability = query.asked.probability
+        view.features = 0
         if query.learned is not None and not self.selection.view(query.learned, &view):
             return self.by_python(future)
+        if query.features is not None:
+            _see(self.selection, &view, &context, query.features)
+        ending.context, ending.features = view.context, view.features
         # a query in a fork raises
         if future._state_of(0) == FORKED:
             return self.by_python(future)
@@ -851,7 +892,8 @@ cdef inline int _remember(Application self, Future future, const Outputs* output
         winner, other = NO_WINNER, <PyObject*> answer.output
     return window_keep(self.window, now_s, ending.number, owner, user, outputs.n, arrived,
                        outputs.value, outputs.key, outputs.confidence, outputs.is_sure,
-                       winner, found.mean, other, ending.probability)
+                       winner, found.mean, other, ending.probability, ending.context,
+                       ending.features)
 
 
 cdef int _remember_late(Application self, Future future, ApplicationQuery query,
@@ -940,6 +982,35 @@ cdef str _not_finite(models):
     return f"the output of {', '.join([str(model) for model in models])} is not a finite value"
 
 
+cdef int _see(Selection selection, StateView* view, Context* context, tuple features) except -1:
+    """Have a view be for a query with these features."""
+    cdef u32 i
+    context.n = <u32> len(features)
+    for i in range(context.n):
+        context.features[i] = features[i]
+    selection.in_context(view, context.features, context.n)
+    return 0
+
+
+cdef tuple features_in(object context):
+    cdef list found = []
+    cdef double feature
+    if type(context) is ndarray and context.dtype == float64 and context.ndim == 1:
+        context = context.tolist()
+    if type(context) is not list and type(context) is not tuple:
+        return None
+    for value in context:
+        if type(value) is int and -FEATURE_MAX <= value <= FEATURE_MAX:
+            value = float(value)
+        if type(value) is not float:
+            return None
+        feature = value
+        if not -FEATURE_MAX <= feature <= FEATURE_MAX:
+            return None
+        found.append(value)
+    return tuple(found) if 1 <= len(found) <= CONTEXT_MAX else None
+
+
 cdef object _read_state(object state):
     """Return a state as Python reads it."""
     return (<FirstState> state).made_state() if type(state) is FirstState else state
@@ -989,17 +1060,24 @@ cdef class ApplicationTable:
         cdef Application application
         cdef object user = read_member(&USER, request), slo_ms = read_member(&SLO_MS, request)
         cdef object name = read_member(&APPLICATION, request)
+        cdef object context = read_member(&CONTEXT, request)
+        cdef tuple features = None
         if type(name) is not str or len(read_member(&CANDIDATES, request)):
             return None
-        if read_member(&CONTEXT, request) is not None or len(read_member(&OUTPUTS, request)):
+        if len(read_member(&OUTPUTS, request)):
             return None
+        if context is not None:
+            features = features_in(context)
+            if features is None:
+                return None
         application = self.application(name)
         if application is None or slo_ms is not None or not _is_plain_name(user):
             return None
         if read_member(&ID, request) != "":
             return None
         return application.schedule(read_member(&INPUT, request), "" if user is None else user,
-                                    application.slo_us, salt_of(read_member(&SALT, request)), "")
+                                    application.slo_us, salt_of(read_member(&SALT, request)), "",
+                                    features)
 
 
 cdef class RequestScheduler:
@@ -1073,7 +1151,10 @@ cdef class QueryHandle:
         cdef Application application = self.application()
         cdef Future future
         cdef u64 slo_us, number = salt_of(salt)
-        if (application is None or context is not None or id is not NO_ID
+        cdef tuple features = None
+        if context is not None:
+            features = features_in(context)
+        if (application is None or (features is None and context is not None) or id is not NO_ID
                 or outputs is not NOTHING or not _is_plain_name(user)):
             return self.others.predict(x, user, slo_ms, salt, context, id, outputs)
         slo_us = application.slo_us
@@ -1081,7 +1162,8 @@ cdef class QueryHandle:
             slo_us = self._slo_us(slo_ms)
         if slo_us == 0:
             return self.others.predict(x, user, slo_ms, salt, context, id, outputs)
-        future = application.schedule(x, "" if user is None else user, slo_us, number, NO_ID)
+        future = application.schedule(x, "" if user is None else user, slo_us, number, NO_ID,
+                                      features)
         if future is None:
             return self.others.predict(x, user, slo_ms, salt, context, id, outputs)
         return future

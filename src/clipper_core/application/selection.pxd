@@ -10,6 +10,7 @@ from libc.math cimport NAN
 
 from clipper_core.learning.bandit cimport Rule
 from clipper_core.learning.feedback_update cimport Learner
+from clipper_core.learning.linear cimport Context
 from clipper_core.learning.mixture cimport RowShape
 from clipper_core.runtime.machine cimport u32, u64, u8
 from clipper_core.wire.comparison cimport ValueKey, number_key
@@ -42,6 +43,9 @@ cdef struct StateView:          # a learned state
     RowShape shape              # of a mixture
     u64 labels
     double seen
+    u32 known                   # features that the state has learned with
+    const double* context       # [features]: of the query, as far as the policy reads them
+    u32 features
 
 cdef struct Outputs:            # of the models that a query called, as far as they have answered
     u32 n
@@ -64,7 +68,9 @@ cdef class Selection:
     cdef Combining how
     cdef readonly bint calls_one
     cdef readonly bint learns
+    cdef readonly bint reads_context    # whether queries' features count
     cdef Rule rule
+    cdef Context linear         # of a choice by features
     cdef double doubt           # observations above which they outweigh what is known without them
     cdef double ridge
     cdef double[TASKS_MAX] weights
@@ -73,8 +79,10 @@ cdef class Selection:
     # Set the view of a state of these models; False if it is of others, or of another shape.
     cdef bint view(self, object state, StateView* found) except -1
     cdef bint _fill(self, StateView* found) noexcept nogil
-    # Return the place of the model to call, and the probability of that choice. For policies that
-    # call one.
+    # Have a view be for a query with these features, which the caller keeps. None: 0.
+    cdef void in_context(self, StateView* view, const double* context, u32 features) noexcept nogil
+    # Return the place of the model to call, and the probability of that choice, NaN if it is not
+    # known. For policies that call one. k: the state has learned with another number of features.
     cdef u32 choose(self, const StateView* state, double uniform,
                     double* probability) noexcept nogil
     # Combine the outputs that may be answered with. False: they are to be combined in Python.
@@ -82,6 +90,7 @@ cdef class Selection:
                       Combination* found) noexcept nogil
     cdef bint _some_combined(self, const StateView* state, const Outputs* outputs, u32 usable,
                              Combination* found) noexcept nogil
+    cdef u32 _by_features(self, const StateView* state, double uniform) noexcept nogil
     cdef u32 _drawn(self, double uniform, double* probability) noexcept nogil
     cdef double _weights(self, const StateView* state, const Outputs* outputs,
                          double* weights) noexcept nogil

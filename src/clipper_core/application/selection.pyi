@@ -4,6 +4,7 @@ from typing import final
 
 from clipper.types import VersionedModel
 from clipper_core.learning.bandit import Rule
+from clipper_core.learning.linear import Context
 
 class Combining(IntEnum):
     EQUAL_VOTES = 1
@@ -18,6 +19,7 @@ class Selection:
     models: tuple[VersionedModel, ...]
     calls_one: bool
     learns: bool
+    reads_context: bool
     def __init__(
         self,
         how: Combining,
@@ -27,4 +29,5 @@ class Selection:
         doubt: float = 0.0,
         weights: Sequence[float] | None = None,
         ridge: float = 0.0,
+        linear: Context | None = None,
     ) -> None: ...

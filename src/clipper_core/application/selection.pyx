@@ -11,7 +11,9 @@ from clipper_core.learning.feedback_update cimport (
     Learner, Observation, feedback_update_classes, feedback_update_raw,
 )
 from clipper_core.learning.first_states cimport FirstState
-from clipper_core.learning.linear cimport blend
+from clipper_core.learning.linear cimport (
+    FEATURES_MAX, Context, blend, context_choose, context_size,
+)
 from clipper_core.learning.mixture cimport (
     mixture_has_shape, mixture_is_untouched, mixture_weights,
 )
@@ -43,11 +45,11 @@ cdef class Selection:
     by one.  doubt: observations in a bin of confidence from which on they outweigh the confidence
     itself; of a blend, those from which on past errors outweigh the scatter.  weights: of the
     votes, or shares of the queries, that a person has set.  ridge: the strength of a blend's pull
-    towards the mean.
+    towards the mean.  linear: chooses by the features of the query, with a rule LINEAR.
     """
 
     def __init__(self, Combining how, tuple models not None, *, Rule rule=None, double doubt=0.0,
-                 weights=None, double ridge=0.0):
+                 weights=None, double ridge=0.0, Context linear=None):
         cdef u32 i
         if not 1 <= len(models) <= TASKS_MAX:
             raise_for(BAD_INPUT, f"{len(models)} models: a selection has 1 to {TASKS_MAX}")
@@ -55,11 +57,13 @@ cdef class Selection:
         self.how = how
         self.models = models
         self.rule = rule
+        self.linear = linear
         self.doubt, self.ridge = doubt, ridge
         self.calls_one = how in (DRAWN_MODEL, CHOSEN_MODEL)
         self.learns = how in (LEARNED_VOTES, BLEND, CHOSEN_MODEL)
         if how in (LEARNED_VOTES, CHOSEN_MODEL):
             self._check_rule()
+            self.reads_context = self.rule.state.kind in (LINEAR, MIXTURE)
         if how in (FIXED_VOTES, DRAWN_MODEL) and (weights is None or len(weights) != self.k):
             raise_for(BAD_INPUT, f"a weight is needed for each of {self.k} models")
         for i in range(self.k):
@@ -71,8 +75,10 @@ cdef class Selection:
         if self.rule is None:
             raise_for(BAD_INPUT, "a selection that learns needs a rule")
         votes = self.rule.state.kind in (HEDGE, LOGODDS, STACKING, MIXTURE)
-        if self.rule.state.kind == LINEAR or votes != (self.how == LEARNED_VOTES):
+        if votes != (self.how == LEARNED_VOTES):
             raise_for(BAD_INPUT, f"rule {self.rule.state.kind} does not go with {self.how}")
+        if (self.linear is not None) != (self.rule.state.kind == LINEAR):
+            raise_for(BAD_INPUT, f"rule {self.rule.state.kind} with linear={self.linear}")
 
     cdef bint view(self, object state, StateView* found) except -1:
         cdef StateNumbers* numbers
@@ -109,16 +115,22 @@ cdef class Selection:
 
     cdef bint _fill(self, StateView* found) noexcept nogil:
         """Fill in what follows from the numbers; False if they are of another shape."""
+        found.known = 0
+        found.context = NULL
+        found.features = 0
         if self.how == BLEND:
             return found.count == self.k + 1 and found.columns == self.k + 3
         if found.bins == 0:
             return False
+        if self.rule.state.kind == LINEAR:
+            found.known = context_size(found.columns) - 1
+            return found.count == self.k and found.known < FEATURES_MAX
         if self.rule.state.kind == MIXTURE:
             if found.count != self.k + 1 or not mixture_has_shape(
                     found.rows, found.count, found.columns, &found.shape):
                 return False
             if not mixture_is_untouched(found.rows, found.shape, self.k):
-                mixture_weights(found.rows, found.shape, self.k, found.weights)
+                mixture_weights(found.rows, found.shape, self.k, NULL, found.weights)
             return True
         if found.count != self.k or found.columns != self.rule.state.columns:
             return False
@@ -127,15 +139,36 @@ cdef class Selection:
                          feedback_update_classes(found.labels), found.weights)
         return True
 
+    cdef void in_context(self, StateView* view, const double* context, u32 features) noexcept nogil:
+        view.features = features if self.reads_context else 0
+        view.context = context if view.features else NULL
+        if (self.how == LEARNED_VOTES and view.features and view.features == view.shape.features
+                and not mixture_is_untouched(view.rows, view.shape, self.k)):
+            mixture_weights(view.rows, view.shape, self.k, context, view.weights)
+
     cdef u32 choose(self, const StateView* state, double uniform,
                     double* probability) noexcept nogil:
         cdef double[MODELS_MAX] p
         cdef u32 i
+        if self.linear is not None:
+            probability[0] = NAN
+            return self._by_features(state, uniform)
         if self.how == DRAWN_MODEL:
             return self._drawn(uniform, probability)
         i = rule_choose(&self.rule.state, state.rows, self.k, state.seen, uniform, p)
         probability[0] = p[i]
         return i
+
+    cdef u32 _by_features(self, const StateView* state, double uniform) noexcept nogil:
+        """Return the place of the model that is best for the features of the query."""
+        cdef double[FEATURES_MAX] x
+        cdef u32 i
+        if state.known and state.features and state.features != state.known:
+            return self.k
+        x[0] = 1.0
+        for i in range(state.known):
+            x[1 + i] = state.context[i] if state.features else 0.0
+        return context_choose(&self.linear.state, state.rows, self.k, state.known + 1, x, uniform)
 
     cdef u32 _drawn(self, double uniform, double* probability) noexcept nogil:
         """Return the place of a model that is drawn by its share."""
@@ -288,6 +321,8 @@ cdef class Selection:
         observation.arrived = arrived
         observation.confidence = confidence
         observation.chosen = self.k
+        observation.context = state.context
+        observation.features = state.features
         raw = feedback_update_raw(&learner, &observation, &winner)
         if raw < 0.0 or winner >= self.k:
             return False

@@ -21,7 +21,7 @@ cdef enum:
     HAS_FEEDBACK = 1            # flags of an answer: its feedback has come
     IS_WRITTEN = 2              # it is in the store, or is about to be written
     IS_CLAIMED = 4              # this server has claimed it in the store
-    ENTRY_WORDS_MAX = 42        # of an entry
+    ENTRY_WORDS_MAX = 75        # of an entry
     RING_USER_MAX = 64          # bytes of the user's name in an entry without objects
 
 cdef struct Chunk:
@@ -75,7 +75,8 @@ cdef class Joined:
     cdef tuple confidences              # None: no model gave one
     cdef object selected                # the plan; None: it is made when it is read
     cdef AnswerOwner owner
-    cdef double probability
+    cdef double probability             # of the choice; NaN: it was certain, or is not known
+    cdef tuple features                 # of the query; None: it has none
     cdef dict by_model
     cdef AnswerWindow window            # None: it is in no window
     cdef u64 number
@@ -132,8 +133,10 @@ cdef class AnswerWindow:
 # says. arrived: bit set of these models' places. user: "" for nobody's.
 # winner: the model whose output is the answer; n or more: the answer is `mean`, or the object
 # `other` if that is not NULL. probability: of the model that was chosen; NaN: it was certain.
+# context: the features of the query, at most CONTEXT_MAX.
 # Raises MemoryError. Threads: any, with the GIL.
 cdef int window_keep(AnswerWindow window, double now_s, u64 number, AnswerOwner owner, str user,
                      u32 n, u32 arrived, const Value* values, const ValueKey* keys,
                      const double* confidences, const u8* is_sure, u32 winner, double mean,
-                     PyObject* other, double probability) except -1
+                     PyObject* other, double probability, const double* context,
+                     u32 features) except -1

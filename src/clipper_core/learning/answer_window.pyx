@@ -6,12 +6,14 @@ from cpython.float cimport PyFloat_AS_DOUBLE
 from cpython.object cimport PyObject, PyObject_RichCompareBool, Py_EQ
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.math cimport NAN
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy, memset
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 from numpy import ndarray
 
+from clipper_core.learning.feedback_update cimport CONTEXT_MAX
 from clipper_core.runtime.dtype cimport BOOL, F64, I64
 from clipper_core.runtime.machine cimport aligned_new
 from clipper_core.runtime.object_member cimport ObjectMember, read_member
@@ -50,6 +52,7 @@ cdef enum:
     HAS_USER = 32
     HAS_PROBABILITY = 64        # of the one model that was chosen
     NAMES_USER = 128            # its user is there as text: how many bytes, and the bytes
+    HAS_FEATURES = 256          # of the query: how many, and their values
     KEPT = HAS_FEEDBACK | IS_WRITTEN | IS_CLAIMED
     TAG_OBJECT = 0x90           # the word is a PyObject*, with a reference
     APART = 255                 # the answer is no model's output: it follows those
@@ -73,6 +76,7 @@ cdef struct Shape:              # where the parts of an entry lie, in words
     u32 n                       # outputs, with the answer if it is apart
     u32 user
     u32 probability
+    u32 features
     u32 outputs
     u32 confidences             # 0: none
     u32 tags
@@ -102,6 +106,7 @@ cdef void _shape(const u64* entry, Shape* s) noexcept nogil:
         s.n = s.confidences = 0
         s.user = HEAD_WORDS
         s.probability = HEAD_WORDS
+        s.features = HEAD_WORDS
         s.outputs = HEAD_WORDS
         s.tags = HEAD_WORDS
         s.words = HEAD_WORDS
@@ -111,6 +116,9 @@ cdef void _shape(const u64* entry, Shape* s) noexcept nogil:
         at += _text_words(<u32> entry[at])
     s.probability = at + ((flags & HAS_USER) != 0)
     at = s.probability + ((flags & HAS_PROBABILITY) != 0)
+    s.features = at
+    if flags & HAS_FEATURES:
+        at += 1 + <u32> entry[at]
     s.n = <u32> (entry[3] & 0xFF) + ((entry[3] >> 8 & 0xFF) == APART)
     s.outputs = at
     at += s.n
@@ -410,7 +418,11 @@ cdef class Joined:
 
     cdef object plan_of(self):
         if self.selected is None:
-            self.selected = self.window.plan_type(self.owner.models, (self.probability,))
+            odds = (self.probability,) if self.probability == self.probability else ()
+            if self.features is None:
+                self.selected = self.window.plan_type(self.owner.models, odds)
+            else:
+                self.selected = self.window.plan_type(self.owner.models, odds, (), self.features)
         return self.selected
 
     cdef dict predictions(self):
@@ -872,6 +884,9 @@ cdef bint entry_read(const u64* entry, Reported* reported) except -1:
     tags = <const u8*> (entry + s.tags)
     reported.n = n
     reported.features = 0
+    if entry_flags(entry) & HAS_FEATURES:
+        reported.features = <u32> entry[s.features]
+        memcpy(reported.context, entry + s.features + 1, reported.features * sizeof(double))
     reported.qualified = False
     for i in range(n):
         while not entry[3] >> (16 + model) & 1:
@@ -971,7 +986,7 @@ cdef bint _write(AnswerWindow window, u64* entry, object learner, str user, obje
     """Write an answer as an entry, without references of its own. False: it must be kept as an
     object."""
     cdef object models = read_member(&MODELS, plan), odds = read_member(&PROBABILITIES, plan)
-    cdef object value, own
+    cdef object features = read_member(&FEATURES, plan), value, own
     cdef AnswerOwner owner
     cdef PyObject* outputs[OUTPUTS_MAX]
     cdef double confidences[OUTPUTS_MAX]
@@ -991,7 +1006,7 @@ cdef bint _write(AnswerWindow window, u64* entry, object learner, str user, obje
     k = len(<tuple> models)
     if k > OUTPUTS_MAX or len(<tuple> odds) > 1 or (len(<tuple> odds) and k != 1):
         return False
-    if len(read_member(&OBSERVERS, plan)) or len(read_member(&FEATURES, plan)):
+    if len(read_member(&OBSERVERS, plan)) or not _are_features(features):
         return False
     if len(<tuple> odds):
         if type(odds[0]) is not float:
@@ -1030,6 +1045,13 @@ cdef bint _write(AnswerWindow window, u64* entry, object learner, str user, obje
     if flags & HAS_PROBABILITY:
         _put_double(&entry[words], odds[0])
         words += 1
+    if len(<tuple> features):
+        flags |= HAS_FEATURES
+        entry[words] = <u64> len(<tuple> features)
+        words += 1
+        for value in <tuple> features:
+            _put_double(&entry[words], value)
+            words += 1
     memset(tags, 0, sizeof(tags))
     for i in range(n):
         tags[i] = _put_output(&entry[words + i], outputs, i, extra)
@@ -1047,6 +1069,16 @@ cdef bint _write(AnswerWindow window, u64* entry, object learner, str user, obje
     owner = window.owner_of(learner, models)
     entry[2] = <u64> <PyObject*> owner      # the window keeps it
     entry[3] = _numbers(n, said, bits, sure)
+    return True
+
+
+cdef inline bint _are_features(object features) except -1:
+    """Return whether the features of a query have room in an entry."""
+    if type(features) is not tuple or len(<tuple> features) > CONTEXT_MAX:
+        return False
+    for value in <tuple> features:
+        if type(value) is not float:
+            return False
     return True
 
 
@@ -1167,8 +1199,12 @@ cdef Joined _joined(AnswerWindow window, u64* entry, const Shape* s):
         joined.user = entry_user(entry)
     if flags & HAS_PROBABILITY:
         memcpy(&joined.probability, entry + s.probability, sizeof(double))
+    elif flags & HAS_FEATURES:
+        joined.probability = NAN
     else:
         joined.selected = joined.owner.plan
+    if flags & HAS_FEATURES:
+        joined.features = _features(entry + s.features)
     joined.outputs = PyTuple_New(n)
     for i in range(n):
         value = _taken(joined, entry[s.outputs + i], tags[i])
@@ -1189,6 +1225,20 @@ cdef Joined _joined(AnswerWindow window, u64* entry, const Shape* s):
     for i in range(s.n):
         _give_back(entry[s.outputs + i], tags[i])
     return joined
+
+
+cdef tuple _features(const u64* at):
+    """Return the features of a query: how many are there, and their values."""
+    cdef tuple found = PyTuple_New(<Py_ssize_t> at[0])
+    cdef object one
+    cdef double value
+    cdef u64 i
+    for i in range(at[0]):
+        memcpy(&value, at + 1 + i, sizeof(double))
+        one = value
+        Py_INCREF(one)
+        PyTuple_SET_ITEM(found, <Py_ssize_t> i, one)
+    return found
 
 
 cdef tuple _confidences(const u64* entry, const Shape* s):
@@ -1243,7 +1293,8 @@ cdef object _taken(Joined joined, u64 word, u8 tag):
 cdef int window_keep(AnswerWindow window, double now_s, u64 number, AnswerOwner owner, str user,
                      u32 n, u32 arrived, const Value* values, const ValueKey* keys,
                      const double* confidences, const u8* is_sure, u32 winner, double mean,
-                     PyObject* other, double probability) except -1:
+                     PyObject* other, double probability, const double* context,
+                     u32 features) except -1:
     cdef u64[ENTRY_WORDS_MAX] entry
     cdef u8[OUTPUTS_MAX + 8] tags
     cdef u64 now_us = <u64> max(0.0, now_s * 1e6)
@@ -1261,6 +1312,11 @@ cdef int window_keep(AnswerWindow window, double now_s, u64 number, AnswerOwner 
         flags |= HAS_PROBABILITY
         _put_double(&entry[words], probability)
         words += 1
+    if features:
+        flags |= HAS_FEATURES
+        entry[words] = features
+        memcpy(&entry[words + 1], context, features * sizeof(double))
+        words += 1 + features
     memset(tags, 0, sizeof(tags))
     for i in range(n):
         tags[i] = _put_value(&entry[words + i], values, keys, i)

@@ -176,7 +176,7 @@ cdef double _agreement(const Learner* learner, const i64* values, const u8* arri
     if winner >= learner.k:
         return 0.0
     if learner.rule.kind == MIXTURE:
-        mixture_weights(learner.rows, learner.shape, learner.k, weights)
+        mixture_weights(learner.rows, learner.shape, learner.k, NULL, weights)
     else:
         rule_weights(learner.rule, learner.rows, learner.k, feedback_update_classes(learner.labels),
                      weights)

@@ -52,3 +52,10 @@ cdef double blend(const double* rows, u32 k, double ridge, double* z, u64 n, dou
                   double* scatter) noexcept nogil
 # Replace NaN by the outputs that are expected, given those that arrived.
 cdef void blend_fill(const double* rows, u32 k, double ridge, double* z, u64 n) noexcept nogil
+
+# -- LinUCB or LinTS with its parameters.
+cdef class Context:
+    cdef ContextRule state
+
+    cdef cnp.ndarray _checked(self, cnp.ndarray rows, u32 d)
+    cdef cnp.ndarray _features(self, object x)

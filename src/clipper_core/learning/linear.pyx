@@ -312,7 +312,6 @@ cdef class Context:
     what was learned, per observation. ridge: number of assumed observations of size 1 along every
     axis with reward 0.
     """
-    cdef ContextRule state
 
     def __cinit__(self, *, bint sampled, double width, double discount, double ridge):
         if not (width >= 0 and 0 < discount <= 1 and ridge > 0):

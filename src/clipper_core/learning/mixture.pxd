@@ -78,5 +78,7 @@ cdef void mixture_limited(double* rows, u32 k, u32 columns, double counts) noexc
 # Make rows that all users share those of a user: component 7 has an even weight, and each model the
 # same probability in it.
 cdef void mixture_for_user(double* rows, u32 k, u32 columns) noexcept nogil
-# Compute the weights of the models' votes; their sum is 1.
-cdef void mixture_weights(const double* rows, RowShape shape, u32 k, double* weights) noexcept nogil
+# Compute the weights of the models' votes; their sum is 1. context: f64[shape.features], for the
+# weights of votes about a query with these features; NULL: about one without any.
+cdef void mixture_weights(const double* rows, RowShape shape, u32 k, const double* context,
+                          double* weights) noexcept nogil

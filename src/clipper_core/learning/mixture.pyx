@@ -560,9 +560,9 @@ cdef bint mixture_is_untouched(const double* rows, RowShape shape, u32 k) noexce
     return rows[k * _width(shape) + EQUAL_SUM] == 0.0
 
 
-cdef void mixture_weights(const double* rows, RowShape shape, u32 k,
+cdef void mixture_weights(const double* rows, RowShape shape, u32 k, const double* context,
                           double* weights) noexcept nogil:
-    cdef u32 width = _width(shape), i, component, b, n, column
+    cdef u32 width = _width(shape), i, component, b, n, column, at
     cdef const double* shared = rows + k * width
     cdef const double* row
     cdef double total = 0.0, sum, by_class
@@ -579,6 +579,10 @@ cdef void mixture_weights(const double* rows, RowShape shape, u32 k,
                     n += 1
             sum += shared[component] * (row[3 + 4 * (component - SLOW)]
                                         + (by_class / n if n else 0.0))
+        if context != NULL:
+            column = _feature_column(shape, 0)
+            for at in range(shape.features):
+                sum += shared[NEWTON] * row[column + 2 * at] * context[at]
         if shape.pooled:
             sum += shared[POOLED_SHARE] * row[_pool_column(shape)]
         weights[i] = max(sum, 0.0)
@@ -834,7 +838,7 @@ def weights(cnp.ndarray rows):
     """Return the weights of the models' votes, f64[k]; their sum is 1."""
     cdef RowShape shape = mixture_shape(rows)
     cdef cnp.ndarray found = np.zeros(rows.shape[0] - 1)
-    mixture_weights(<double*> cnp.PyArray_DATA(rows), shape, <u32> (rows.shape[0] - 1),
+    mixture_weights(<double*> cnp.PyArray_DATA(rows), shape, <u32> (rows.shape[0] - 1), NULL,
                     <double*> cnp.PyArray_DATA(found))
     return found
 

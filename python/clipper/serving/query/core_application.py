@@ -1,9 +1,8 @@
 """Applications whose plain queries the core schedules, combines and counts.
 
 The core knows the built-in policies over at most 16 models, and the built-in deciders. What it does
-not take is scheduled in Python (processor.py): applications with roles, a rollout, decoys, contexts
-from a table, prediction sets, named outputs or models of the mesh, and policies and deciders of
-users.
+not take is scheduled in Python (processor.py): applications with roles, a rollout, decoys,
+prediction sets, named outputs or models of the mesh, and policies and deciders of users.
 """
 
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from clipper.selection import POLICIES, Plan, Policy
 from clipper.selection.learning.learned_state import DOUBT
 from clipper.selection.learning.learning_policy import LearningPolicy
 from clipper.selection.learning.one_model import OneModel
+from clipper.selection.policies.contextual import LinTs, LinUcb
 from clipper.selection.policies.ensemble import Ensemble
 from clipper.selection.policies.experts import WeightedVotes
 from clipper.selection.policies.mixture import MixedVotes
@@ -29,7 +29,6 @@ from clipper.types import VersionedModel
 from clipper_core.application.application import Application
 from clipper_core.application.deciding import Answering, Deciding
 from clipper_core.application.selection import Combining, Selection
-from clipper_core.learning.bandit import RuleKind
 from clipper_core.runtime.status import Status
 
 MODELS_MAX = 16  # of a query that the core combines
@@ -143,7 +142,6 @@ def core_of(resolved: ResolvedApplication) -> Application | None:
         and rollout.side is None
         and not rollout.decoys
         and not resolved.on_demand
-        and resolved.rows is None
         and not resolved.output_name
     )
     if not is_plain or window is None or rollout.stats is None:
@@ -171,6 +169,7 @@ def core_of(resolved: ResolvedApplication) -> Application | None:
         counters.slowest.bar,
         resolved.means,
         resolved.feedback.online_learning.is_teaching,
+        resolved.rows is not None,
         finish,
         Plan,
         LATEST,
@@ -217,6 +216,7 @@ def _learning_selection(
         return None
     if isinstance(answering, WeightedVotes | MixedVotes):
         return Selection(Combining.LEARNED_VOTES, models, rule=rule, doubt=DOUBT)
-    if isinstance(answering, OneModel) and rule.kind != RuleKind.LINEAR and not answering.shadow:
-        return Selection(Combining.CHOSEN_MODEL, models, rule=rule, doubt=DOUBT)
+    if isinstance(answering, OneModel) and not answering.shadow:
+        linear = policy.linear if isinstance(policy, LinUcb | LinTs) else None
+        return Selection(Combining.CHOSEN_MODEL, models, rule=rule, doubt=DOUBT, linear=linear)
     return None

@@ -241,8 +241,10 @@ def predict(
     cannot be loaded in time, and no cached output answers the query.
     """
     user = user_of(user)
-    if resolved.core is not None and context is None and not outputs:
-        future = resolved.core.predict(x, user or "", slo_us, salt, id)
+    context = resolved.context_of(user, context)
+    features = None if context is None else features_of(context)
+    if resolved.core is not None and not outputs:
+        future = resolved.core.predict(x, user or "", slo_us, salt, id, features)
         if future is not None:
             return future
     if resolved.unlisted_model is not None:
@@ -252,12 +254,12 @@ def predict(
             if not resolved.cores[resolved.unlisted_model.record.id].cached(x, salt)[0]:
                 raise
             known = msgspec.structs.replace(resolved, unlisted_model=None, on_demand={})
-            future = predict(known, x, user, slo_us, salt, context, id, outputs)
+            future = predict(known, x, user, slo_us, salt, features, id, outputs)
             return if_cached(future, refusal)
     if resolved.rollout.split is not None:
         resolved = side_of(resolved, user)
     try:
-        state, plan = plan_for(resolved, user, resolved.context_of(user, context), id)
+        state, plan = plan_for(resolved, user, features, id)
     except PolicyFailed as failure:
         return _without_query(resolved, x, slo_us, salt, failure.message, id)
     if outputs:
