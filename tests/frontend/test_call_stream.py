@@ -387,9 +387,7 @@ def test_a_reset_cancels_the_query(server: clipper.ClipperServer) -> None:
 
     def cancelled() -> int:
         return sum(
-            found.by_code.get("CANCELLED", 0)
-            for found in ours._counts._methods
-            if found.method == "ModelInfer"
+            found.cancelled.value for found in ours._counts._methods if found.method == "ModelInfer"
         )
 
     before = cancelled()

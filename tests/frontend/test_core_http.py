@@ -816,7 +816,7 @@ def test_clients_that_close_in_the_middle_of_a_large_answer_leave_nothing(
             assert connection.recv(20_000).startswith(b"HTTP/1.1 200 OK")
     assert reach_connections(server, 0)
     frontends: Any = server._endpoints.frontends
-    table = frontends._listeners.hot._table
+    table = frontends._listeners.hot._fast.table
     assert table.users == 1, "the thread's own"
 
 

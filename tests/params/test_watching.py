@@ -387,7 +387,7 @@ def test_cached_answers_are_invalidated_over_http_too(server: clipper.ClipperSer
 
     with deployed(server, "plain", reads={"taste": [0, 1]}, tolerance=0.0) as model:
         frontends: Any = server._endpoints.frontends
-        assert b"/api/plain/predict" not in frontends._listeners.hot._table, (
+        assert b"/api/plain/predict" not in frontends._listeners.hot._fast.table, (
             "the core knows nothing of rows"
         )
         assert [predict(), predict(), predict()] == [4.0] * 3

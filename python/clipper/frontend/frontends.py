@@ -211,7 +211,12 @@ class Frontends:
                 f"grpc.address is set, and gRPC cannot be imported: {error}.", hint=hint
             ) from None
         self._grpc = GrpcServer(
-            self._node, self._access, self._grpc_counts, self._access_log, self._exporter
+            self._node,
+            self._access,
+            self._grpc_counts,
+            self._access_log,
+            self._exporter,
+            self._engines,
         )
         self._grpc.start()
 

@@ -12,6 +12,7 @@
 # messages and the fields that end a call.
 #
 # Threads: a Http2State belongs to one thread.
+cimport cython
 from libcpp.vector cimport vector
 from clipper_core.http.hpack cimport HpackTable
 from clipper_core.http.http2_answer cimport Answer
@@ -75,8 +76,10 @@ cpdef enum Http2EventKind:
 cdef struct Http2Event:
     u32 kind
     u32 stream
-    u64 bytes                   # of the text of all events
+    u64 at                      # of its bytes in the text of all events
+    u64 bytes
     u64 credit                  # bytes of the client's windows, which the owner gives back
+    void* call                  # of ENDED: the stream's
 
 cdef cppclass Http2Stream:
     u32 id
@@ -84,6 +87,11 @@ cdef cppclass Http2Stream:
     bint chunked                # its request has no length
     bint is_call                # of gRPC
     bint begun                  # the head of a call's answer was sent
+    bint silent                 # its end is not told: it was answered here
+    void* call                  # of who answers it here; NULL: nobody does. `http2_protocol` only
+                                # gives it back
+    u32 called_at               # places of its events, from 1; 0: there is none
+    u32 went_at
     Bytes trailers              # that end a call, once its messages are sent
     i64 window                  # bytes that may be sent
     i64 room                    # bytes that may come
@@ -155,3 +163,7 @@ cdef void http2_go_away(Http2State* h, bint warn) noexcept nogil
 # End the connection by an error.
 cdef void http2_fail(Http2State* h, u32 code, const char* why) noexcept nogil
 cdef void http2_ping(Http2State* h) noexcept nogil
+
+@cython.final
+cdef class Http2Protocol:
+    cdef Http2State* state

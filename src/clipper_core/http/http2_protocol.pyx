@@ -194,8 +194,10 @@ cdef void _tell(Http2State* h, u32 kind, u32 stream, u64 n, u64 credit) noexcept
         return
     event.kind = kind
     event.stream = stream
+    event.at = h.text.size() - n
     event.bytes = n
     event.credit = credit
+    event.call = NULL
     if not make_room(h.events, count + 1):
         h.text.lost = True
         return
@@ -218,7 +220,10 @@ cdef u8 _state_of(Http2State* h, u32 id, Http2Stream** stream) noexcept nogil:
 cdef void _forget(Http2State* h, Http2Stream* stream) noexcept nogil:
     """Remove a stream, and tell the owner."""
     cdef size_t i
-    _tell(h, ENDED, stream.id, 0, 0)
+    if not stream.silent:
+        _tell(h, ENDED, stream.id, 0, 0)
+        if h.events.size() and h.events.back().kind == ENDED:
+            h.events.back().call = stream.call
     h.by_id.take(stream.id)
     for i in range(h.streams.size()):
         if h.streams[i] == stream:
@@ -973,8 +978,6 @@ cdef class Http2Protocol:
     come as calls. ping_us_min: the shortest time between two pings of the client without an answer
     in between; 0: any.
     """
-    cdef Http2State* state
-
     def __cinit__(self, u32 streams_max, u64 header_bytes_max, u64 now_us=0, bint calls=False,
                   u64 ping_us_min=0):
         self.state = make[Http2State]()

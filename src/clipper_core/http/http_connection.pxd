@@ -6,7 +6,7 @@
 from libcpp.vector cimport vector
 from clipper_core.http.http_route cimport Query, TableState
 from clipper_core.http.json_value cimport LargeBody
-from clipper_core.results.completion cimport CompletionState, Mailbox
+from clipper_core.http.query_waits cimport QueryWaits
 from clipper_core.runtime.byte_buffer cimport Bytes, Lookup, Post
 from clipper_core.runtime.machine cimport atomic, u32, u64, u8
 from clipper_core.runtime.reactor cimport Reactor
@@ -99,19 +99,14 @@ cdef cppclass HttpConnection:
     Exchange* tail
 
 cdef cppclass Exchange:
-    Query query
+    Query query                 # first: `query_waits` gives it back
     HttpConnection* connection  # NULL: the client is gone
     Exchange* next
-    u64 key                     # the id of the slot that it waits for, or its ticket
+    u64 key                     # its ticket
     u8 how
     bint close
     Bytes text
     LargeBody* rest             # of its response, after `text`; NULL: none
-
-cdef struct Inbox:              # of an engine
-    CompletionState* completion
-    Mailbox* box
-    u32 bit
 
 cdef cppclass Shared:           # of all workers of one server
     Settings settings
@@ -136,13 +131,11 @@ cdef cppclass Worker:
     Relays relays               # connections that Python holds
     u32 shakes                  # of handshakes, in this turn
     Post post                   # WorkerCommand*
-    vector[Inbox] inboxes       # mailboxes, one an engine
+    QueryWaits waits            # of exchanges whose queries have not ended
     vector[HttpConnection*] connections         # by index; NULL: free
     vector[u32] free_connections
     u32 opened                  # connections so far
-    Lookup waiting              # by slot id: Exchange* whose queries have not ended
     Lookup tickets              # by ticket: Exchange* that Python answers
-    vector[u64] over            # keys of those whose slots had already ended
     Exchange* spare
     TableState* table
     u64 version                 # of the orders that were seen

@@ -27,12 +27,10 @@ from posix.unistd cimport close as close_fd
 from clipper_core.http.http_head cimport HEAD_PLAIN, HEAD_UNFINISHED, Head, head_read
 from clipper_core.http.http_route cimport (
     ENDED, OPEN, OTHER, READ, VALUE, QueryOutcome, RouteState, has_key, query_answer, query_cancel,
-    query_drop, query_first_open, query_home, query_submit, route_at,
+    query_drop, query_submit, route_at,
 )
 from clipper_core.http.json_value cimport large_body_drop, large_body_go_on
-from clipper_core.results.completion cimport (
-    CompletionState, completion_wake_loop_thread, slot_watch,
-)
+from clipper_core.http.query_waits cimport query_next_open, query_wait, query_wait_no_more
 from clipper_core.runtime.allocation cimport make, make_room
 from clipper_core.runtime.machine cimport acquire, monotonic_us, relaxed, release
 from clipper_core.runtime.reactor cimport EPOLLIN, EPOLLOUT, connection_tag, tag_number
@@ -365,7 +363,7 @@ cdef void _give_up(Worker* w, HttpConnection* connection) noexcept nogil:
         x = connection.first
         connection.first = x.next
         if x.how == NOT_YET:
-            w.waiting.take(x.key)
+            query_wait_no_more(&w.waits, &x.query)
             query_cancel(&x.query)
             _over(x)
         elif x.how == BY_PYTHON:
@@ -577,26 +575,16 @@ cdef bint _has_memory(const Shared* s, u64 nbytes) noexcept nogil:
 cdef void _wait(Worker* w, Exchange* x, u32 slot) noexcept nogil:
     """Wait for a slot of the query. The slots are waited for one after another: when one has ended,
     those that ended meanwhile need no wait."""
-    cdef size_t i
-    cdef CompletionState* d = query_home(&x.query)
     x.how = NOT_YET
-    x.key = x.query.block.first_id + slot
-    if not (make_room(w.over, w.over.size() + 1) and w.waiting.put(x.key, x)):
+    if not query_wait(&w.waits, &x.query, slot):
         query_cancel(&x.query)
         _over(x)
         _starve(x)
-        return
-    for i in range(w.inboxes.size()):
-        if w.inboxes[i].completion == d:
-            if slot_watch(x.query.block[0], slot, w.inboxes[i].bit):
-                completion_wake_loop_thread(d)
-                return
-    w.over.push_back(x.key)     # it has ended already
 
 
 cdef bint _wait_for_next(Worker* w, Exchange* x) noexcept nogil:
     """Wait for the next slot, after one that has ended. Return False if there is none."""
-    cdef u32 slot = query_first_open(&x.query, <u32> (x.key - x.query.block.first_id))
+    cdef u32 slot = query_next_open(&x.query)
     if slot == x.query.slot + x.query.rows:
         return False
     _wait(w, x, slot)

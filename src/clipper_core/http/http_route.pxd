@@ -51,12 +51,24 @@ cdef u32 infer_read(const Wanted* wanted, bint finite, const u8* body, u64 n, u6
 cdef bint infer_write(Bytes* out, const Value* value, bint stacked, bint binary, u64* json_bytes,
                       LargeBody* large) noexcept nogil
 
+# Return the dtype of a name in the protocol; 0 if rows of it are not read here.
+cdef u8 tensor_dtype(const u8* at, u64 n) noexcept nogil
+# Return the protocol's name of a dtype; NULL if outputs of it are not written here.
+cdef const char* tensor_datatype(u8 dtype) noexcept nogil
+# Return how many rows of this shape a tensor has: its first dimension, which one row may omit. 0:
+# they have another shape or type.
+cdef u64 tensor_rows(const Wanted* wanted, u8 dtype, u32 rank, const u64* dims) noexcept nogil
+# Return whether a value is a scalar, and write it in its widened type.
+cdef bint scalar_word(const Value* value, u8* dtype, u64* word) noexcept nogil
+cdef bint is_text(const Value* value) noexcept nogil
+
 # -- Routes, and the state of a query.
 cdef enum Form:                 # of a request and its answer
     PREDICT = 0                 # POST /api/APP/predict
     OLD_PREDICT = 1             # POST /APP/predict
     INFER = 2                   # POST /v2/models/NAME/infer
     FEEDBACK = 3                # POST /api/APP/feedback, of a label of one answer
+    CALL = 4                    # ModelInfer of gRPC; `infer_call` reads and writes it
 
 cdef enum QueryOutcome:         # of query_submit
     OTHER = 0                   # the body is not plain: nothing was submitted
@@ -82,7 +94,8 @@ cdef cppclass RouteState:
     double confidence_min
     Bytes node                  # prefix of an id, before the number: `4bde13fa-`
     Bytes models                # as JSON: `["svm:1"]`
-    Bytes head                  # start of a V2 response, up to the id: `{"model_name":"svm","id":`
+    Bytes head                  # start of a V2 response, up to the id: `{"model_name":"svm","id":`;
+                                # of a call, as protobuf
     atomic[u64]* queries        # counters of the application: queries
     atomic[u64]* answered
     atomic[u64]* decided
@@ -108,6 +121,7 @@ cdef struct Fields:             # of a request, beside its rows
     u8[TRACE_PARENT_BYTES] trace        # traceparent as given
 
 cdef cppclass Query:            # of one row, or of several, which are queries of their own
+    u64 waits_for               # the id of a slot, as `query_waits` has it
     RouteState* route
     u32 rows
     Block* block                # NULL: one row that was answered at once
@@ -133,13 +147,22 @@ cdef cppclass TableState:
     const KeyState* keys        # of which every request needs one; NULL: none does
     bint logs                   # requests whose caller records them are logged: Python has them
 
-# Return the route of a path; NULL if there is none.
+# Return the route of a path (of calls, of a name); NULL if there is none.
 cdef RouteState* route_at(const TableState* table, const u8* path, u64 n) noexcept nogil
 # Return whether a request has a key of the table, which needs one.
 cdef bint has_key(const TableState* table, const Head* head) noexcept nogil
 # Submit a query whose route and began_us are set. rows: takes what was read. draws: of `span_new`
 cdef QueryOutcome query_submit(Query* q, const TableState* table, const Head* head,
                                const u8* body, Bytes* rows, u64* draws) noexcept nogil
+# The parts of query_submit, for a request of another form. First set what its parameters do not
+# set, then those; False of query_set_parameters and query_set_slo: they are not plain, or out of
+# range; of query_read_trace: the request is to be logged.
+cdef void query_begin(Query* q) noexcept nogil
+cdef bint query_set_parameters(Query* q, const InferParameters* said) noexcept nogil
+cdef bint query_set_slo(Query* q, double slo_ms) noexcept nogil
+cdef bint query_read_trace(Query* q, const TableState* table, const u8* trace, u64 n,
+                           u64* draws) noexcept nogil
+cdef QueryOutcome query_answer_or_submit(Query* q, const Bytes* rows) noexcept nogil
 # Return the first slot from `at` on that is pending; else the slot after those of the query, which
 # has slots.
 cdef u32 query_first_open(const Query* q, u32 at) noexcept nogil
@@ -149,9 +172,20 @@ cdef u32 query_first_open(const Query* q, u32 at) noexcept nogil
 # of a large response; else unchanged.
 cdef bint query_answer(Query* q, const char* date, const Bytes* made, bint close,
                        Bytes* body, Bytes* out, LargeBody** rest) noexcept nogil
+# The parts of query_answer, for another form. Return whether a row has an output.
+cdef bint query_is_answered(const Query* q, u32 row) noexcept nogil
+# Return how long a row took, microseconds. value: its output, which the query holds.
+cdef u32 query_row(const Query* q, u32 row, Value* value) noexcept nogil
+# Make an array of the outputs of all rows, which is the caller's. False: one of them has none, or
+# is not sure enough; they are no array; or there is no memory.
+cdef bint query_stack(const Query* q, Value* stacked) noexcept nogil
+# Count the answers.
+cdef void query_count(Query* q, u64 now_us) noexcept nogil
 # End the rows that are pending: nobody waits for them.
 cdef void query_cancel(Query* q) noexcept nogil
 cdef void query_drop(Query* q) noexcept nogil          # release the results that it holds
+# Make a future of each row, which has what the query held. finish, extra: of the futures
+cdef list query_futures(Query* q, object finish, object extra)
 cdef CompletionState* query_home(const Query* q) noexcept nogil
 
 cdef class HotRoute:

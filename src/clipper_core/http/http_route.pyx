@@ -32,6 +32,7 @@ from clipper_core.results.completion cimport (
     block_drop, completion_notify_outside, slot_boxes, slot_fill, slot_state, slot_try_cancel,
     slots_claim,
 )
+from clipper_core.results.future cimport Future, future_at_once, future_new
 from clipper_core.runtime.dtype cimport (
     ANY, BOOL, BYTES, F16, F32, F64, I16, I32, I64, I8, STR, U16, U32, U64, U8, all_finite,
     itemsize,
@@ -150,7 +151,7 @@ cdef bint _once(u32* seen, u32 bit) noexcept nogil:
 # -- the request
 # --------------------------------------------------------------------------------------------------
 
-cdef u8 _dtype(const u8* at, u64 n) noexcept nogil:
+cdef u8 tensor_dtype(const u8* at, u64 n) noexcept nogil:
     """Return the dtype of a name; 0 if it is not supported here."""
     if _is(at, n, "FP64", 4):
         return F64
@@ -232,7 +233,7 @@ cdef bint _tensor_member(Text* text, Tensor* t, u32* seen) noexcept nogil:
     if _is(key, n, "datatype", 8):
         if not (_once(seen, 4) and _string(text, &word, &m)):
             return False
-        t.dtype = _dtype(word, m)
+        t.dtype = tensor_dtype(word, m)
         return t.dtype != 0
     if _is(key, n, "data", 4):
         return _once(seen, 8) and _data(text, t)
@@ -338,16 +339,14 @@ cdef bint _request(Text* text, Request* r) noexcept nogil:
             and r.tensor.dtype != 0)
 
 
-cdef u64 _rows_of(const Wanted* wanted, const Tensor* t) noexcept nogil:
-    """Return how many rows of this shape the tensor has: its first dimension, which one row may
-    omit. 0: they have another shape or type."""
-    cdef u32 i, ahead = t.rank - wanted.rank
-    if t.dtype != wanted.dtype or t.rank < wanted.rank or ahead > 1:
+cdef u64 tensor_rows(const Wanted* wanted, u8 dtype, u32 rank, const u64* dims) noexcept nogil:
+    cdef u32 i, ahead = rank - wanted.rank
+    if dtype != wanted.dtype or rank < wanted.rank or ahead > 1:
         return 0
     for i in range(wanted.rank):
-        if t.dims[i + ahead] != wanted.dims[i]:
+        if dims[i + ahead] != wanted.dims[i]:
             return 0
-    return t.dims[0] if ahead == 1 else 1
+    return dims[0] if ahead == 1 else 1
 
 
 cdef bint _read_data(const Wanted* wanted, const Tensor* t, u64 elements,
@@ -383,7 +382,7 @@ cdef u32 infer_read(const Wanted* wanted, bint finite, const u8* body, u64 n, u6
     text.at, text.end = body, body + (n - behind)
     if not _request(&text, &r) or r.id_bytes > ID_MAX:
         return 0
-    n_rows = _rows_of(wanted, &r.tensor)
+    n_rows = tensor_rows(wanted, r.tensor.dtype, r.tensor.rank, r.tensor.dims)
     if not 0 < n_rows <= rows_max:
         return 0
     elements = n_rows
@@ -412,7 +411,7 @@ cdef u32 infer_read(const Wanted* wanted, bint finite, const u8* body, u64 n, u6
 # -- the answer
 # --------------------------------------------------------------------------------------------------
 
-cdef const char* _datatype(u8 dtype) noexcept nogil:
+cdef const char* tensor_datatype(u8 dtype) noexcept nogil:
     if dtype == F64:
         return "FP64"
     if dtype == F32:
@@ -445,8 +444,7 @@ cdef u8 _widened(u8 dtype) noexcept nogil:
     return BOOL if dtype == BOOL else 0 if dtype == U64 else I64 if U8 <= dtype <= I64 else 0
 
 
-cdef bint _word(const Value* value, u8* dtype, u64* word) noexcept nogil:
-    """Return a scalar in its widened type."""
+cdef bint scalar_word(const Value* value, u8* dtype, u64* word) noexcept nogil:
     cdef Blob* blob
     cdef u8 own = value.tag
     cdef float single
@@ -490,18 +488,18 @@ cdef bint infer_write(Bytes* out, const Value* value, bint stacked, bint binary,
     if array:
         dtype, data, size = blob.dtype, blob_data(blob), blob.nbytes
     elif blob == NULL or blob.dtype != STR:
-        if not _word(value, &dtype, &word):
+        if not scalar_word(value, &dtype, &word):
             return False
         size = itemsize(dtype)
     else:
         size = 0
-    if (size or array) and (_datatype(dtype) == NULL
+    if (size or array) and (tensor_datatype(dtype) == NULL
                             or not (json_is_plain(blob) if array
                                     else all_finite(dtype, data, size))):
         return False
     out.put_text("\"outputs\":[{\"name\":\"output\",\"datatype\":\"")
     if size or array:
-        out.put_text(_datatype(dtype))
+        out.put_text(tensor_datatype(dtype))
     else:
         out.put_text("BYTES")
     out.put_text("\",\"shape\":[")
@@ -542,7 +540,7 @@ cdef Blob* _room_for(const Value* first, u32 n, u64* item) noexcept nogil:
         dtype = one.dtype
         rank = one.rank
         item[0] = one.nbytes
-    elif (one == NULL or one.dtype != STR) and _word(first, &dtype, &word):
+    elif (one == NULL or one.dtype != STR) and scalar_word(first, &dtype, &word):
         item[0] = itemsize(dtype)
     if dtype == 0 or rank == RANK_MAX:
         return NULL
@@ -569,7 +567,7 @@ cdef bint _put_row(Blob* into, u32 row, u64 item, const Value* value) noexcept n
     if one == NULL or one.rank == 0:
         if into.rank != 1 or (one != NULL and one.dtype == STR):
             return False
-        if not _word(value, &dtype, &word) or dtype != into.dtype:
+        if not scalar_word(value, &dtype, &word) or dtype != into.dtype:
             return False
         memcpy(to, &word, item)
         return True
@@ -625,8 +623,7 @@ cdef bint _read_row(RouteState* r, Text* text, Bytes* row) noexcept nogil:
     return True
 
 
-cdef bint _set_slo(Query* q, double slo_ms) noexcept nogil:
-    """Set the SLO of a request. False: it is out of range."""
+cdef bint query_set_slo(Query* q, double slo_ms) noexcept nogil:
     if not 0.0 < slo_ms <= q.route.slo_ms_max:
         return False
     q.fields.slo_us = max(<u64> rint(slo_ms * 1000.0), <u64> 1)
@@ -636,7 +633,7 @@ cdef bint _set_slo(Query* q, double slo_ms) noexcept nogil:
 cdef bint _read_slo(Query* q, Text* text) noexcept nogil:
     cdef double slo_ms = 0.0
     _skip_blanks(text)
-    return json_read_f64(text, &slo_ms) and _set_slo(q, slo_ms)
+    return json_read_f64(text, &slo_ms) and query_set_slo(q, slo_ms)
 
 
 cdef bint _read_user(Query* q, Text* text) noexcept nogil:
@@ -749,18 +746,17 @@ cdef bint _read_deadline(Query* q, const Head* head) noexcept nogil:
     if head.deadline_bytes == 0:
         return True
     text.at, text.end = head.deadline, head.deadline + head.deadline_bytes
-    return json_read_f64(&text, &slo_ms) and text.at == text.end and _set_slo(q, slo_ms)
+    return json_read_f64(&text, &slo_ms) and text.at == text.end and query_set_slo(q, slo_ms)
 
 
-cdef bint _read_trace(Query* q, const TableState* table, const Head* head,
-                      u64* draws) noexcept nogil:
-    """Read traceparent. False: the request is to be logged."""
-    q.fields.traced = trace_parent_is_valid(head.trace, head.trace_bytes)
+cdef bint query_read_trace(Query* q, const TableState* table, const u8* trace, u64 n,
+                           u64* draws) noexcept nogil:
+    q.fields.traced = trace_parent_is_valid(trace, n)
     if not q.fields.traced:
         return True
-    memcpy(q.fields.trace, head.trace, TRACE_PARENT_BYTES)
+    memcpy(q.fields.trace, trace, TRACE_PARENT_BYTES)
     q.fields.span = span_new(draws)
-    return not (table.logs and trace_parent_is_sampled(head.trace))
+    return not (table.logs and trace_parent_is_sampled(trace))
 
 
 # -- submitting
@@ -879,6 +875,14 @@ cdef inline bint _is_read_only(Query* q) noexcept nogil:
     return r.read_only or q.user.size() > (RING_USER_MAX if r.takes_users else 0)
 
 
+cdef bint query_set_parameters(Query* q, const InferParameters* said) noexcept nogil:
+    if said.user_bytes > (RING_USER_MAX if q.route.takes_users else 0):
+        return False
+    q.fields.salt = said.salt
+    q.user.put(said.user, said.user_bytes)
+    return said.timeout_us == 0 or query_set_slo(q, <double> said.timeout_us / 1000.0)
+
+
 cdef bint _read_infer(Query* q, const Head* head, const u8* body, Bytes* rows) noexcept nogil:
     cdef RouteState* r = q.route
     cdef InferParameters said
@@ -889,27 +893,36 @@ cdef bint _read_infer(Query* q, const Head* head, const u8* body, Bytes* rows) n
                         r.rows_max, rows, &q.tag, &binary, &said)
     if q.rows == 0:
         return False
-    if said.user_bytes > (RING_USER_MAX if r.takes_users else 0):
-        return False
     q.binary = binary
-    q.fields.salt = said.salt
-    q.user.put(said.user, said.user_bytes)
-    if said.timeout_us:
-        return _set_slo(q, <double> said.timeout_us / 1000.0)
-    return _read_deadline(q, head)
+    if not query_set_parameters(q, &said):
+        return False
+    return said.timeout_us or _read_deadline(q, head)
 
 
-cdef QueryOutcome query_submit(Query* q, const TableState* table, const Head* head,
-                               const u8* body, Bytes* rows, u64* draws) noexcept nogil:
-    cdef RouteState* r = q.route
-    q.fields.slo_us, q.fields.salt = r.slo_us, 0
+cdef void query_begin(Query* q) noexcept nogil:
+    q.fields.slo_us = q.route.slo_us
+    q.fields.salt = 0
     q.fields.traced = False
     q.user.clear()
     q.rows = 1
     q.block = NULL
     q.value.word = 0
     q.value.tag = TAG_NONE
-    if head.trace != NULL and not _read_trace(q, table, head, draws):
+
+
+cdef QueryOutcome query_answer_or_submit(Query* q, const Bytes* rows) noexcept nogil:
+    if _is_read_only(q):
+        return _only_read(q, rows)
+    if q.rows != 1:
+        return _answer_or_submit_rows(q, rows)
+    return _answer_or_submit(q, rows)
+
+
+cdef QueryOutcome query_submit(Query* q, const TableState* table, const Head* head,
+                               const u8* body, Bytes* rows, u64* draws) noexcept nogil:
+    cdef RouteState* r = q.route
+    query_begin(q)
+    if head.trace != NULL and not query_read_trace(q, table, head.trace, head.trace_bytes, draws):
         return OTHER
     if r.form == INFER:
         if not _read_infer(q, head, body, rows):
@@ -926,11 +939,7 @@ cdef QueryOutcome query_submit(Query* q, const TableState* table, const Head* he
         memcpy(q.fields.id, head.id, head.id_bytes)
     if r.form == FEEDBACK:
         return READ
-    if _is_read_only(q):
-        return _only_read(q, rows)
-    if q.rows != 1:
-        return _answer_or_submit_rows(q, rows)
-    return _answer_or_submit(q, rows)
+    return query_answer_or_submit(q, rows)
 
 
 cdef CompletionState* query_home(const Query* q) noexcept nogil:
@@ -975,8 +984,7 @@ cdef void query_drop(Query* q) noexcept nogil:
 # -- answering
 # --------------------------------------------------------------------------------------------------
 
-cdef inline u32 _row_value(const Query* q, u32 row, Value* value) noexcept nogil:
-    """Return how long a row took, microseconds. value: its output, which the query holds."""
+cdef u32 query_row(const Query* q, u32 row, Value* value) noexcept nogil:
     cdef u32 slot = q.slot + row
     if q.block == NULL:
         value[0] = q.value
@@ -986,31 +994,29 @@ cdef inline u32 _row_value(const Query* q, u32 row, Value* value) noexcept nogil
     return q.block.latency_us[slot]
 
 
-cdef inline bint _is_answered(const Query* q, u32 row) noexcept nogil:
+cdef bint query_is_answered(const Query* q, u32 row) noexcept nogil:
     return q.block == NULL or slot_state(q.block[0], q.slot + row) == OK
 
 
-cdef bint _stack(const Query* q, Value* stacked) noexcept nogil:
-    """Make an array of the outputs of all rows, which is the caller's. False: one of them has none,
-    or is not sure enough; they are no array; or there is no memory."""
+cdef bint query_stack(const Query* q, Value* stacked) noexcept nogil:
     cdef Value value
     cdef Blob* found
     cdef u64 item = 0
     cdef u32 i
     for i in range(q.rows):
-        if not _is_answered(q, i):
+        if not query_is_answered(q, i):
             return False
-        _row_value(q, i, &value)
+        query_row(q, i, &value)
         if value_belief(&value) < q.route.confidence_min:
             return False
-    _row_value(q, 0, &value)
+    query_row(q, 0, &value)
     found = _room_for(&value, q.rows, &item)
     if found == NULL:
         return False
     stacked.word = <u64> found
     stacked.tag = TAG_BLOB
     for i in range(q.rows):
-        _row_value(q, i, &value)
+        query_row(q, i, &value)
         if not _put_row(found, i, item, &value):
             value_drop(stacked)
             return False
@@ -1094,14 +1100,13 @@ cdef inline void _count_row(Query* q, u32 row, u64 now_us) noexcept nogil:
     """Record how long a row took, and keep its answer for feedback."""
     cdef RouteState* r = q.route
     cdef Value value
-    histogram_record(r.took, _row_value(q, row, &value))
+    histogram_record(r.took, query_row(q, row, &value))
     if r.window != NULL:
         ring_add(r.window, q.number + row, r.owner, q.user.at(), <u32> q.user.size(), &value,
                  now_us)
 
 
-cdef void _count(Query* q, u64 now_us) noexcept nogil:
-    """Count the answers."""
+cdef void query_count(Query* q, u64 now_us) noexcept nogil:
     cdef RouteState* r = q.route
     cdef u32 i
     count(r.answered, q.rows)
@@ -1125,7 +1130,7 @@ cdef inline bint _write_body(Query* q, const Value* value, double belief, u32 la
     return _old(q, value, body, large)
 
 
-cdef bint _is_text(const Value* value) noexcept nogil:
+cdef bint is_text(const Value* value) noexcept nogil:
     cdef Blob* blob = <Blob*> value.word if value.tag == TAG_BLOB else NULL
     return (blob != NULL and blob.dtype == STR and blob.rank == 0 and not blob.qualifier_bytes
             and not record_type(blob))
@@ -1143,10 +1148,10 @@ cdef bint _put_texts(Query* q, Bytes* body) noexcept nogil:
     body.put_decimal(q.rows)
     body.put_text("],\"data\":[")
     for i in range(q.rows):
-        if not _is_answered(q, i):
+        if not query_is_answered(q, i):
             return False
-        _row_value(q, i, &value)
-        if not _is_text(&value) or value_belief(&value) < q.route.confidence_min:
+        query_row(q, i, &value)
+        if not is_text(&value) or value_belief(&value) < q.route.confidence_min:
             return False
         nbytes += (<Blob*> value.word).nbytes
         if i:
@@ -1162,10 +1167,10 @@ cdef bint _make_body_of_rows(Query* q, u64* json_bytes, Bytes* body,
     """Write the body of several rows as `_make_body` does."""
     cdef Value stacked
     cdef bint made
-    _row_value(q, 0, &stacked)
-    if _is_answered(q, 0) and _is_text(&stacked):
+    query_row(q, 0, &stacked)
+    if query_is_answered(q, 0) and is_text(&stacked):
         return not q.binary and _put_texts(q, body)
-    if not _stack(q, &stacked):
+    if not query_stack(q, &stacked):
         return False
     rest[0] = large_body(&stacked)
     made = _inferred_rows(q, &stacked, json_bytes, body, rest[0])
@@ -1183,9 +1188,9 @@ cdef inline bint _make_body(Query* q, u64* json_bytes, Bytes* body,
     body.clear()
     if q.rows != 1:
         return _make_body_of_rows(q, json_bytes, body, rest)
-    if not _is_answered(q, 0):
+    if not query_is_answered(q, 0):
         return False
-    latency_us = _row_value(q, 0, &value)
+    latency_us = query_row(q, 0, &value)
     belief = value_belief(&value)
     if belief < q.route.confidence_min:
         return False
@@ -1228,7 +1233,7 @@ cdef bint query_answer(Query* q, const char* date, const Bytes* made, bint close
         large_body_chunk(body, out)
     else:
         out.put(body.at(), body.size())
-    _count(q, monotonic_us())
+    query_count(q, monotonic_us())
     rest[0] = large
     return True
 
@@ -1280,11 +1285,29 @@ cdef int _put(Bytes* to, bytes text) except -1:
     return 0
 
 
+cdef list query_futures(Query* q, object finish, object extra):
+    cdef HotRoute route = <HotRoute> q.route.object
+    cdef list futures = []
+    cdef Future future
+    cdef u32 i
+    if q.block == NULL:
+        future = future_at_once(route.model.engine.completion, OK, &q.value, finish, extra)
+        future.own_id = q.number
+        futures.append(future)
+    else:
+        for i in range(q.rows):
+            futures.append(future_new(route.model.engine.completion, q.block, q.slot + i, 1,
+                                      finish, extra))
+    q.block = NULL
+    q.value.tag = TAG_NONE
+    return futures
+
+
 cdef class HotRoute:
     """The route of one application, or one model, with one form of request. Threads: any; it never
     changes.
 
-    form: `predict`, `old_predict`, `infer`, `feedback`. node: the part of an answer's id before the
+    form: `predict`, `old_predict`, `infer`, `feedback`, `call`. node: the part of an answer's id before the
     number. models: their names in an answer, in JSON; for `infer`, the text before the request's
     id. counts: counters of the application's stats: queries, answered, decided, used, wins. took:
     its durations, microseconds. ok, requests: of HTTP: responses with 200, and their durations.
@@ -1311,13 +1334,13 @@ cdef class HotRoute:
         queries, answered, decided, used, wins = counts
         self.model, self.subject = model, subject
         self.counters = (queries, answered, decided, used, wins, took, ok, requests, window, owner)
-        r.form = <u8> ("predict", "old_predict", "infer", "feedback").index(form)
+        r.form = <u8> ("predict", "old_predict", "infer", "feedback", "call").index(form)
         if r.form != FEEDBACK:
             self._set_rows()
         r.engine, r.model, r.slo_us, r.confidence_min = (model.engine.state, model.state, slo_us,
                 confidence_min)
         _put(&r.node, f"{node}-".encode())
-        _put(&r.head if r.form == INFER else &r.models, models)
+        _put(&r.models if r.form == PREDICT else &r.head, models)
         r.queries, r.answered, r.decided = (&(<Counter> queries).n, &(<Counter> answered).n,
                                           &(<Counter> decided).n)
         r.used, r.wins, r.ok = &(<Counter> used).n, &(<Counter> wins).n, &ok.n
@@ -1347,7 +1370,7 @@ cdef class HotRoute:
         name = self.model.describe_input().partition("[")[0]
         self.dtype = np.dtype(f"{name[0]}{int(name[1:]) // 8}")
         self.state.variable = self.model.shape == (-1,)
-        if self.state.variable and self.state.form == INFER:
+        if self.state.variable and self.state.form in (INFER, CALL):
             raise ValueError(f"rows of {self.model.name} differ in length: infer is not read here")
         self.state.wanted.rank = <u32> len(self.model.shape)
         for i in range(self.state.wanted.rank):

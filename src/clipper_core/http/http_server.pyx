@@ -22,21 +22,19 @@ from typing import NamedTuple
 from clipper_core.engine.engine cimport Engine
 from clipper_core.http.http_connection cimport (
     CONNECTION, ENDING, GONE, ROWS, TURN_BYTES, WITHOUT_TLS,
-    Exchange, HttpConnection, Inbox, Settings, connection_unsent,
+    Exchange, HttpConnection, Settings, connection_unsent,
     exchange_answered, exchange_slot_ended, http_connection_check_times, http_connection_close,
     http_connection_drain, http_connection_open, http_connection_read, http_connection_resume,
     http_connection_settle, sockaddr_storage,
 )
 from clipper_core.http.http_route cimport (
-    FEEDBACK, INFER, PREDICT, HotRoute, HotTable, Query, query_drop,
+    FEEDBACK, INFER, PREDICT, HotRoute, HotTable, Query, query_drop, query_futures,
 )
 from clipper_core.http.json_value cimport Text, json_read_f64, json_read_i64
+from clipper_core.http.query_waits cimport query_next_ended, waits_add
 from clipper_core.http.trace_parent cimport TRACE_PARENT_BYTES, span_new, trace_parent_put
 from clipper_core.results.answer cimport Answer
-from clipper_core.results.completion cimport (
-    Mailbox, mailbox_arm, mailbox_must_rescan, slot_state,
-)
-from clipper_core.results.future cimport Future, MailboxReader, future_at_once, future_new
+from clipper_core.results.future cimport Future, MailboxReader
 from clipper_core.runtime.allocation cimport make
 from clipper_core.runtime.histogram cimport Counter
 from clipper_core.runtime.machine cimport (
@@ -47,12 +45,11 @@ from clipper_core.runtime.reactor cimport (
     EPOLLIN, EPOLLOUT, LISTENER_TAG, RELAY_TAG, WAKE_UP_TAG, epoll_event, tag_kind, tag_number,
     tag_of,
 )
-from clipper_core.runtime.status cimport NO_MEMORY, OK, PENDING, raise_for
+from clipper_core.runtime.status cimport NO_MEMORY, raise_for
 from clipper_core.tls.relay cimport (
     Relay, relay_handle, relay_take_back, relays_check_times, relays_close,
 )
 from clipper_core.tls.tls_context cimport HANDSHAKE_OUTCOMES, SHAKE_FULL, TlsContext
-from clipper_core.wire.prediction cimport TAG_NONE
 
 cdef extern from *:
     """
@@ -243,45 +240,12 @@ cdef void _apply_later_commands(Worker* w) noexcept nogil:
 # -- ended queries
 # --------------------------------------------------------------------------------------------------
 
-cdef void _event_of(Worker* w, u64 key) noexcept nogil:
-    cdef Exchange* x = <Exchange*> w.waiting.get(key)
-    if x != NULL and slot_state(x.query.block[0], <u32> (key - x.query.block.first_id)) != PENDING:
-        w.waiting.take(key)
-        exchange_slot_ended(w, x)
-
-
-cdef bint _drain_mailbox(Worker* w, Mailbox* box) noexcept nogil:
-    cdef u64 key
-    cdef bint any = False
-    cdef const vector[u64]* keys
-    cdef size_t i
-    while box.ids.pop(&key):
-        _event_of(w, key)
-        any = True
-    if mailbox_must_rescan(box[0]):
-        keys = w.waiting.all()
-        for i in range(keys.size()):
-            _event_of(w, keys[0][i])
-        any = True
-    return any
-
-
 cdef void _news(Worker* w) noexcept nogil:
     """Handle all ended queries, until the mailboxes are armed."""
-    cdef size_t i
-    cdef u64 key
-    cdef bint any = True
-    while any:
-        any = False
-        while w.over.size():
-            key = w.over.back()
-            w.over.pop_back()
-            _event_of(w, key)
-        for i in range(w.inboxes.size()):
-            while _drain_mailbox(w, w.inboxes[i].box) or mailbox_arm(w.inboxes[i].box[0],
-                                                                     w.inboxes[i].box.ids[0]):
-                any = True
-        any = any and w.over.size() != 0
+    cdef Query* ended = query_next_ended(&w.waits)
+    while ended != NULL:
+        exchange_slot_ended(w, <Exchange*> ended)
+        ended = query_next_ended(&w.waits)
 
 
 # -- turns
@@ -297,7 +261,7 @@ cdef void _handle(Worker* w, const epoll_event* event) noexcept nogil:
         if not w.draining:
             _accept(w, number)
     elif tag_kind(tag) == WAKE_UP_TAG:
-        eventfd_drain(w.inboxes[number - 1].box.fd)
+        eventfd_drain(w.waits.inboxes[number - 1].box.fd)
     elif tag_kind(tag) == RELAY_TAG:
         relay_handle(&w.relays, tag, event.events, w.now_us)
     else:
@@ -591,11 +555,9 @@ cdef class HttpServer:
 
     cdef int _add_mailbox(self, Worker* w, Engine engine) except -1:
         cdef MailboxReader reader = MailboxReader(engine.completion)
-        cdef Inbox inbox
         self.mailboxes.append(reader)
-        inbox.completion, inbox.box, inbox.bit = engine.completion.state, reader.box, reader.bit
-        w.inboxes.push_back(inbox)
-        w.reactor.watch(reader.box.fd, EPOLLIN, tag_of(WAKE_UP_TAG, <u32> w.inboxes.size()))
+        waits_add(&w.waits, reader)
+        w.reactor.watch(reader.box.fd, EPOLLIN, tag_of(WAKE_UP_TAG, <u32> w.waits.inboxes.size()))
         return 0
 
     def __dealloc__(self):
@@ -780,21 +742,7 @@ cdef class HttpServer:
         cdef bytes id = _id_of(&handed.query)
         cdef bytes tag = _tag_of(&handed.query)
         cdef object extra = route.subject(id.decode("ascii"), tag, _user_of(&handed.query))
-        cdef list futures = []
-        cdef Future future
-        cdef u32 i
-        if handed.query.block == NULL:
-            future = future_at_once(route.model.engine.completion, OK, &handed.query.value,
-                                    self.finish, extra)
-            future.own_id = handed.query.number
-            futures.append(future)
-        else:
-            for i in range(handed.query.rows):
-                futures.append(future_new(route.model.engine.completion, handed.query.block,
-                                          handed.query.slot + i, 1, self.finish, extra))
-        # the futures have it, and the value
-        handed.query.block = NULL
-        handed.query.value.tag = TAG_NONE
+        cdef list futures = query_futures(&handed.query, self.finish, extra)
         ending = Ending(route, futures, id, handed.query.began_us * 1000, handed.worker,
                         handed.ticket,
                         tag, bool(handed.query.binary), _trace_of(&handed.query))

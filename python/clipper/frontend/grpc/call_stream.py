@@ -17,7 +17,7 @@ import zlib
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Generator, Iterable, Sequence
 from concurrent.futures import Executor
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 from urllib.parse import quote
 
 from clipper.component import Tasks
@@ -52,6 +52,16 @@ _NOT_METADATA: Final = frozenset(
     )
 )
 Fields = Sequence[tuple[bytes, bytes]]
+
+
+class CoreCalls(Protocol):
+    """What answers calls in the core (fast_calls.py). Threads: the event loop's."""
+
+    def take(self, connection: Http2Connection) -> bool:
+        """Answer calls among the events that have come. Return whether there were any."""
+
+    def lose(self, connection: Http2Connection) -> None:
+        """Give up the calls of a connection that is gone."""
 
 
 class CallRefused(Exception):
@@ -492,7 +502,8 @@ class CallServer:
 
     sources: the first that knows a call answers it. open_calls: those that are not answered.
     memory: what the messages of all calls take. open_max: calls at once; more are refused.
-    workers: threads that decode compressed messages.
+    workers: threads that decode compressed messages. fast: answers calls in the core; None: none
+    are.
     """
 
     def __init__(
@@ -503,6 +514,7 @@ class CallServer:
         workers: Executor,
         open_max: int,
         ping_s_min: float,
+        fast: CoreCalls | None = None,
     ) -> None:
         self.message_bytes_max = message_bytes_max
         self.memory = memory
@@ -511,6 +523,7 @@ class CallServer:
         self.tasks = Tasks("gRPC")
         self.open_calls = 0
         self._sources, self._open_max = sources, open_max
+        self._fast = fast
 
     def open(self, connection: Http2Connection, id: int, head: bytes) -> CallStream:
         """Return what answers a call."""
@@ -522,6 +535,15 @@ class CallServer:
         most = connection.service.settings.header_bytes_max
         text = f"the metadata has more than {most} bytes. See grpc.metadata_bytes_max."
         connection.protocol.reply(id, None, trailers_of(Code.RESOURCE_EXHAUSTED, text))
+
+    def take(self, connection: Http2Connection) -> bool:
+        """Answer calls in the core. Return whether there were any."""
+        return self._fast is not None and self._fast.take(connection)
+
+    def lose(self, connection: Http2Connection) -> None:
+        """Give up such calls of a connection that is gone."""
+        if self._fast is not None:
+            self._fast.lose(connection)
 
     def method_of(self, details: CallDetails) -> CallMethod:
         """Return the method of a call. Raises CallRefused."""

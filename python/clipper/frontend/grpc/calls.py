@@ -248,7 +248,7 @@ class GrpcDispatcher:
 
     def _admit(self, keys: ApiKeys | None, call: GrpcCall) -> None:
         """Admit a call. Raises NotAllowed, and Overloaded if there are too many calls."""
-        if self._counts.under_way > self._calls_max:
+        if self._counts.open > self._calls_max:
             hint = "See grpc.calls_max."
             raise Overloaded(
                 f"{self._calls_max} calls are under way already.",
@@ -276,7 +276,7 @@ class GrpcDispatcher:
                 code = "OK"
                 return reply
             except Exception as error:
-                code = _code_name(error)
+                code = code_name(error)
                 return await abort(call.context, error, call.trailing)
             finally:
                 everything.under_way -= 1
@@ -304,7 +304,7 @@ class GrpcDispatcher:
                     yield reply
                 code = "OK"
             except Exception as error:
-                code = _code_name(error)
+                code = code_name(error)
                 await abort(call.context, error, call.trailing)
             finally:
                 everything.under_way -= 1
@@ -417,7 +417,8 @@ def known(error: Exception) -> ClipperError:
     return ClipperError("an internal error; the server's log has it.")
 
 
-def _code_name(error: Exception) -> str:
+def code_name(error: Exception) -> str:
+    """Return the name of an error's code, for the counts."""
     return error.grpc_code if isinstance(error, ClipperError) else "INTERNAL"
 
 

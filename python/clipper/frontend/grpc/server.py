@@ -1,6 +1,8 @@
 """The services of gRPC, and the threads for their work. Needs the extra `grpc`."""
 
+import asyncio
 import time
+from collections.abc import Sequence
 
 from clipper.component import Health, Pool
 from clipper.frontend.access_log import AccessLog
@@ -10,6 +12,7 @@ from clipper.frontend.grpc.applications import ApplicationService
 from clipper.frontend.grpc.call_stream import CallServer
 from clipper.frontend.grpc.calls import GrpcDispatcher
 from clipper.frontend.grpc.door import Door, check_of
+from clipper.frontend.grpc.fast_calls import FastCalls
 from clipper.frontend.grpc.health import HEALTH, REFLECTION, HealthService, ReflectionService
 from clipper.frontend.grpc.inference import SERVICE as INFERENCE
 from clipper.frontend.grpc.inference import InferenceService
@@ -25,6 +28,7 @@ from clipper.frontend.tracing.exporter import SpanExporter
 from clipper.mesh.data_plane import DataPlane
 from clipper.metrics import GrpcCounts
 from clipper.serving.query.future_watcher import FutureWatcher
+from clipper_core.engine.engine import Engine
 
 _WORKERS = 4
 # further calls that are rejected with the reason; those beyond are rejected at once
@@ -36,7 +40,8 @@ class GrpcServer:
     an HttpListeners (CallSource). Threads: `open`, `drain` and `close` are the event loop's; the
     others are called from one.
 
-    access: keys and tokens. counts: of the calls. exporter: exports spans; None for none.
+    access: keys and tokens. counts: of the calls. exporter: exports spans; None for none. engines:
+    of the models.
     """
 
     def __init__(
@@ -46,6 +51,7 @@ class GrpcServer:
         counts: GrpcCounts,
         access_log: AccessLog,
         exporter: SpanExporter | None = None,
+        engines: Sequence[Engine] = (),
     ) -> None:
         self._node = node
         self._access = access
@@ -54,6 +60,8 @@ class GrpcServer:
         self._exporter = exporter
         path = node.config.mesh.data_plane
         self._table = DataPlane(path, time.monotonic) if path else None
+        self._engines = engines
+        self._fast: FastCalls | None = None
         self._workers = Pool("clipper-grpc-work", _WORKERS)
         self._managers = Pool("clipper-grpc-manage", _WORKERS)
         self._open: CallServer | None = None
@@ -86,6 +94,7 @@ class GrpcServer:
             self._access.keys,
             self._exporter,
         )
+        self._fast = self._fast_calls()
         self._open = CallServer(
             self._handlers(self._calls),
             config.grpc.message_bytes_max,
@@ -93,8 +102,21 @@ class GrpcServer:
             self._workers,
             config.grpc.calls_max + _REFUSED_MAX,
             config.grpc.ping_s_min,
+            self._fast,
         )
+        if self._fast is not None:
+            self._fast.open(asyncio.get_running_loop())
         return self._open
+
+    def _fast_calls(self) -> FastCalls | None:
+        """Return what answers calls in the core; None where each call is logged or has spans, or
+        the data plane's methods rewrite requests."""
+        is_seen = self._exporter is not None or self._access_log.logs_all
+        if is_seen or self._table is not None or not self._engines:
+            return None
+        return FastCalls(
+            self._node, self._engines, self._counts, self._access.keys, self._access_log
+        )
 
     def _handlers(self, calls: GrpcDispatcher) -> list[CallMethods]:
         """Return what answers calls; the first that knows a call does."""
@@ -139,6 +161,8 @@ class GrpcServer:
         self.drain()
         if self._open is not None:
             await self._open.tasks.cancel()
+        if self._fast is not None:
+            self._fast.close()
 
     def stop(self) -> None:
         """Stop the threads. The event loop has ended. Idempotent."""

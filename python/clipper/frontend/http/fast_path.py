@@ -5,12 +5,10 @@ These requests are answered there: `POST /api/APP/predict` (and the original's `
 requests whose rows are queries of their own, as JSON or binary.
 A label of one answer, `POST /api/APP/feedback` with an id and a label, is read there, and learned
 by a worker thread with the others that came in the same turn.
-The application must have one model that does not learn online, a policy without learning, no
-decider, no roles, numeric input, and predictions that read no parameter tables. Answers given here
-wait for feedback in a table of the core. Where queries need keys, the request has a valid one. The
-table of routes is rebuilt at each change of the catalog, before the caller of the change returns,
-and replaced at each change of the keys. The responses are equal byte by byte to those of the Python
-path, and the fast path adds to the same counters (serving/tally, metrics).
+Which applications are eligible, frontend/http/fast_routes.py says. Answers given here wait for
+feedback in a table of the core. Where queries need keys, the request has a valid one. The responses
+are equal byte by byte to those of the Python path, and the fast path adds to the same counters
+(serving/tally, metrics).
 
 Queries to other applications whose models take the same rows of numbers are read there as well. The
 event loop's thread schedules them, all that have come at once, and gives back what is to be sent
@@ -30,17 +28,14 @@ import logging
 import os
 import secrets
 import socket
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
-from clipper.catalog.catalog import View
 from clipper.component import Health, Stop, Tasks, Worker
 from clipper.frontend.auth.api_keys import ApiKeys
-from clipper.frontend.http.applications import old_one, one_predicted
 from clipper.frontend.http.connection import HttpConnection, HttpService
 from clipper.frontend.http.exchange import Exchange
-from clipper.frontend.http.inference import inferred
+from clipper.frontend.http.fast_routes import FastRoute, FastRoutes, FormOfRoute, FormsOfRoutes
 from clipper.frontend.http.messages import (
     HttpError,
     HttpRequest,
@@ -52,31 +47,20 @@ from clipper.frontend.http.messages import (
 )
 from clipper.frontend.http.router import HttpRouter
 from clipper.frontend.http.tls import SecuredBy, tell_to_speak_tls
-from clipper.frontend.inference.codec import InferRequest
-from clipper.frontend.inference.operations import (
-    SINGLE_ROWS_MAX,
-    InferenceTarget,
-    PendingInference,
-)
 from clipper.frontend.server_interface import ServerInterface
 from clipper.frontend.tracing.context import trace_of
 from clipper.metrics import HttpCounts
-from clipper.selection.policies.ensemble import Ensemble
-from clipper.selection.policies.single_model import SingleModel
 from clipper.serving.feedback.ground_truth import truth_of
 from clipper.serving.feedback.observe import learn_label_of, observe
-from clipper.serving.query.application import fits_id
 from clipper.serving.query.processor import (
-    QueryContext,
     ResolvedApplication,
     finish,
-    plan_for,
     predict,
 )
 from clipper.settings.http import bodies_bytes
-from clipper.types import PredictionRequest, UserValue
+from clipper.types import UserValue
 from clipper_core.engine.engine import Engine
-from clipper_core.http.http_route import HotRoute, HotTable
+from clipper_core.http.http_route import HotTable
 from clipper_core.http.http_server import (
     Ending,
     Feedback,
@@ -87,9 +71,9 @@ from clipper_core.http.http_server import (
     WithoutTls,
 )
 from clipper_core.results.future import Future
+from clipper_core.runtime.histogram import Counter, LatencyHistogram
 
 _log = logging.getLogger(__name__)
-_POLICIES = (Ensemble, SingleModel)
 _FOREIGN = (
     b"transfer-encoding",
     b"content-encoding",
@@ -97,104 +81,22 @@ _FOREIGN = (
     b"tracestate",
     b"origin",
 )
-_UNREAD = ("any", "bool", "f16", "str", "bytes")  # types that the core does not read from JSON
 _FEEDBACK = "/api/{}/feedback"
 _INFER = "/v2/models/{}/infer"
 _INFER_VERSION = "/v2/models/{}/versions/{}/infer"
 _AGAIN_S = 0.02
 _TOLD_MAX = 64  # feedback that a worker thread learns at once
 _NOTHING = HttpResponse(204, b"")
-_MODELS_MAX = 1000  # maximum of model versions with fast routes
-
-
-class FastRoute:
-    """A route of the fast path: its application, and how Python answers its remaining queries.
-
-    Calling it returns the value of `Future.extra` for a query that ends in Python. name, version:
-    of an infer route, as in the request's path.
-    """
-
-    __slots__ = ("form", "name", "path", "pattern", "resolved", "version")
-
-    def __init__(
-        self, resolved: ResolvedApplication, form: str, pattern: str, name: str, version: str = ""
-    ) -> None:
-        self.resolved, self.form, self.pattern, self.name, self.version = (
-            resolved,
-            form,
-            pattern,
-            name,
-            version,
-        )
-        self.path = pattern.format(name, version).encode()
-
-    @property
-    def before(self) -> bytes:
-        """The start of a JSON response, which names the models."""
-        if self.form != "infer":
-            return to_json([str(model) for model in self.resolved.models])
-        version = self.target.answered_version
-        head = {
-            "model_name": self.name,
-            **({"model_version": version} if version else {}),
-            "id": "",
-        }
-        return to_json(head).removesuffix(b'""}')
-
-    @property
-    def target(self) -> InferenceTarget:
-        """The target of an infer request."""
-        return InferenceTarget(self.resolved, self.name, self.version)
-
-    def __call__(self, id: str, tag: bytes, user: str) -> QueryContext:
-        state, plan = plan_for(self.resolved, user)
-        own = tag[1:-1].decode("ascii")
-        return QueryContext(
-            self.resolved, plan, state, user, (), None, id or (own if fits_id(own) else "")
-        )
-
-    def respond(
-        self, ending: Ending | Read, futures: Sequence[Future]
-    ) -> HttpResponse | StreamedResponse:
-        """Return the response to a query, the futures of which are done."""
-        if self.form == "predict":
-            return one_predicted(futures[0], self.resolved, True)
-        if self.form == "old_predict":
-            return old_one(futures[0], True)
-        infer_request = InferRequest(ending.tag[1:-1].decode("ascii"), {}, [], ending.binary)
-        pending = PendingInference(futures, self.resolved, False)
-        return inferred(pending, self.target, infer_request, True)
-
-
-def is_eligible(resolved: ResolvedApplication) -> bool:
-    """Return whether the core may answer this application: one model, and only counters to
-    update."""
-    return (
-        len(resolved.models) == 1
-        and type(resolved.policy) in _POLICIES
-        and resolved.speculation is None
-        and resolved.rollout.assignment is None
-        and resolved.rollout.split is None
-        and not resolved.feedback.online_learning.teaches(resolved.models)
-        and resolved.rollout.stats is not None
-        and not resolved.rollout.decoys
-        and not resolved.on_demand
-        and not any(core.tensors or core.outputs for core in resolved.cores.values())
-    )
-
-
-def is_readable(resolved: ResolvedApplication) -> bool:
-    """Return whether the core may read the queries of this application: its models take the same
-    rows of numbers."""
-    cores = list(resolved.all_cores.values())
-    return (
-        bool(cores)
-        and not resolved.on_demand
-        and not resolved.output_name
-        and resolved.rollout.stats is not None
-        and not any(core.tensors or core.outputs for core in cores)
-        and len({core.describe_input() for core in cores}) == 1
-    )
+_FORMS = FormsOfRoutes(
+    (
+        FormOfRoute("predict", "/api/{}/predict"),
+        FormOfRoute("old_predict", "/{}/predict"),
+        FormOfRoute("infer", _INFER),
+        FormOfRoute("feedback", _FEEDBACK),
+    ),
+    (FormOfRoute("infer", _INFER_VERSION),),
+    (FormOfRoute("infer", _INFER),),
+)
 
 
 def _predict(read: Read, row: UserValue) -> Future:
@@ -288,12 +190,14 @@ class _FeedbackTurn:
 
 
 class FastPath:
-    """The fast path of one listener, and its threads.
+    """The fast path of one listener, and its threads: a RouteDoor.
 
     keys: of which every query needs one; None: none is needed. secured: the certificate of all
-    connections; None: they are without TLS. Threads: rebuild and take_keys from
-    any; open, look and drain on the event loop; stop from one.
+    connections; None: they are without TLS. Threads: open, check and drain on the event loop; stop
+    from one.
     """
+
+    forms = _FORMS
 
     def __init__(
         self,
@@ -328,19 +232,13 @@ class FastPath:
         # a wait for the disk is shared by threads that wait at the same time
         self._told_at_once = 1 if node.config.feedback.journal == "fsync" else _TOLD_MAX
         self._workers = [self._worker(i) for i in range(http.workers)]
-        self._routes_by_path: dict[bytes, HotRoute] = {}
-        self._logs = False
-        self._table = HotTable({})
-        self._untyped: list[ResolvedApplication] = []
-        self._hot: list[ResolvedApplication] = []
-        self._guard = threading.Lock()
+        self._fast: FastRoutes
         self._adopting = Tasks("the fast path")
         # by ticket: of queries that the core has read
         self._scheduled: dict[int, list[Future]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._service: HttpService
         self._listener: socket.socket
-        self._following = contextlib.ExitStack()
 
     def open(
         self, loop: asyncio.AbstractEventLoop, service: HttpService, listener: socket.socket
@@ -350,10 +248,8 @@ class FastPath:
         service.core_server, service.is_plain = self.core_server, self._is_plain
         service.bodies.core_server = self.core_server
         self.counts.held = lambda: self.core_server.connections
-        self._following.callback(self._node.catalog.on_change(self.rebuild))
-        if self._keys is not None:
-            self._following.callback(self._keys.on_change(self.take_keys))
-        self.rebuild(self._node.catalog.view)
+        self._fast = FastRoutes(self._node, self, self._keys, service.access_log)
+        self._fast.open()
         loop.add_reader(self.core_server.fd, self._take)
         self.core_server.listen(os.dup(listener.fileno()))
         for worker in self._workers:
@@ -371,124 +267,18 @@ class FastPath:
 
     # -- the table
 
-    def rebuild(self, view: View) -> None:
-        """Rebuild the table of routes after a change of the catalog."""
-        with self._guard:
-            routes: dict[bytes, HotRoute] = {}
-            self._untyped, self._hot = [], []
-            for name in view.applications:
-                resolved = self._node.resolve(name)
-                self._add(routes, resolved, "predict", "/api/{}/predict", name)
-                self._add(routes, resolved, "old_predict", "/{}/predict", name)
-                self._add(routes, resolved, "infer", _INFER, name)
-                self._add_feedback(routes, resolved)
-            for model in [model for model in view.models() if not model.retired_us][:_MODELS_MAX]:
-                resolved = self._node.resolve_request(
-                    PredictionRequest(None, candidate_models=(str(model.id),))
-                )
-                self._add(routes, resolved, "infer", _INFER_VERSION, model.name, str(model.version))
-                if model.name not in view.applications and self._node.serves(view, model):
-                    self._add(routes, resolved, "infer", _INFER, model.name)
-            self._routes_by_path = routes
-            self._set_table()
+    def takes(self, route: FastRoute) -> bool:
+        """Return whether requests for this route get here."""
+        return self._leads_to(route.path) == route.pattern
 
-    def take_keys(self) -> None:
-        """Use the keys that are valid now: requests that arrive after this returns need one of
-        them. Raises MemoryError."""
-        with self._guard:
-            self._set_table()
+    def counts_of(self, route: FastRoute) -> tuple[Counter, LatencyHistogram]:
+        """Return what counts its requests that are answered, and their durations."""
+        row = self.counts.row("POST", route.pattern)
+        return row.ok, row.durations
 
-    def _set_table(self) -> None:
-        """Have the core use the routes and the keys that are valid now."""
-        keys = None if self._keys is None else self._keys.table
-        self._logs = self._service.access_log.logs_sampled
-        self._table = HotTable(self._routes_by_path, keys, self._logs)
-        self.core_server.set_table(self._table)
-
-    def _add(
-        self,
-        routes: dict[bytes, HotRoute],
-        resolved: ResolvedApplication,
-        form: str,
-        pattern: str,
-        name: str,
-        version: str = "",
-    ) -> None:
-        stats = resolved.rollout.stats
-        is_whole = is_eligible(resolved)
-        if stats is None or not (is_whole or (form != "old_predict" and is_readable(resolved))):
-            return
-        model = resolved.models[0]
-        core = resolved.cores[model]
-        dtype = core.describe_input().partition("[")[0]
-        if dtype == "any":
-            self._untyped.append(resolved)
-        subject = FastRoute(resolved, form, pattern, name, version)
-        if (
-            dtype in _UNREAD
-            or core.similar is not None
-            or (is_whole and (core.watch is not None or core.cost is not None))
-            or (form == "infer" and core.shape == (-1,))
-        ):
-            return
-        if self._leads_to(subject.path) != pattern:
-            return
-        counters = stats.counters
-        of_model = counters.of(model)
-        if is_whole:
-            self._hot.append(resolved)
-        window = resolved.feedback.window
-        owner = None if window is None else window.owner(resolved.learner, (model,))
-        counts = (
-            counters.queries,
-            counters.answered,
-            counters.step("all"),
-            of_model.used,
-            of_model.wins,
-        )
-        row = self.counts.row("POST", pattern)
-        routes[subject.path] = HotRoute(
-            core,
-            form,
-            resolved.node,
-            subject.before,
-            resolved.slo_us,
-            resolved.confidence_min,
-            counts,
-            counters.duration,
-            row.ok,
-            row.durations,
-            subject,
-            None if window is None else window.table,
-            owner,
-            resolved.core if form != "old_predict" else None,
-            not is_whole,
-            self._node.config.limits.slo_ms_max,
-            is_whole and resolved.rows is None,
-            SINGLE_ROWS_MAX if form == "infer" else 1,
-        )
-
-    def _add_feedback(self, routes: dict[bytes, HotRoute], resolved: ResolvedApplication) -> None:
-        """Add the route of labels of an application's answers."""
-        subject = FastRoute(resolved, "feedback", _FEEDBACK, resolved.name)
-        core, stats = next(iter(resolved.all_cores.values()), None), resolved.rollout.stats
-        if core is None or stats is None or self._leads_to(subject.path) != _FEEDBACK:
-            return
-        row = self.counts.row("POST", _FEEDBACK)
-        counters = stats.counters
-        routes[subject.path] = HotRoute(
-            core,
-            subject.form,
-            resolved.node,
-            b"",
-            resolved.slo_us,
-            0.0,
-            [counters.queries] * 5,
-            counters.duration,
-            row.ok,
-            row.durations,
-            subject,
-        )
+    def set_table(self, table: HotTable) -> None:
+        """Answer requests by these routes from now on. Raises MemoryError."""
+        self.core_server.set_table(table)
 
     def _leads_to(self, path: bytes) -> str:
         request = HttpRequest("POST", path, b"", {}, b"")
@@ -499,33 +289,18 @@ class FastPath:
     def _is_plain(self, request: HttpRequest) -> bool:
         return (
             request.method == "POST"
-            and request.path in self._table
+            and request.path in self._fast.table
             and not request.query
             and not any(name in request.headers for name in _FOREIGN)
-            and not (self._logs and request.trace is not None and request.trace.sampled)
+            and not (self._fast.logs and request.trace is not None and request.trace.sampled)
         )
 
     def check(self) -> None:
-        """Free former tables, and rebuild the table if a model's type or capabilities have changed,
-        or the log of requests was switched on or off.
-
-        Called at regular intervals.
-        """
+        """Free former tables, and take what has changed. Called at regular intervals."""
         self.core_server.sweep()
         if self._secured is not None and self._secured.refresh():
             self.core_server.set_tls(self._secured.context)
-        self._table.look_at_lanes()
-        if any(
-            core.describe_input() != "any"
-            for resolved in self._untyped
-            for core in resolved.cores.values()
-        ):
-            # an untyped model got its type from its first row
-            self.rebuild(self._node.catalog.view)
-        elif not all(map(is_eligible, self._hot)) or (
-            self._logs != self._service.access_log.logs_sampled
-        ):
-            self.rebuild(self._node.catalog.view)  # a container with online learning has connected
+        self._fast.check()
 
     # -- what comes out
 
@@ -664,7 +439,7 @@ class FastPath:
 
     def close(self) -> None:
         """Stop receiving events of the core. Called on the event loop when it ends."""
-        self._following.close()
+        self._fast.close()
         if self._loop is not None:
             self._loop.remove_reader(self.core_server.fd)
 

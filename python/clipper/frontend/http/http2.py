@@ -85,6 +85,13 @@ class Calls(Protocol):
     def refuse_head(self, connection: "Http2Connection", id: int) -> None:
         """Answer a call whose metadata is too large."""
 
+    def take(self, connection: "Http2Connection") -> bool:
+        """Answer calls without Python, among the events that have come. Return whether there were
+        any."""
+
+    def lose(self, connection: "Http2Connection") -> None:
+        """Give up such calls of a connection that is gone."""
+
 
 class Http2Stream(asyncio.Transport):
     """The transport below the connection that answers one stream. Threads: the event loop's."""
@@ -247,7 +254,7 @@ class Http2Connection(asyncio.Protocol):
     @property
     def is_busy(self) -> bool:
         """True while a request is being read or answered."""
-        return bool(self._streams)
+        return not self._gone and self.protocol.streams > 0
 
     @property
     def is_open(self) -> bool:
@@ -278,7 +285,9 @@ class Http2Connection(asyncio.Protocol):
 
     def _take_events(self) -> bool:
         """Pass on what has come. Return whether there was anything."""
-        found = False
+        found = self._calls is not None and self._calls.take(self)
+        if found:
+            self._since_s = self.service.now_s
         while events := self.protocol.events():
             found = True
             for kind, id, text, credit in events:
@@ -371,6 +380,8 @@ class Http2Connection(asyncio.Protocol):
     def _lose_streams(self) -> None:
         for id in tuple(self._streams):
             self._end_stream(id)
+        if self._calls is not None:
+            self._calls.lose(self)
 
     # -- writing
 
@@ -427,7 +438,7 @@ class Http2Connection(asyncio.Protocol):
         if self._gone:
             return
         is_last = self._ended or self.protocol.has_left or self.protocol.is_going
-        if self.protocol.is_shut or (is_last and not self._streams):
+        if self.protocol.is_shut or (is_last and not self.is_busy):
             self._end()
 
     def _send(self) -> bool:
@@ -484,7 +495,7 @@ class Http2Connection(asyncio.Protocol):
 
     def drain(self) -> None:
         """Answer the streams that are open, and those that were sent before the client knows."""
-        self.protocol.go_away(warn=bool(self._streams))
+        self.protocol.go_away(warn=self.is_busy)
         self._warned_s = self.service.now_s
         for stream in tuple(self._streams.values()):
             stream.drain()
@@ -512,7 +523,7 @@ class Http2Connection(asyncio.Protocol):
                 self.protocol.ping()  # a client that has closed its connection resets it
         for stream in tuple(self._streams.values()):
             stream.check(now_s)
-        is_idle = not self._streams and now_s - self._since_s > settings.idle_s
+        is_idle = not self.is_busy and now_s - self._since_s > settings.idle_s
         is_warned = self.service.draining and now_s - self._warned_s > _WARNED_S
         if waits_since_us and now_s - waits_since_us / 1e6 > settings.header_s:
             self.protocol.fail(Http2Error.ENHANCE_YOUR_CALM)

@@ -1,0 +1,380 @@
+"""Taking calls out of the events of a connection, and answering them.
+
+A call is taken if its head, its one message and its end came at once: clients send small calls so.
+Others, and those that are not plain, are coroutines of Python (frontend/grpc/call_stream.py).
+"""
+cimport cython
+from libcpp.vector cimport vector
+
+import os
+import threading
+from typing import NamedTuple
+
+from clipper_core.engine.engine cimport Engine
+from clipper_core.http.http2_protocol cimport (
+    CALL_ENDED, CALLED, ENDED, INTERNAL_ERROR, WENT_ON, Http2Event, Http2Protocol, Http2State,
+    Http2Stream, http2_consumed, http2_finish, http2_reply,
+)
+from clipper_core.http.http_route cimport (
+    ENDED as QUERY_ENDED, OPEN, OTHER, VALUE, HotRoute, HotTable, Query, QueryOutcome, TableState,
+    query_cancel, query_drop, query_futures,
+)
+from clipper_core.http.infer_call cimport (
+    CallHead, call_answer, call_head_read, call_submit, call_trailers,
+)
+from clipper_core.http.query_waits cimport (
+    query_next_ended, query_next_open, query_wait, query_wait_no_more, waits_add,
+)
+from clipper_core.http.trace_parent cimport TRACE_PARENT_BYTES
+from clipper_core.results.future cimport MailboxReader
+from clipper_core.runtime.allocation cimport make, make_room
+from clipper_core.runtime.byte_buffer cimport Bytes
+from clipper_core.runtime.histogram cimport Counter, count, histogram_record
+from clipper_core.runtime.machine cimport eventfd_drain, monotonic_us, relaxed, release, u32, u64
+from clipper_core.runtime.status cimport NO_MEMORY, raise_for
+
+cdef enum:
+    TAKEN = 255                 # an event that is nobody's any more
+    SEVERAL = 0xffffffff        # the message of a call came in parts
+
+
+class HotEnding(NamedTuple):
+    """A call whose answer Python makes: the query has no plain prediction. owner: of its
+    connection. subject: of its route. futures: of its rows, done. request_id: the id in the
+    request; id: of the query. trace: traceparent, if it names a trace; else empty."""
+
+    owner: object
+    stream: int
+    subject: object
+    futures: object
+    request_id: str
+    began_ns: int
+    trace: bytes
+
+
+# -- calls
+# --------------------------------------------------------------------------------------------------
+
+cdef HotCall* _new(HotCallState* c) noexcept nogil:
+    """Return a call; NULL: there is no memory."""
+    cdef HotCall* x = c.spare
+    if x == NULL:
+        return make[HotCall]()
+    c.spare = x.next
+    return x
+
+
+cdef void _put_back(HotCallState* c, HotCall* x) noexcept nogil:
+    x.query.tag.clear()
+    x.next = c.spare
+    c.spare = x
+
+
+cdef void _drop(HotCallState* c, HotCall* x) noexcept nogil:
+    """Release what the query holds."""
+    query_drop(&x.query)
+    x.query.route.users.fetch_sub(1, release)
+    _put_back(c, x)
+
+
+cdef void _cancel(HotCallState* c, HotCall* x) noexcept nogil:
+    """End a call for whose answer nobody waits any more."""
+    query_wait_no_more(&c.waits, &x.query)
+    query_cancel(&x.query)
+    c.open -= 1
+    count(c.cancelled, 1)
+    histogram_record(x.query.route.requests, monotonic_us() - x.query.began_us)
+    _drop(c, x)
+
+
+cdef void _finish(HotCallState* c, HotCall* x) noexcept nogil:
+    """Answer a call whose rows have all ended, or leave it for Python."""
+    cdef Http2Stream* stream = <Http2Stream*> x.connection.by_id.get(x.stream)
+    stream.call = NULL
+    if not call_answer(&x.query, &c.body):
+        c.left.push_back(x)
+        return
+    c.fields.clear()
+    call_trailers(&x.query, &c.fields)
+    stream.silent = True
+    if c.fields.lost:
+        http2_finish(x.connection, x.stream, INTERNAL_ERROR)
+    else:
+        http2_reply(x.connection, x.stream, c.body.at(), c.body.size(), &c.fields)
+    _drop(c, x)
+
+
+cdef void _wait(HotCallState* c, HotCall* x, u32 slot) noexcept nogil:
+    """Wait for a slot of the query. Without memory for that, Python reports it as cancelled."""
+    cdef Http2Stream* stream = <Http2Stream*> x.connection.by_id.get(x.stream)
+    if query_wait(&c.waits, &x.query, slot):
+        stream.call = x
+        c.open += 1
+        return
+    stream.call = NULL
+    query_cancel(&x.query)
+    c.left.push_back(x)
+
+
+cdef bint _serve(HotCallState* c, Http2State* h, const TableState* table, void* owner,
+                 const Http2Event* called, const Http2Event* went) noexcept nogil:
+    """Begin a call. Return False if it is Python's; then nothing has changed."""
+    cdef CallHead head
+    cdef HotCall* x
+    cdef QueryOutcome came
+    # for all that are open, so that their ends need no memory
+    if (not call_head_read(h.text.at() + called.at, called.bytes, &head)
+            or not make_room(c.left, c.left.size() + c.open + 1)
+            or not make_room(c.touched, c.touched.size() + c.open + 1)):
+        return False
+    x = _new(c)
+    if x == NULL:
+        return False
+    x.query.began_us = monotonic_us()
+    came = call_submit(&x.query, table, &c.limits, &head, h.text.at() + went.at, went.bytes,
+                       &c.rows, &c.draws)
+    if came != VALUE and came != QUERY_ENDED and came != OPEN:
+        _put_back(c, x)
+        return False
+    x.query.route.users.fetch_add(1, relaxed)
+    x.connection = h
+    x.owner = owner
+    x.stream = called.stream
+    if came == OPEN:
+        _wait(c, x, x.query.slot)
+    else:
+        _finish(c, x)
+    return True
+
+
+# -- events
+# --------------------------------------------------------------------------------------------------
+
+cdef void _drop_taken(Http2State* h) noexcept nogil:
+    """Keep the events that were not taken, and their text."""
+    cdef Bytes text
+    cdef Http2Stream* stream
+    cdef size_t i, kept = 0
+    cdef Http2Event event
+    for i in range(h.events.size()):
+        event = h.events[i]
+        if event.kind == TAKEN:
+            continue
+        if event.kind == CALLED:
+            stream = <Http2Stream*> h.by_id.get(event.stream)
+            if stream != NULL:
+                stream.called_at = 0
+        text.put(h.text.at() + event.at, event.bytes)
+        event.at = text.size() - event.bytes
+        h.events[kept] = event
+        kept += 1
+    h.events.resize(kept)
+    h.text.clear()
+    h.text.put(text.at(), text.size())
+    h.text.lost = h.text.lost or text.lost
+
+
+cdef void _note(Http2State* h, size_t i) noexcept nogil:
+    """Note where the head of a call, or its message, is."""
+    cdef Http2Stream* stream = <Http2Stream*> h.by_id.get(h.events[i].stream)
+    if stream == NULL:
+        return
+    if h.events[i].kind == CALLED:
+        stream.called_at = <u32> (i + 1)
+        stream.went_at = 0
+    else:
+        stream.went_at = <u32> (i + 1) if stream.went_at == 0 else SEVERAL
+
+
+cdef bint _take_call(HotCallState* c, Http2State* h, const TableState* table, void* owner,
+                     size_t i) noexcept nogil:
+    """Take the call that has ended by this event, if it is plain."""
+    cdef u32 id = h.events[i].stream
+    cdef Http2Stream* stream = <Http2Stream*> h.by_id.get(id)
+    cdef u32 called, went
+    cdef u64 credit
+    if (stream == NULL or stream.called_at == 0 or stream.went_at == 0
+            or stream.went_at == SEVERAL):
+        return False
+    called = stream.called_at - 1
+    went = stream.went_at - 1
+    credit = h.events[went].credit
+    if not _serve(c, h, table, owner, &h.events[called], &h.events[went]):
+        return False
+    h.events[called].kind = TAKEN
+    h.events[went].kind = TAKEN
+    h.events[i].kind = TAKEN
+    http2_consumed(h, id, credit)
+    return True
+
+
+cdef bint _take(HotCallState* c, Http2State* h, const TableState* table, void* owner,
+                u64 open_max) noexcept nogil:
+    """Take the events of plain calls. Return whether there were any."""
+    cdef bint any = False
+    cdef size_t i, n = h.events.size()
+    cdef u32 kind
+    for i in range(n):
+        kind = h.events[i].kind
+        if kind == CALLED or kind == WENT_ON:
+            _note(h, i)
+        elif kind == CALL_ENDED:
+            any = (c.open < open_max and _take_call(c, h, table, owner, i)) or any
+        elif kind == ENDED and h.events[i].call != NULL:
+            _cancel(c, <HotCall*> h.events[i].call)
+            h.events[i].kind = TAKEN
+            any = True
+    if n:
+        _drop_taken(h)
+    return any
+
+
+cdef void _news(HotCallState* c) noexcept nogil:
+    """Answer the calls whose queries have ended, until the mailboxes are armed."""
+    cdef HotCall* x
+    cdef u32 slot
+    cdef Query* ended = query_next_ended(&c.waits)
+    while ended != NULL:
+        x = <HotCall*> ended
+        c.open -= 1
+        slot = query_next_open(ended)
+        if slot != ended.slot + ended.rows:
+            _wait(c, x, slot)
+        else:
+            if c.touched.size() == 0 or c.touched.back() != x.owner:
+                c.touched.push_back(x.owner)
+            _finish(c, x)
+        ended = query_next_ended(&c.waits)
+
+
+# -- for Python
+# --------------------------------------------------------------------------------------------------
+
+@cython.final
+cdef class HotCalls:
+    """The calls of ModelInfer that the core answers, of the connections of one event loop.
+
+    engines: of the models. message_bytes_max: of a request; longer ones are Python's. way_back_us,
+    slo_us_max: see CallLimits. finish: what futures of queries that Python answers are made with.
+    cancelled: counts calls that their clients have given up.
+    """
+
+    def __cinit__(self, engines, *, u64 message_bytes_max, u64 way_back_us, u64 slo_us_max, finish,
+                  Counter cancelled):
+        self.state = make[HotCallState]()
+        if self.state == NULL:
+            raise_for(NO_MEMORY, "no memory for the calls of gRPC")
+        self.state.limits.message_bytes_max = message_bytes_max
+        self.state.limits.way_back_us = way_back_us
+        self.state.limits.slo_us_max = slo_us_max
+        self.state.draws = int.from_bytes(os.urandom(8), "little")
+        self.finish = finish
+        self.counter = cancelled
+        self.state.cancelled = &cancelled.n
+        self.retired = []
+        self.guard = threading.Lock()
+        self.table = HotTable({})
+        self.mailboxes = [MailboxReader((<Engine?> engine).completion) for engine in engines]
+        for reader in self.mailboxes:
+            waits_add(&self.state.waits, reader)
+
+    def __dealloc__(self):
+        cdef HotCall* x
+        if self.state == NULL:
+            return
+        while self.state.spare != NULL:
+            x = self.state.spare
+            self.state.spare = x.next
+            del x
+        del self.state
+
+    @property
+    def fds(self):
+        """Descriptors that are readable when news() has something."""
+        return [reader.fd for reader in self.mailboxes]
+
+    @property
+    def open(self):
+        """The number of calls that wait for their queries."""
+        return self.state.open
+
+    def set_table(self, HotTable table):
+        """Set the table of routes, by the name of a model, or its name and version with a slash
+        between them. Calls that are read after this returns are answered by it."""
+        with self.guard:
+            self.retired.append(self.table)
+            self.table = table
+
+    def sweep(self):
+        """Free former tables that no call uses any more. Return how many are kept."""
+        with self.guard:
+            self.retired = [table for table in self.retired if table.users]
+            return len(self.retired)
+
+    def take(self, Http2Protocol protocol, owner, u64 open_max):
+        """Take the plain calls among the events that `protocol` has left. Return whether there were
+        any: then news() has to be called.
+
+        owner: of the connection: it has to live until lose(). open_max: of calls that wait at once;
+        beyond it they are Python's.
+        """
+        cdef HotTable table = self.table
+        cdef bint any
+        if protocol.state.events.size() == 0:
+            return False
+        with nogil:
+            any = _take(self.state, protocol.state, table.state, <void*> owner, open_max)
+        return any
+
+    def news(self):
+        """Answer the calls whose queries have ended.
+
+        Return the owners whose connections have something to send, and calls for Python: a
+        HotEnding each.
+        """
+        cdef HotCallState* c = self.state
+        cdef size_t i
+        with nogil:
+            for i in range(c.waits.inboxes.size()):
+                eventfd_drain(c.waits.inboxes[i].box.fd)
+            _news(c)
+        owners = {<object> c.touched[i] for i in range(c.touched.size())}
+        c.touched.clear()
+        return owners, self._endings(owners)
+
+    cdef list _endings(self, set owners):
+        """Return what is left for Python. A call for which there is no memory is reset."""
+        cdef HotCallState* c = self.state
+        cdef HotCall* x
+        cdef list endings = []
+        while c.left.size():
+            x = c.left.back()
+            c.left.pop_back()
+            owners.add(<object> x.owner)
+            try:
+                endings.append(_ending(x, <HotRoute> x.query.route.object, self.finish))
+            except MemoryError:
+                http2_finish(x.connection, x.stream, INTERNAL_ERROR)
+            finally:
+                _drop(c, x)
+        return endings
+
+    def lose(self, Http2Protocol protocol):
+        """Cancel the calls of a connection that is gone."""
+        cdef Http2State* h = protocol.state
+        cdef size_t i
+        for i in range(h.streams.size()):
+            if h.streams[i].call != NULL:
+                _cancel(self.state, <HotCall*> h.streams[i].call)
+                h.streams[i].call = NULL
+
+
+cdef object _ending(HotCall* x, HotRoute route, object finish):
+    cdef Query* q = &x.query
+    id = (<const char*> q.fields.id)[:q.fields.id_bytes].decode("ascii")
+    user = (<const char*> q.user.at())[:q.user.size()].decode("ascii") if q.user.size() else ""
+    request_id = (<const char*> q.tag.at())[:q.tag.size()].decode("ascii") if q.tag.size() else ""
+    trace = (<const char*> q.fields.trace)[:TRACE_PARENT_BYTES] if q.fields.traced else b""
+    futures = query_futures(q, finish, route.subject(id, b"", user))
+    return HotEnding(<object> x.owner, x.stream, route.subject, futures, request_id,
+                     q.began_us * 1000, trace)
