@@ -55,7 +55,7 @@ Fields = Sequence[tuple[bytes, bytes]]
 
 
 class CoreCalls(Protocol):
-    """What answers calls in the core (fast_calls.py). Threads: the event loop's."""
+    """The calls that the core answers (fast_calls.py). Threads: the event loop's."""
 
     def take(self, connection: Http2Connection) -> bool:
         """Answer calls among the events that have come. Return whether there were any."""

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from clipper.frontend.access_log import AccessLog
 from clipper.frontend.auth.api_keys import ApiKeys
+from clipper.frontend.fast_routes import FastRoute, FastRoutes, FormOfRoute, FormsOfRoutes
 from clipper.frontend.grpc.call_stream import fields_of, trailers_of
 from clipper.frontend.grpc.calls import code_name, ending_of
 from clipper.frontend.grpc.inference import SERVICE
-from clipper.frontend.http.fast_routes import FastRoute, FastRoutes, FormOfRoute, FormsOfRoutes
 from clipper.frontend.http.http2 import Http2Connection
 from clipper.frontend.inference import protobuf_codec
 from clipper.frontend.inference.operations import PendingInference

@@ -5,7 +5,7 @@ These requests are answered there: `POST /api/APP/predict` (and the original's `
 requests whose rows are queries of their own, as JSON or binary.
 A label of one answer, `POST /api/APP/feedback` with an id and a label, is read there, and learned
 by a worker thread with the others that came in the same turn.
-Which applications are eligible, frontend/http/fast_routes.py says. Answers given here wait for
+Which applications are eligible, frontend/fast_routes.py says. Answers given here wait for
 feedback in a table of the core. Where queries need keys, the request has a valid one. The responses
 are equal byte by byte to those of the Python path, and the fast path adds to the same counters
 (serving/tally, metrics).
@@ -33,9 +33,9 @@ from typing import cast
 
 from clipper.component import Health, Stop, Tasks, Worker
 from clipper.frontend.auth.api_keys import ApiKeys
+from clipper.frontend.fast_routes import FastRoute, FastRoutes, FormOfRoute, FormsOfRoutes
 from clipper.frontend.http.connection import HttpConnection, HttpService
 from clipper.frontend.http.exchange import Exchange
-from clipper.frontend.http.fast_routes import FastRoute, FastRoutes, FormOfRoute, FormsOfRoutes
 from clipper.frontend.http.messages import (
     HttpError,
     HttpRequest,

@@ -121,7 +121,7 @@ class FastRoute:
 
 
 class RouteDoor(Protocol):
-    """What answers requests by routes. Threads: any."""
+    """The part of a server that answers requests by routes. Threads: any."""
 
     forms: FormsOfRoutes
 
