@@ -16,7 +16,7 @@ pytest.importorskip("grpc", reason="pip install 'clipper-serving[grpc]'")
 import grpc
 
 import clipper
-from clipper.credential_file import line_of, new_key
+from clipper.credentials.credential_file import line_of, new_key
 from clipper.frontend.grpc import call_stream
 from clipper.frontend.protocols import message
 from tests.frontend.conftest import PATIENCE_S, total
