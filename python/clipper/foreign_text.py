@@ -8,8 +8,21 @@ from typing import Final
 
 LINE_CHARS_MAX: Final = 500
 _PATH = re.compile(r"""(?<![\w.:/])(?:/[^\s/'":,()]+)+/([^\s/'":,()]+)""")
+# the first half of a pair, without the second
+_HALF = re.compile(r"(?<!\\)\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u)")
+_TAIL: Final = 32
 # of an object's repr(): where the memory of a process lies
 _ADDRESS = re.compile(r"(?<= at )0x[0-9a-fA-F]{6,16}\b")
+
+
+def why_no_json(error: Exception, text: "bytes | bytearray | memoryview | str") -> str:
+    """Return why a text is not JSON, in words. error: of msgspec, which takes a text that ends soon
+    after the first half of a surrogate pair for one that was cut off."""
+    tail = text[-_TAIL:] if isinstance(text, str) else bytes(text[-_TAIL:]).decode("latin-1")
+    half = _HALF.search(tail)
+    if half is not None and "truncated" in str(error):
+        return f"a string has half of a surrogate pair: {half[0]}"
+    return str(error)
 
 
 def last_line(text: str) -> str:

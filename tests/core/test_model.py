@@ -4,6 +4,7 @@ classes of SLO, many rows, bounds."""
 import math
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from clipper_core.engine.engine import Engine
-from clipper_core.engine.model import Model, predict_all, predict_ensemble
+from clipper_core.engine.model import Model, predict_all, predict_ensemble, predict_rows
 from clipper_core.results.decider import Decider, Rule, Step
 from clipper_core.runtime.status import Status, StatusError
 from tests.core.test_dtype import NUMPY
@@ -329,6 +330,24 @@ def test_a_hit_is_answered_at_submit_and_by_salt(world: World) -> None:
     assert model.cached([1.0, 2.0], salt=8) == (False, None)
     assert world.engine.snapshot()["models"][0]["hits"] == 2
     assert world.engine.completion.issued == 0, "a hit needs no slot"
+
+
+@pytest.mark.parametrize("salt", [-1, 2**64, 1.5, "1", None])
+def test_a_salt_is_a_whole_number(world: World, salt: Any) -> None:
+    model, row = world.model("f64", (2,), cached=True), [1.0, 2.0]
+    calls: list[Callable[[], object]] = [
+        partial(model.predict, row, salt=salt),
+        partial(model.predict_many, [row], salt=salt),
+        partial(model.put, row, 1.0, salt=salt),
+        partial(model.cached, row, salt=salt),
+        partial(model.cached_rows, [row], salt=salt),
+        partial(predict_all, (model,), row, None, salt),
+        partial(predict_rows, (model,), [row], None, salt),
+    ]
+    for call in calls:
+        with pytest.raises(StatusError, match="salt="):
+            call()
+    assert world.engine.completion.issued == 0
 
 
 def test_a_model_without_a_cache_evaluates_each(world: World) -> None:

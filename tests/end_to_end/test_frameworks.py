@@ -370,7 +370,7 @@ def test_a_pickle_of_the_user_answers_and_names_its_type(
     )
     caplog.clear()
     assert predicted(deploy(str(tmp_path / "m.joblib")), rows)[0] == mine.predict(rows).tolist()
-    assert "runs what is in it: trust who made it" in caplog.text
+    assert "deploy only files that you trust" in caplog.text
 
 
 def test_no_pickle_refuses_and_names_the_safer_format(iris: Any, tmp_path: Path) -> None:

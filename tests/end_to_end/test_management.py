@@ -154,8 +154,14 @@ def test_every_verb_by_hand(here: Path) -> None:
         assert run_json("app", "show", "mean")["roles"] == {"more": "shadow"}
         answer = run_json("predict", "mean", "[1, 1, 1]", "--user", "ann", "--slo-ms", "20000")
         assert answer["output"] == 6
-        assert run_json("feedback", "mean", answer["id"], "--label", "6") == {"counted": True}
-        assert run_json("feedback", "mean", answer["id"], "--label", "6") == {"counted": False}
+        told = ("feedback", "mean", answer["id"], "--label", "6")
+        for _ in range(2):  # the first has learned nothing
+            assert run_json(*told, "--dry-run") == {"counted": True}
+        assert run_json(*told) == {"counted": True}
+        assert run_json(*told) == {"counted": False}
+        assert run_json(*told, "--dry-run") == {"counted": False}
+        nobody = shell("feedback", "mean", "nobody-1", "--label", "6", "--dry-run", code=1)
+        assert "no prediction 'nobody-1'" in nobody
         assert {"total", "mean"} == {row["name"] for row in run_json("apps")}
         assert run_json("stats")["applications"]["mean"]["queries"] == 1
         for table in ("apps", "stats", "history"):

@@ -84,7 +84,11 @@ WRONG: dict[str, tuple[bytes, str]] = {
     "Infinity": (b'{"input": [1,2,Infinity]}', "JSON has no NaN and no Infinity"),
     "beyond a double": (b'{"input": [1,2,1e999]}', "Number out of range"),
     "digits without end": (b'{"input": [1,2,' + b"9" * 5000 + b"]}", "Number out of range"),
-    "a lone surrogate": (b'{"input": [1,2,3], "user": "\\ud800"}', "not JSON"),
+    "a lone surrogate": (
+        b'{"input": [1,2,3], "user": "\\ud800"}',
+        "a string has half of a surrogate pair: \\ud800",
+    ),
+    "a body that is cut off": (b'{"input": [1,2,3], "user": "\\\\ud800', "was truncated"),
     "a lone low surrogate": (b'{"input": [1,2,3], "user": "\\udc00"}', "not JSON"),
     "surrogates in the wrong order": (b'{"input": [1,2,3], "user": "\\udc00\\ud800"}', "not JSON"),
     "no UTF-8": (b'{"input": [1,2,3], "user": "\xff"}', "utf-8"),

@@ -120,6 +120,8 @@ def test_a_set_is_started_and_stopped_from_a_shell(
     monkeypatch.chdir(tmp_path)
     said = 'shards = 2\nreplicas = 1\nfolder = "set"\nsnapshot_s = 0\nmetrics = "127.0.0.1:0"\n'
     (tmp_path / "clipper.toml").write_text(f"[params]\n{said}")
+    assert len(clipper("up", "--dry-run")["addresses"]) == 2
+    assert not (tmp_path / "set").exists()
     words = [sys.executable, "-m", "clipper", "params", "up"]
     with Program(*words, until="2 shards serve") as up:
         said = next(line for line in up.lines if "2 shards serve" in line)
@@ -147,12 +149,27 @@ def test_a_set_is_started_and_stopped_from_a_shell(
         page.request("GET", "/metrics")
         assert b'clipper_params_rows{table="t",shard="1"} 1' in page.getresponse().read()
         page.close()
-        assert clipper("snapshot", "--whole")["rows"] == 2
+        assert clipper("snapshot", "--whole", "--dry-run") == {
+            "number": 1,
+            "rows": 2,
+            "nbytes": 0,
+            "parts": [{"rows": 1, "nbytes": 0}] * 2,
+        }
+        assert clipper("snapshot", "--whole")["number"] == 1
+        assert clipper("begin-anew", "--dry-run") == {"begun": []}
+        assert clipper("reshard", "--shards", "3", "--dry-run") == {"shards": 3}
+        assert clipper("ps")["resharding"] is None
+        refused = CliRunner().invoke(main, ["params", "up", "--dry-run"])
+        assert "a set of shards runs in" in refused.stderr
+        assert clipper("down", "--dry-run")["pid"] == up.pid
+        assert clipper("ps")["shards"][0]["tables"]["t"]["rows"] == 1
         assert clipper("down")["pid"] == up.pid
         assert up.wait() == 0
         found = clipper("ps")
         assert found["snapshots"][-1]["complete"]
         assert all("away" in one for one in found["shards"])
+        assert clipper("reshard", "--shards", "3", "--dry-run")["shards"] == 3
+        assert len(clipper("up", "--dry-run")["addresses"]) == 2
         assert clipper("reshard", "--shards", "3")["shards"] == 3
         assert clipper("restore", "--number", "1", "--dry-run")["number"] == 1
         assert clipper("restore", "--number", "1")["number"] == 1

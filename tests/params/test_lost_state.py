@@ -44,6 +44,7 @@ def test_shard_that_lost_its_rows_refuses_until_an_operator_decides(shards: Shar
         with pytest.raises(StateLost, match="begin-anew"):
             tables.pull("plain", [1])
         assert tables.pull("plain", [2])[0, 0] == 1, "the other shard serves"
+        assert client.begin_anew(dry_run=True) == [1]
         assert client.begin_anew() == [1]
         assert tables.pull("plain", [1, 2]).ravel().tolist() == [0, 1]
     assert client.begin_anew() == []

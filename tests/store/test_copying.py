@@ -213,3 +213,20 @@ def test_changes_are_written_in_transactions_of_bounded_size(
     assert parts(5, 5, 1, 9, 2) == [[5, 5], [1, 9], [2]]
     assert parts(11, 10, 10, 1) == [[11], [10], [10], [1]]
     assert parts(6, 5, 5, 5) == [[6], [5, 5], [5]]
+
+
+def test_a_dry_run_of_the_command_makes_no_store(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    with open_store(str(here)) as store:
+        store.put("a", b"1")
+    said = run(str(here), str(there), "--dry-run")
+    assert said.output.startswith("dry run: copied 1 records at revision"), said.output
+    assert not there.exists()
+    with open_store(str(there)) as store:
+        store.put("b", b"2")
+    assert "is not empty" in run(str(here), str(there), "--dry-run").stderr
+    counts = json.loads(run(str(here), str(there), "--replace", "--dry-run", "-o", "json").stdout)
+    assert (counts["written"], counts["deleted"]) == (1, 1)
+    with open_store(str(there)) as store:
+        assert contents(store) == {"b": b"2"}
+    assert run(str(here), str(there), "--dry-run", "--verify").exit_code == 2

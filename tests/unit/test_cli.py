@@ -57,6 +57,51 @@ def here(bare_folder: Path) -> Path:
 # -- help
 
 
+# commands without `-o`, and why
+WITHOUT_OUTPUT = {
+    "completion": "a script for a shell",
+    "config schema": "a file for editors",
+    "export alerts": "a file for Prometheus",
+    "export grafana": "a file for Grafana",
+    "help": "text",
+    "node run": "runs until it is ended",
+    "params metrics": "the format of Prometheus",
+    "params shard": "runs until it is ended",
+    "serve": "runs until it is ended",
+    "up": "runs until it is ended",
+}
+# commands that change something, and have no --dry-run
+CHANGE_AT_ONCE = {
+    "cluster down": "what runs on Ray is known to Ray alone",
+    "cluster up": "what runs on Ray is known to Ray alone",
+}
+READ = (
+    *("apps", "bench", "completion", "dashboard", "demo", "doctor", "evaluate", "explain", "help"),
+    *("history", "logs", "ls", "metrics", "models", "predict", "profile", "ps", "pull", "schema"),
+    *("show", "stats", "status", "top", "version", "watch", "list", "check"),
+    *("run", "serve", "up", "shard", "alerts", "chart", "compose", "dockerfile", "grafana"),
+    *("k8s", "openapi", "ray", "state", "export"),
+)
+
+
+def test_all_commands_print_data_and_changes_can_be_tried() -> None:
+    every = {}
+    for words in every_command(main):
+        command: click.Command = main
+        for word in words:
+            assert isinstance(command, click.Group)
+            found = command.get_command(click.Context(command), word)
+            assert found is not None
+            command = found
+        if not isinstance(command, click.Group):
+            every[" ".join(words)] = {word for one in command.params for word in one.opts}
+    without = {name for name, options in every.items() if "--output" not in options}
+    assert without == WITHOUT_OUTPUT.keys()
+    changing = {name for name in every if name.split()[-1] not in READ or name == "params up"}
+    at_once = {name for name in changing if "--dry-run" not in every[name]}
+    assert at_once | {"cluster up"} == CHANGE_AT_ONCE.keys()
+
+
 @pytest.mark.parametrize("words", every_command(main), ids=" ".join)
 def test_the_help_of_every_verb_has_an_example(words: tuple[str, ...]) -> None:
     result = run(*words, "--help")
@@ -203,6 +248,8 @@ def test_no_share(text: str) -> None:
 
 
 def test_keys_are_listed_and_revoked(here: Path) -> None:
+    assert run("key", "create", "ann", "--dry-run").output.startswith("dry run: a key of ann")
+    assert not Path("api-keys").exists()
     made = run("key", "create", "ann").stdout.strip()
     run("key", "bob", "--role", "read")
     file = here / "api-keys"

@@ -35,6 +35,11 @@ dry = click.option(
 )
 
 
+def would(dry_run: bool) -> str:
+    """Return the words before what a command prints: of a dry run that it is one."""
+    return "dry run: " if dry_run else ""
+
+
 class CommandOutput:
     """Prints the results of a command in the format of -o. Threads: one.
 

@@ -471,13 +471,18 @@ class Client:
             {"input": input, **settings},
         )
 
-    def feedback(self, application: str, id: str, **truth: object) -> bool:
+    def feedback(
+        self, application: str, id: str, *, dry_run: bool = False, **truth: object
+    ) -> bool | None:
         """Send feedback about the answer of that id: label, correct, or score; weight.
 
-        Returns False when its feedback had come before.
+        Returns False when its feedback had come before. dry_run: only tell whether it would count;
+        None when another server gave the answer, which alone knows.
         """
         path = f"/admin/applications/{_quoted(application)}/feedback"
-        return bool(self._object("POST", path, {"id": id, **truth})["counted"])
+        path += "?dry_run=true" if dry_run else ""
+        counted = self._object("POST", path, {"id": id, **truth})["counted"]
+        return None if counted is None else bool(counted)
 
     # -- inside
 

@@ -33,8 +33,15 @@ class Copied(msgspec.Struct, frozen=True):
     revision: int
 
 
-def copy(source: Store, target: Store, prefix: str = "", *, replace: bool = False) -> Copied:
-    """Make the target's keys equal to those of the source.
+def copy(
+    source: Store,
+    target: Store,
+    prefix: str = "",
+    *,
+    replace: bool = False,
+    dry_run: bool = False,
+) -> Copied:
+    """Make the target's keys equal to those of the source. dry_run: only count what that takes.
 
     Raises InvalidInput when the target has other records, unless `replace` is True.
     """
@@ -57,7 +64,8 @@ def copy(source: Store, target: Store, prefix: str = "", *, replace: bool = Fals
         for key, record in ours.items()
         if key not in theirs or theirs[key].value != record.value
     ]
-    _apply(target, ops)
+    if not dry_run:
+        _apply(target, ops)
     return Copied(len(ours), len(records) - len(ours), len(ops) - deleted, deleted, revision)
 
 

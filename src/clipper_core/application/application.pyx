@@ -1,7 +1,6 @@
 """A query to an application, from its arguments to its answer."""
 cimport cython
 from cpython.dict cimport PyDict_GetItemWithError
-from cpython.number cimport PyNumber_Index
 from cpython.object cimport PyObject
 from libc.math cimport NAN, rint
 from libc.string cimport memset
@@ -16,7 +15,7 @@ from clipper_core.application.selection cimport (
     NO_WINNER, TASKS_MAX, Combination, key_of_answer, output_read, outputs_read,
 )
 from clipper_core.cache.clock_cache cimport CacheState, cache_lookup, key_of, row_hashed
-from clipper_core.engine.model cimport Model, ensemble_future, is_elsewhere, mix
+from clipper_core.engine.model cimport Model, ensemble_future, is_elsewhere, mix, salt_of
 from clipper_core.learning.answer_counts cimport StatusCounts
 from clipper_core.learning.answer_window cimport window_keep
 from clipper_core.learning.first_states cimport FirstState, FirstStates
@@ -1099,14 +1098,6 @@ cdef class RequestScheduler:
         """
         cdef Future future = self.requests.scheduled(request)
         return self.other_requests.schedule(request) if future is None else future
-
-
-cdef u64 salt_of(object salt) except? 0:
-    """Return the salt of a query. Raises BAD_INPUT."""
-    try:
-        return PyNumber_Index(salt)
-    except (OverflowError, TypeError):
-        raise_for(BAD_INPUT, f"salt={salt!r:.40}: it is a whole number from 0 to 2**64 - 1")
 
 
 cdef inline bint _is_plain_name(object user) noexcept:

@@ -1,6 +1,7 @@
 """Submits rows: a row becomes a cache hit or a task, and the caller gets a Future at once."""
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.number cimport PyNumber_Index
 from libc.math cimport ceil
 from libc.string cimport memcpy
 
@@ -135,6 +136,14 @@ cpdef u64 slo_of_ms(object slo_ms, u64 otherwise) except? 0:
         raise_for(BAD_INPUT, f"slo_ms={slo_ms!r:.100}: it must lie above 0 and below "
                              f"{SLO_MAX_US / 1000:g} ms")
     return max(<u64> 1, <u64> slo_us)
+
+
+cdef u64 salt_of(object salt) except? 0:
+    """Return the salt of a query. Raises BAD_INPUT. Threads: any."""
+    try:
+        return PyNumber_Index(salt)
+    except (OverflowError, TypeError):
+        raise_for(BAD_INPUT, f"salt={salt!r:.40}: it is a whole number from 0 to 2**64 - 1")
 
 
 @cython.no_gc_clear                  # __dealloc__ needs `engine`
@@ -769,22 +778,22 @@ cdef class Model:
         return future_at_once(self.engine.completion, OK, &value, finish, extra)
 
     @cython.binding(False)
-    def predict(self, x, slo_ms=None, u64 salt=0):
+    def predict(self, x, slo_ms=None, salt=0):
         """Schedule one prediction and return its Future at once. Raises only for an input of the
         wrong type or shape.
 
         `slo_ms`: this query's own latency objective, milliseconds; `salt` separates cache entries
         of equal inputs; a session.
         """
-        return self._predict(x, self.slo_us if slo_ms is None else slo_of_ms(slo_ms, 0), salt,
-                             None, None)
+        return self._predict(x, self.slo_us if slo_ms is None else slo_of_ms(slo_ms, 0),
+                             salt_of(salt), None, None)
 
-    def put(self, x, output, u64 salt=0):
+    def put(self, x, output, salt=0):
         """Insert a prediction into the cache: `output` is a number, str, bytes or ndarray."""
         cdef const void* row = NULL
-        cdef u64 nbytes = 0
+        cdef u64 nbytes = 0, number = salt_of(salt)
         cdef object _keep = self._row(x, &row, &nbytes)
-        cdef Key key = self._key(row, nbytes, salt, self._mark(_keep, row, nbytes, salt))
+        cdef Key key = self._key(row, nbytes, number, self._mark(_keep, row, nbytes, number))
         cdef Value value
         if self.outputs is None:
             value = object_value(output)
@@ -793,39 +802,39 @@ cdef class Model:
         cache_fill(self.engine.state.cache, &key, &value)
         value_drop(&value)
 
-    def cached(self, x, u64 salt=0):
+    def cached(self, x, salt=0):
         """Return (True, output) if the cache holds this input's prediction, else (False, None)."""
         cdef const void* row = NULL
-        cdef u64 nbytes = 0
+        cdef u64 nbytes = 0, number = salt_of(salt)
         cdef object _keep = self._row(x, &row, &nbytes)
         cdef Value value
-        cdef Key key = self._key(row, nbytes, salt, self._mark(_keep, row, nbytes, salt))
+        cdef Key key = self._key(row, nbytes, number, self._mark(_keep, row, nbytes, number))
         if not cache_lookup(self.engine.state.cache, &key, &value):
             return False, None
         output = value_object(&value)
         value_drop(&value)
         return True, output
 
-    def cached_rows(self, rows, u64 salt=0):
+    def cached_rows(self, rows, salt=0):
         """Return whether the cache holds the predictions of all rows, as predict_many takes
         them."""
         cdef object checked = _packed(self._rows(rows))
         cdef RowsOfArray lying = self._block(checked)
         cdef const void* row = NULL
-        cdef u64 nbytes = 0
+        cdef u64 nbytes = 0, number = salt_of(salt)
         cdef u32 i
         cdef object x
         cdef Key key
         cdef Value value
         for i in range(<u32> len(checked)):
             x = self._row_at(checked, &lying, i, &row, &nbytes)
-            key = self._key(row, nbytes, salt, self._mark(x, row, nbytes, salt))
+            key = self._key(row, nbytes, number, self._mark(x, row, nbytes, number))
             if not cache_lookup(self.engine.state.cache, &key, &value):
                 return False
             value_drop(&value)
         return True
 
-    def predict_many(self, rows, slo_ms=None, u64 salt=0):
+    def predict_many(self, rows, slo_ms=None, salt=0):
         """Return one future for many rows: an array of shape (n, *shape), or a sequence of inputs.
         Its result is in order, and empty for no rows. Raises for an input of the wrong type or
         shape.
@@ -997,14 +1006,14 @@ cdef inline void _row_of(const RowsOfArray* rows, u64 i, const void** row,
         nbytes[0] = <u64> (rows.offsets[i + 1] - rows.offsets[i])
 
 
-def predict_all(tuple models, x, slo_us=None, u64 salt=0, finish=None, extra=None):
+def predict_all(tuple models, x, slo_us=None, salt=0, finish=None, extra=None):
     """Return one future over the same input on several models, of one engine or of connected
     engines: task i is models[i]'s. Threads: any."""
     if not models:
         raise_for(BAD_INPUT, "predict_all was given no models")
     cdef Model model = models[0]
     cdef u32 i, slot, n = <u32> len(models)
-    cdef u64 slo = slo_of(slo_us, model.slo_us)
+    cdef u64 slo = slo_of(slo_us, model.slo_us), number = salt_of(salt)
     cdef const void* row = NULL
     cdef u64 nbytes = 0
     cdef Block* block
@@ -1015,20 +1024,20 @@ def predict_all(tuple models, x, slo_us=None, u64 salt=0, finish=None, extra=Non
     cdef list _keep = []
     cdef bint mixed = False
     if n == 1:
-        return model._predict(x, slo, salt, finish, extra)
+        return model._predict(x, slo, number, finish, extra)
     for i in range(n):                          # every row is checked before the first is submitted
         mixed |= is_elsewhere(models[i], model)
         _keep.append((<Model> models[i])._row(x, &row, &nbytes))
         (<Model> models[i])._check_bytes(nbytes)
         rows.push_back(row)
         sizes.push_back(nbytes)
-        marks.push_back((<Model> models[i])._mark(_keep[i], row, nbytes, salt))
+        marks.push_back((<Model> models[i])._mark(_keep[i], row, nbytes, number))
         costs.push_back((<Model> models[i])._cost(_keep[i], row, nbytes))
     if not slots_claim(model.engine.state.completion, n, &block, &slot):
         raise_for(NO_MEMORY, "no memory for a future")
     future = future_new(model.engine.completion, block, slot, n, finish, extra)
     for i in range(n):
-        (<Model> models[i])._submit(rows[i], sizes[i], salt, marks[i], slo, 0, block, slot + i,
+        (<Model> models[i])._submit(rows[i], sizes[i], number, marks[i], slo, 0, block, slot + i,
                                       costs[i])
     if mixed:
         mix(future, models)
@@ -1039,7 +1048,7 @@ def _array_of_one(Future future):
     return future._many()
 
 
-def predict_rows(tuple models, rows, slo_us=None, u64 salt=0, finish=None, extra=None):
+def predict_rows(tuple models, rows, slo_us=None, salt=0, finish=None, extra=None):
     """Return one future over the same rows on several models, of one engine or of connected
     engines: task j * n + i is row i on models[j]. Threads: any.
 
@@ -1051,7 +1060,7 @@ def predict_rows(tuple models, rows, slo_us=None, u64 salt=0, finish=None, extra
     cdef bint mixed = any([is_elsewhere(each, model) for each in models])
     cdef bint empty = isinstance(rows, (list, tuple, np.ndarray)) and len(rows) == 0
     cdef list checked = [() if empty else (<Model> each)._rows(rows) for each in models]
-    cdef u64 slo = slo_of(slo_us, model.slo_us)
+    cdef u64 slo = slo_of(slo_us, model.slo_us), number = salt_of(salt)
     cdef u64 n = len(checked[0]), now = model._now_us(), until = monotonic_us() + slo
     cdef u32 slot, j
     cdef Block* block
@@ -1069,7 +1078,7 @@ def predict_rows(tuple models, rows, slo_us=None, u64 salt=0, finish=None, extra
     for j, each in enumerate(models):
         if not chunks[j] or (<Model> each).watch is not None:
             checked[j] = _packed(checked[j])
-    cdef list marks = [(<Model> each)._marks(checked[j], salt) if chunks[j]
+    cdef list marks = [(<Model> each)._marks(checked[j], number) if chunks[j]
                        and (<Model> each).watch is not None else None
                        for j, each in enumerate(models)]
     cdef list costs = [(<Model> each)._costs(checked[j]) for j, each in enumerate(models)]
@@ -1082,13 +1091,13 @@ def predict_rows(tuple models, rows, slo_us=None, u64 salt=0, finish=None, extra
     for j in range(len(models)):
         model = models[j]
         if chunks[j]:
-            kept.append(model._begin_intake(&intake, checked[j], slo, salt, now, block,
+            kept.append(model._begin_intake(&intake, checked[j], slo, number, now, block,
                                             slot + j * <u32> n))
             intake.marks = <const u64*> cnp.PyArray_DATA(marks[j]) if marks[j] is not None else NULL
             intakes.push_back(intake)
             continue
         try:
-            model._one_by_one(checked[j], costs[j], slo, salt, now, until, block,
+            model._one_by_one(checked[j], costs[j], slo, number, now, until, block,
                               slot + j * <u32> n)
         except BaseException:
             model._give_up(block, slot + (j + 1) * <u32> n, slot + <u32> (n * len(models)))
@@ -1330,7 +1339,7 @@ cdef bint _starts_later(object starts_us) except -1:
     return starts_us is not None and any([start != 0 for start in starts_us])
 
 
-def predict_ensemble(tuple models, Decider decider, x, slo_us=None, u64 salt=0, finish=None,
+def predict_ensemble(tuple models, Decider decider, x, slo_us=None, salt=0, finish=None,
                   extra=None, weights=None,
                   starts_us=None, bint learn=False, str field=""):
     """Return one future over the same input on several models, done as soon as `decider` has an
@@ -1348,8 +1357,9 @@ def predict_ensemble(tuple models, Decider decider, x, slo_us=None, u64 salt=0, 
     cdef Model model
     _check(models, decider, weights, starts_us)
     model = models[0]
-    return ensemble_future(models, decider, x, NULL, 0, slo_of(slo_us, model.slo_us), salt, finish,
-                           extra, weights, starts_us, learn, field)
+    return ensemble_future(models, decider, x, NULL, 0, slo_of(slo_us, model.slo_us),
+                           salt_of(salt), finish, extra, weights, starts_us, learn,
+                           field)
 
 
 cdef Future ensemble_future(tuple models, Decider decider, object x, const void* given, u64 nbytes,

@@ -281,7 +281,7 @@ class ShardConnection:
             pause_s = backoff.next_s()
             if time.monotonic() + pause_s > until:
                 why = why.removeprefix(f"{self.name}: ").removesuffix(".")
-                hint = "Is it running? See `clipper params ps`."
+                hint = "Do the shards run? `clipper params up` starts them, `clipper params ps` lists them."
                 raise ShardAway(f"{self.name}: {why}.", hint=hint)
             time.sleep(pause_s)
 

@@ -5,6 +5,7 @@ import sys
 
 import click
 
+from clipper.cli.output import dry, would
 from clipper.cli.server_command import ServerCommand, read_json, with_server
 
 
@@ -41,6 +42,7 @@ def predict(
 @click.option("--label", metavar="JSON", help="The correct output.")
 @click.option("--correct/--wrong", default=None, help="Whether the answer was right.")
 @click.option("--score", type=click.FloatRange(0, 1), help="Quality of the answer.")
+@dry
 @with_server
 def feedback(
     command: ServerCommand,
@@ -49,6 +51,7 @@ def feedback(
     label: str | None,
     correct: bool | None,
     score: float | None,
+    dry_run: bool,
 ) -> None:
     """Send the correct result for the answer with this ID, which `clipper predict` prints, to APP.
 
@@ -60,10 +63,11 @@ def feedback(
         "correct": correct,
         "score": score,
     }
-    counted = command.server.feedback(
-        application, id, **{key: value for key, value in truth.items() if value is not None}
-    )
-    command.output.show(
-        {"counted": counted},
-        lambda: "counted" if counted else "not counted: this answer already has feedback",
-    )
+    given = {key: value for key, value in truth.items() if value is not None}
+    counted = command.server.feedback(application, id, dry_run=dry_run, **given)
+    said = {
+        True: "counted",
+        False: "not counted: this answer already has feedback",
+        None: "another server gave this answer, and knows whether it counts",
+    }
+    command.output.say({"counted": counted}, f"{would(dry_run)}{said[counted]}")

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from clipper.cli.command_group import CommandGroup
-from clipper.cli.output import CommandOutput, with_output
+from clipper.cli.output import CommandOutput, dry, with_output, would
 from clipper.errors import ConfigError
 from clipper.store import STATE_FILE, Store, copying, open_store
 
@@ -21,7 +21,7 @@ def registry() -> None:
     A store is named as in `state`: a folder, sqlite:FILE, redis://HOST:PORT/DB,
     etcd://HOST:PORT,HOST:PORT/PREFIX.
 
-    
+    \b
     clipper registry copy ./state etcd://h1:2379,h2:2379/clipper --verify
     """
 
@@ -37,6 +37,7 @@ def registry() -> None:
     "--replace", is_flag=True, help="Make DST equal to SRC: overwrite and delete what differs."
 )
 @click.option("--follow", is_flag=True, help="Then keep copying changes of SRC, until Ctrl-C.")
+@dry
 @with_output
 def copy(
     source: str,
@@ -45,6 +46,7 @@ def copy(
     prefix: str,
     replace: bool,
     follow: bool,
+    dry_run: bool,
     output: CommandOutput,
 ) -> None:
     """Copy all records of SRC into DST, which must be empty.
@@ -58,12 +60,15 @@ def copy(
     clipper registry copy ./state redis://127.0.0.1:6379/0 --verify
     clipper registry copy redis://127.0.0.1:6379/0 etcd://h1:2379,h2:2379/clipper --verify
     """
-    with _existing(source) as ours, open_store(target) as theirs:
-        copied = copying.copy(ours, theirs, prefix, replace=replace)
+    if dry_run and (verify or follow):
+        raise click.UsageError("a dry run copies nothing to verify or to follow.")
+    opened = open_store if not dry_run or _is_there(target) else _empty_store
+    with _existing(source) as ours, opened(target) as theirs:
+        copied = copying.copy(ours, theirs, prefix, replace=replace, dry_run=dry_run)
         if not output.is_data:
             click.echo(
-                f"copied {copied.records} records at revision {copied.revision} from {ours.name} to"
-                f" {theirs.name}"
+                f"{would(dry_run)}copied {copied.records} records at revision {copied.revision}"
+                f" from {ours.name} to {target if dry_run else theirs.name}"
             )
             if copied.leased:
                 click.echo(
@@ -89,14 +94,24 @@ def copy(
 
 def _existing(state: str) -> Store:
     """Open the store of that name; a missing one is not created."""
-    kind, _, rest = state.partition(":")
-    file = Path(rest.removeprefix("//")) if kind == "sqlite" else Path(state) / STATE_FILE
-    if state in ("", "memory", "memory://") or ("://" not in state and not file.is_file()):
+    if state in ("", "memory", "memory://") or not _is_there(state):
         raise ConfigError(
             f"there is no store {state!r}.",
             hint="SRC is a folder with state.db, sqlite:FILE, redis:// or etcd://.",
         )
     return open_store(state)
+
+
+def _is_there(state: str) -> bool:
+    """Return whether opening the store of that name makes no file."""
+    kind, _, rest = state.partition(":")
+    file = Path(rest.removeprefix("//")) if kind == "sqlite" else Path(state) / STATE_FILE
+    return "://" in state.removeprefix("sqlite://") or file.is_file()
+
+
+def _empty_store(state: str) -> Store:
+    """Return an empty store in the place of one that is not there."""
+    return open_store("memory")
 
 
 def _follow(source: Store, target: Store, revision: int, prefix: str) -> None:

@@ -119,6 +119,7 @@ _shared = with_options(
     default=120.0,
     help="Seconds to wait until all are ready.  [120]",
 )
+@with_output
 def up(
     file: Path | None,
     engine: str,
@@ -130,6 +131,7 @@ def up(
     labels: tuple[str, ...],
     capacity_mib: int | None,
     insecure: bool,
+    output: CommandOutput,
     **given: UserValue,
 ) -> None:
     """Start the nodes of a mesh that do not run yet, and wait until all are ready. They continue
@@ -140,9 +142,8 @@ def up(
     tries it in a temporary Ray cluster, which ends with this command.
 
     \b
-    clipper cluster up --on ray --store etcd://10.0.0.5:2379/clipper --nodes 3 --http-port 8000
-    --insecure clipper cluster up --on ray --store redis://10.0.0.5:6379/0 --nodes 2 --gpus 1
-    --label big
+    clipper cluster up --on ray --store etcd://10.0.0.5:2379/clipper --nodes 3
+    clipper cluster up --on ray --store redis://10.0.0.5:6379/0 --nodes 2 --gpus 1 --label big
     """
     from clipper.deploy.ray.nodes import (
         RayCluster,
@@ -169,12 +170,12 @@ def up(
     on_first_signal(stopping)  # after Ray installed its handlers
     actors = {**actors_of(ray, mesh), **bring_up(ray, ray_cluster)}
     try:
-        print_nodes(wait_ready(ray, actors, within_s, stopping))
+        _show_nodes(wait_ready(ray, actors, within_s, stopping), output)
         if address == _LOCAL:
             stopping.wait()
     finally:
         if address == _LOCAL:
-            _ended(take_down(ray, actors, _GRACE_S))
+            _ended(take_down(ray, actors, _GRACE_S), output)
             ray.shutdown()
 
 
@@ -192,12 +193,9 @@ def ps(engine: str, mesh: str, address: str, output: CommandOutput) -> None:
 
     ray = join_ray(address)
     found = statuses(ray, actors_of(ray, mesh))
-    if output.is_data:
-        output.emit(list(found.values()))
-    else:
-        print_nodes(found)
-        if not found:
-            click.echo("no node of that mesh")
+    _show_nodes(found, output)
+    if not found and not output.is_data:
+        click.echo("no node of that mesh")
 
 
 @cluster.command(short_help="Stop the nodes.")
@@ -210,7 +208,8 @@ def ps(engine: str, mesh: str, address: str, output: CommandOutput) -> None:
     show_default=True,
     help="Seconds that each node has to end.",
 )
-def down(engine: str, mesh: str, address: str, grace_s: float) -> None:
+@with_output
+def down(engine: str, mesh: str, address: str, grace_s: float, output: CommandOutput) -> None:
     """Stop all nodes of a mesh at once. Its models stay in the store, and the same mesh can be
     started again.
 
@@ -220,7 +219,7 @@ def down(engine: str, mesh: str, address: str, grace_s: float) -> None:
     from clipper.deploy.ray.nodes import actors_of, join_ray, take_down
 
     ray = join_ray(address)
-    _ended(take_down(ray, actors_of(ray, mesh), grace_s))
+    _ended(take_down(ray, actors_of(ray, mesh), grace_s), output)
 
 
 def _amount(text: str) -> tuple[str, float]:
@@ -231,7 +230,17 @@ def _amount(text: str) -> tuple[str, float]:
         raise click.UsageError(f"--resource {text!r}: expected NAME=AMOUNT") from None
 
 
-def _ended(found: "Mapping[str, NodeStatus]") -> None:
+def _show_nodes(found: "Mapping[str, NodeStatus]", output: CommandOutput) -> None:
+    if output.is_data:
+        output.emit(list(found.values()))
+    else:
+        print_nodes(found)
+
+
+def _ended(found: "Mapping[str, NodeStatus]", output: CommandOutput) -> None:
+    if output.is_data:
+        output.emit(list(found.values()))
+        return
     for name, one in sorted(found.items()):
         left = next((line for line in reversed(one["lines"]) if line.startswith("left:")), "")
         click.echo(f"{name}  {one['state']}  {left}".rstrip())

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from clipper.cli.command_group import CommandGroup, with_options
-from clipper.cli.output import CommandOutput, dry
+from clipper.cli.output import CommandOutput, dry, with_output, would
 from clipper.cli.params.tables import (
     FILE,
     FOLDER,
@@ -22,7 +22,6 @@ from clipper.cli.params.tables import (
     client_of,
     in_folder,
     of_set,
-    would,
 )
 from clipper.cli.servers.end_process import end_process
 from clipper.cli.servers.up import file_or_default
@@ -123,6 +122,8 @@ _placed = with_options(
     default=120.0,
     help="On Ray: seconds to wait until all serve.  [120]",
 )
+@dry
+@with_output
 def up(
     file: Path | None,
     engine: str | None,
@@ -131,6 +132,8 @@ def up(
     together: bool,
     cpus: float,
     within_s: float,
+    output: CommandOutput,
+    dry_run: bool,
     **given: UserValue,
 ) -> None:
     """Start shards as processes, and restart those that end, until this command ends.
@@ -147,7 +150,7 @@ def up(
     """
     from clipper.config import load
     from clipper.params.client.stats_reader import StatsReader
-    from clipper.params.local.local_set import LocalSet
+    from clipper.params.local.local_set import LocalSet, check_start
 
     log_to_terminal()
     wanted = {
@@ -156,6 +159,13 @@ def up(
         if value is not None
     }
     settings = load(file_or_default(file), **({"params": wanted} if wanted else {})).params
+    _refuse_dry(engine, dry_run)
+    if dry_run:
+        addresses = check_start(settings)
+        text = f"dry run: {settings.shards} shards start in {settings.folder}"
+        text += f", each with {settings.replicas} replicas" if settings.replicas else ""
+        output.say({"folder": settings.folder, "addresses": addresses}, text)
+        return
     if engine:
         if settings.metrics:
             raise click.UsageError(
@@ -171,18 +181,25 @@ def up(
     try:
         shards.wait_ready()
         with _metrics(settings.metrics, lambda: StatsReader(shards.folder)) as page:
-            click.echo(
+            text = (
                 f"{settings.shards} shards serve. Workers:"
                 f" clipper.params.Client({str(shards.folder)!r}){page}"
             )
             if settings.grpc:
-                click.echo(
-                    f"By gRPC: shard 0 at {settings.grpc}, shard i at the port + i. Token: in"
+                text += (
+                    f"\nBy gRPC: shard 0 at {settings.grpc}, shard i at the port + i. Token: in"
                     f" {shards.folder}/shards.json"
                 )
+            output.say({"folder": str(shards.folder), "addresses": shards.addresses}, text)
             select.select([ends], [], [])
     finally:
         shards.stop()
+
+
+def _refuse_dry(engine: str | None, dry_run: bool) -> None:
+    """Refuse a dry run on Ray. Raises click.UsageError."""
+    if engine and dry_run:
+        raise click.UsageError("--dry-run is for a set of this host, not with --on ray.")
 
 
 def _signalled() -> int:
@@ -281,8 +298,9 @@ def metrics(folder: Path, listen: str | None) -> None:
 @click.option(
     "--whole", is_flag=True, help="Write everything, not only the changes since the last snapshot."
 )
+@dry
 @of_set
-def snapshot(folder: Path, output: CommandOutput, whole: bool) -> None:
+def snapshot(folder: Path, output: CommandOutput, whole: bool, dry_run: bool) -> None:
     """Take a snapshot of every shard, under one number.
 
     \b
@@ -292,11 +310,10 @@ def snapshot(folder: Path, output: CommandOutput, whole: bool) -> None:
     from clipper_container.params.connection import addresses_in
 
     addresses, token = addresses_in(folder)
-    result = snapshot_all(addresses, token, folder, whole=whole)
-    output.say(
-        result,
-        f"snapshot {result['number']}: {result['rows']} rows, {result['nbytes']} bytes",
-    )
+    result = snapshot_all(addresses, token, folder, whole=whole, dry_run=dry_run)
+    size = "" if dry_run else f", {result['nbytes']} bytes"
+    text = f"{would(dry_run)}snapshot {result['number']}: {result['rows']} rows{size}"
+    output.say(result, text)
 
 
 @params.command(short_help="Restore a snapshot.")
@@ -334,8 +351,9 @@ def restore(
 
 
 @params.command("begin-anew", short_help="Let shards that lost all their data start empty.")
+@dry
 @of_set
-def begin_anew(folder: Path, output: CommandOutput) -> None:
+def begin_anew(folder: Path, output: CommandOutput, dry_run: bool) -> None:
     """Let shards that restarted without a replica and a snapshot continue without data.
 
     Other shards are not affected. Workers push their variables again; rows start untrained.
@@ -344,10 +362,10 @@ def begin_anew(folder: Path, output: CommandOutput) -> None:
     clipper params begin-anew --folder shop
     """
     with client_of(folder) as client:
-        result = client.begin_anew()
+        result = client.begin_anew(dry_run=dry_run)
     output.say(
         {"begun": result},
-        f"shards that start empty: {', '.join(map(str, result)) or 'none'}",
+        f"{would(dry_run)}shards that start empty: {', '.join(map(str, result)) or 'none'}",
     )
 
 
@@ -362,6 +380,7 @@ def begin_anew(folder: Path, output: CommandOutput) -> None:
 @_on_ray
 @_placed
 @click.option("--resource", default="", help="On Ray: only machines with this custom resource.")
+@dry
 @of_set
 def reshard(
     folder: Path,
@@ -374,6 +393,7 @@ def reshard(
     together: bool,
     cpus: float,
     resource: str,
+    dry_run: bool,
 ) -> None:
     """Change the number of shards. A set that `clipper params up` or a server runs continues to
     serve meanwhile; the same command again shows how far it is. With the number that it has, all
@@ -387,6 +407,7 @@ def reshard(
     clipper params reshard --folder shop --shards 6
     clipper params reshard --folder /share/shop --shards 4 --on ray --resource new
     """
+    _refuse_dry(engine, dry_run)
     if engine:
         from clipper.cli.params.on_ray import resharding_on_ray
 
@@ -406,13 +427,16 @@ def reshard(
     from clipper.params.local.local_set import supervisor_of
 
     if supervisor_of(folder):
-        request(folder, shards)
-        _show_reshard(folder, shards, output, wait=not no_wait)
+        request(folder, shards, dry_run=dry_run)
+        if dry_run:
+            output.say({"shards": shards}, f"dry run: the rows move to {shards} shards")
+        else:
+            _show_reshard(folder, shards, output, wait=not no_wait)
         return
-    result = resharded(folder, shards)
+    result = resharded(folder, shards, dry_run=dry_run)
     text = (
-        f"{shards} shards will read snapshot {result}: clipper params up --folder {folder} --shards"
-        f" {shards}"
+        f"{would(dry_run)}{shards} shards will read snapshot {result}: clipper params up --folder"
+        f" {folder} --shards {shards}"
     )
     output.say({"shards": shards, "number": result}, text)
 
@@ -452,6 +476,7 @@ def _show_reshard(folder: Path, shards: int, output: CommandOutput, *, wait: boo
     help="Seconds to wait for the end.",
 )
 @_on_ray
+@dry
 @of_set
 def down(
     folder: Path,
@@ -460,6 +485,7 @@ def down(
     engine: str | None,
     name: str,
     ray_address: str,
+    dry_run: bool,
 ) -> None:
     """Take a snapshot, stop the shards and wait until they have ended. Exit code 1 if they still
     run after --wait.
@@ -468,6 +494,7 @@ def down(
     clipper params down --folder shop
     clipper params down --folder /share/shop --on ray
     """
+    _refuse_dry(engine, dry_run)
     if engine:
         from clipper.cli.params.on_ray import down_on_ray
 
@@ -482,8 +509,9 @@ def down(
             f"no set of shards runs in {folder}.",
             hint="To start one: clipper params up --folder ...",
         )
-    end_process(pid, wait_s, f"process {pid} still runs after {wait_s:g} s")
-    output.say({"pid": pid}, f"ended the shards of {folder} (process {pid})")
+    if not dry_run:
+        end_process(pid, wait_s, f"process {pid} still runs after {wait_s:g} s")
+    output.say({"pid": pid}, f"{would(dry_run)}ended the shards of {folder} (process {pid})")
 
 
 @params.command(short_help="Run one shard of a set.")

@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from clipper.cli.catalog.specification import members_of, with_options_of
-from clipper.cli.output import CommandOutput, dry, with_output
+from clipper.cli.output import CommandOutput, dry, with_output, would
 from clipper.cli.servers.up import file_or_default
 from clipper.spec.table import ALTERABLE, DIM_MAX, TableSpec
 
@@ -37,11 +37,6 @@ in_folder = click.option(
 def of_set(verb: Callable[..., None]) -> Callable[..., None]:
     """Add the options --folder and -o to a command, which receives an CommandOutput."""
     return in_folder(with_output(verb))
-
-
-def would(dry_run: bool) -> str:
-    """Return the words before what a command prints: of a dry run that it is one."""
-    return "dry run: " if dry_run else ""
 
 
 def client_of(folder: Path) -> "Client":

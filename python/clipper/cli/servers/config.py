@@ -49,7 +49,8 @@ def show(file: Path | None, changed: bool, output: CommandOutput) -> None:
 
 @config.command(short_help="Check a file.")
 @click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
-def check(file: Path | None) -> None:
+@with_output
+def check(file: Path | None, output: CommandOutput) -> None:
     """Check FILE (or ./clipper.toml), with all that `clipper up` would refuse: files, modules,
     policies, deciders, links, certificates, keys, and addresses that are taken or open to all. An
     error has the line and a suggestion. Addresses that a running server of this file has are not
@@ -66,13 +67,14 @@ def check(file: Path | None) -> None:
     loaded = load(chosen)
     folder = str(chosen.absolute().parent) if chosen else ""
     refuse_open(loaded, insecure=False)
-    for note in [*check_declared(loaded, folder), *check_start(loaded)]:
-        click.echo(f"note: {note}")
+    notes = [*check_declared(loaded, folder), *check_start(loaded)]
     counted = (("key", loaded.origins), ("model", loaded.models), ("application", loaded.apps))
     counts = ", ".join(
         f"{len(things)} {noun}{'' if len(things) == 1 else 's'}" for noun, things in counted
     )
-    click.echo(f"ok: {chosen or 'defaults'}: {counts}")
+    found = {f"{noun}s": len(things) for noun, things in counted}
+    lines = [*(f"note: {note}" for note in notes), f"ok: {chosen or 'defaults'}: {counts}"]
+    output.say({"file": str(chosen or ""), "notes": notes, **found}, "\n".join(lines))
 
 
 @config.command(short_help="Print a JSON Schema of the file.")

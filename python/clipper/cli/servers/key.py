@@ -43,7 +43,16 @@ def key() -> None:
     metavar="MODEL[:VERSION]",
     help="Print a token for a container of this model that is started by hand.",
 )
-def create(name: str, path: Path, role: str | None, container: str | None) -> None:
+@dry
+@with_output
+def create(
+    name: str,
+    path: Path,
+    role: str | None,
+    container: str | None,
+    dry_run: bool,
+    output: CommandOutput,
+) -> None:
     """Create a key for NAME, print it, and add its hash to a file.
 
     With the file as the server's http.api_keys_file, queries over HTTP and gRPC need
@@ -72,7 +81,11 @@ def create(name: str, path: Path, role: str | None, container: str | None) -> No
             hint="Example: clipper key create ann --file api-keys",
         )
     if container is not None:
-        click.echo(_container_token(name, container))
+        token = _container_token(name, container)
+        output.say({"name": name, "key": token, "dry_run": dry_run}, token)
+        return
+    if dry_run:
+        output.say({"name": name, "dry_run": True}, f"dry run: a key of {name} is added to {path}")
         return
     made = new_key()
     try:
@@ -86,7 +99,7 @@ def create(name: str, path: Path, role: str | None, container: str | None) -> No
         raise InvalidInput(
             f"cannot write {path}: {error.strerror or error}.", hint="Name another with --file."
         ) from None
-    click.echo(made)
+    output.say({"name": name, "key": made, "dry_run": False}, made)
     click.echo(
         f"the hash of this key is in {path}, under {name!r}; the key itself is not stored",
         err=True,

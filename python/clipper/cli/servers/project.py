@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clipper.cli.output import dry
+from clipper.cli.output import CommandOutput, dry, with_output, would
 from clipper.cli.servers.end_process import end_process
 from clipper.errors import ClipperError, InvalidInput, NoServer
 
@@ -54,7 +54,8 @@ default = 0                       # if necessary with this
     "folder", required=False, default=".", type=click.Path(file_okay=False, path_type=Path)
 )
 @dry
-def init(folder: Path, dry_run: bool) -> None:
+@with_output
+def init(folder: Path, dry_run: bool, output: CommandOutput) -> None:
     """Write a commented clipper.toml and model.py into FOLDER (default: here). Existing files are
     never overwritten.
 
@@ -70,9 +71,9 @@ def init(folder: Path, dry_run: bool) -> None:
             f"{folder / there[0]} already exists.",
             hint="Name another folder: clipper init FOLDER",
         )
+    names = [str(folder / name) for name in files]
     if dry_run:
-        names = [str(folder / name) for name in files]
-        click.echo(f"dry run: would write {' and '.join(names)}")
+        output.say({"files": names}, f"dry run: would write {' and '.join(names)}")
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -84,7 +85,7 @@ def init(folder: Path, dry_run: bool) -> None:
             f"cannot write {error.filename}: {error.strerror}.", hint="Name another folder."
         ) from None
     go = "" if folder == Path(".") else f"cd {folder} && "
-    click.echo(f"wrote {folder / 'clipper.toml'} and {folder / 'model.py'}. Next: {go}clipper up")
+    output.say({"files": names}, f"wrote {' and '.join(names)}. Next: {go}clipper up")
 
 
 @click.command(short_help="Stop the server that `clipper up` started.")
@@ -103,7 +104,9 @@ def init(folder: Path, dry_run: bool) -> None:
     envvar="CLIPPER_URL",
     help="Management URL of the server.  [CLIPPER_URL; else the server of this folder]",
 )
-def down(now: bool, wait_s: float, url: str | None) -> None:
+@dry
+@with_output
+def down(now: bool, wait_s: float, url: str | None, dry_run: bool, output: CommandOutput) -> None:
     """Stop the server of this folder, or of --url, and wait for its end.
 
     Queries in flight have server.drain_s seconds. Only servers that `clipper up`, `serve` or `node`
@@ -129,6 +132,11 @@ def down(now: bool, wait_s: float, url: str | None) -> None:
             f"the server at {found.url} is part of process {found.pid}, not of `clipper up`.",
             hint=f"End that process: kill {found.pid}",
         )
+    ended = {"url": found.url, "pid": found.pid}
+    text = f"{would(dry_run)}ended the server at {found.url} (process {found.pid})"
+    if dry_run:
+        output.say(ended, text)
+        return
     still = f"process {found.pid} is still closing after {wait_s:g} s: clipper down --now"
     try:
         end_process(found.pid, wait_s, still, now=now)
@@ -136,7 +144,7 @@ def down(now: bool, wait_s: float, url: str | None) -> None:
         raise NoServer(
             f"the server at {found.url} (process {found.pid}) has already ended."
         ) from None
-    click.echo(f"ended the server at {found.url} (process {found.pid})")
+    output.say(ended, text)
 
 
 def _of_this_folder(wanted: "Sought") -> "Running":

@@ -124,7 +124,8 @@ def pack(
                 what = f"a file of kind {artifact.kind} may hold pickles, which are code"
                 raise PackagingError(f"{what}, and server.no_pickle refuses that. {safer}")
             _log.warning(
-                "model %s: loading a file of kind %s runs what is in it: trust who made it",
+                "model %s: a file of kind %s can contain code, which runs when it is loaded: deploy"
+                " only files that you trust",
                 name,
                 artifact.kind,
             )

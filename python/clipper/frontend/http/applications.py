@@ -38,7 +38,7 @@ from clipper.frontend.server_interface import ServerInterface
 from clipper.frontend.tracing.context import Trace
 from clipper.selection import features_of
 from clipper.serving.feedback.ground_truth import truth_of, weight_of
-from clipper.serving.feedback.observe import observe, observe_many
+from clipper.serving.feedback.observe import observe, observe_many, rehearse
 from clipper.serving.query.future_watcher import Future
 from clipper.serving.query.processor import ResolvedApplication, predict
 from clipper.types import Answer, InputType, PredictionRequest, Qualifiers, UserValue
@@ -312,6 +312,16 @@ class ApplicationRoutes:
             )
         checked = [self._checked(resolved, item) for item in items]
         return WorkerTask(lambda: self._record_all(resolved, items, checked))
+
+    def rehearse_feedback(self, request: HttpRequest) -> HttpResponse:
+        """Check one feedback by id, and learn nothing: `counted` is null if only another server
+        knows. Raises UnknownApplication, InvalidInput, UnknownPrediction."""
+        resolved = self._node.resolve(request.params[0])
+        body: FeedbackRequest = _reading(_read_feedback, request.body, FeedbackRequest)
+        if body.feedback is not None or body.id is None:
+            raise InvalidInput("a dry run is of one feedback, by the `id` of its prediction.")
+        id, _, _, truth, *_ = self._checked(resolved, body)
+        return answer_json({"counted": rehearse(resolved, id, truth)})
 
     def _checked(
         self, resolved: ResolvedApplication, item: FeedbackRequest

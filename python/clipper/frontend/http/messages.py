@@ -24,6 +24,7 @@ from clipper.errors import (
     ShuttingDown,
     TooLarge,
 )
+from clipper.foreign_text import why_no_json
 from clipper.frontend.http.streamed_body import StreamedBody
 from clipper.metrics.http_counts import now_ns
 from clipper.serving.query.future_watcher import Future
@@ -274,7 +275,8 @@ def read_json(decoder: "msgspec.json.Decoder[_T]", text: "JsonText", at: str = "
         message = str(error).replace("`$", f"`{at}")
         raise InvalidInput(f"{message}{'' if '`$' in message else f' - at `{at}`'}.") from None
     except msgspec.DecodeError as error:
-        raise InvalidInput(f"the body is not JSON: {error}.", hint=_hint_on_nan(text)) from None
+        why = why_no_json(error, text)
+        raise InvalidInput(f"the body is not JSON: {why}.", hint=_hint_on_nan(text)) from None
     except (RecursionError, UnicodeDecodeError, OverflowError) as error:
         why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise InvalidInput(f"the body is not JSON: {why}.") from None

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from clipper.errors import InvalidInput, did_you_mean
+from clipper.foreign_text import why_no_json
 from clipper.frontend.inference.json_inputs import Read, tensors_reader
 from clipper.schema import Tensors
 from clipper.types import Answer, InputType, UserValue
@@ -233,8 +234,9 @@ def _json(fields: Mapping[str, bytes], name: str) -> UserValue:
         return msgspec.json.decode(fields[name])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         hint = "Strings have quotes in JSON, as in '\"yes\"'."
+        why = why_no_json(error, fields[name])
         raise InvalidInput(
-            f"field {name!r} is {_shown(fields[name])}, which is not JSON: {error}.", hint=hint
+            f"field {name!r} is {_shown(fields[name])}, which is not JSON: {why}.", hint=hint
         ) from None
 
 

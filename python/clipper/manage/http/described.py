@@ -301,9 +301,10 @@ _EXPORTED: Schema = {"type": "object"}
 def _query_routes() -> RouteTable:
     """Return the description as the query listener gives it."""
     routes = of_applications()
+    feedback = msgspec.structs.replace(routes["POST", "/api/{}/feedback"], query=_REHEARSED)
     return {
-        ("POST", f"/admin/applications/{{}}/{verb}"): routes["POST", f"/api/{{}}/{verb}"]
-        for verb in ("predict", "feedback")
+        ("POST", "/admin/applications/{}/predict"): routes["POST", "/api/{}/predict"],
+        ("POST", "/admin/applications/{}/feedback"): feedback,
     }
 
 

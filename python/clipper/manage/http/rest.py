@@ -17,6 +17,7 @@ import msgspec
 from clipper.errors import InvalidInput, did_you_mean
 from clipper.frontend.http.applications import ApplicationRoutes
 from clipper.frontend.http.messages import (
+    HandlerResult,
     HttpRequest,
     HttpResponse,
     answer_json,
@@ -101,6 +102,7 @@ class Management:
 
     def __init__(self, node: ServerInterface, operations: Operations) -> None:
         self._node, self._operations = node, operations
+        self._queries = ApplicationRoutes(node)
 
     def add_to(self, routes: HttpRouter) -> None:
         """Add the routes."""
@@ -122,9 +124,8 @@ class Management:
         )
         routes.add("POST", "/admin/import", on_worker(self.import_state))
         # for who manages, there need be no other listener to try an application
-        rest = ApplicationRoutes(self._node)
-        routes.add("POST", "/admin/applications/{}/predict", rest.predict)
-        routes.add("POST", "/admin/applications/{}/feedback", rest.feedback)
+        routes.add("POST", "/admin/applications/{}/predict", self._queries.predict)
+        routes.add("POST", "/admin/applications/{}/feedback", self.feedback)
 
     def _calling(
         self,
@@ -158,6 +159,12 @@ class Management:
 
     def _by(self, request: HttpRequest, dry_run: object) -> Operations:
         return self._operations.by(actor_of(request), dry_run=bool(dry_run))
+
+    def feedback(self, request: HttpRequest) -> HandlerResult:
+        """Handle feedback, or its dry run."""
+        if _flags(request, _FLAG).get("dry_run", False):
+            return self._queries.rehearse_feedback(request)
+        return self._queries.feedback(request)
 
     # -- applications, whose settings are members of the body
 

@@ -202,13 +202,16 @@ class Client:
         checked(spec)
         self._shards.create(spec, msgspec.to_builtins(spec))
 
-    def begin_anew(self) -> list[int]:
+    def begin_anew(self, *, dry_run: bool = False) -> list[int]:
         """Let shards that lost their state continue with empty tables (StateLost); others are not
-        changed.
+        changed. dry_run: only tell which they are.
 
         Creates the tables again that this client knows; their rows are untrained. Returns the
         numbers of the shards that started anew.
         """
+        if dry_run:
+            stats = self.call_all("stats")
+            return [connection.number for connection, answer in stats if answer["state_lost"]]
         started = [
             connection.number
             for connection, answer in self.call_all("begin_anew")

@@ -28,6 +28,7 @@ from clipper.errors import (
 from clipper.foreign_text import last_line
 from clipper.params.local.address_file import (
     UNKNOWN_ADDRESS,
+    ShardAddresses,
     content_for,
     former_of,
     running_shards,
@@ -103,9 +104,14 @@ def supervisor_of(folder: Path) -> int:
 
 
 def snapshot_all(
-    addresses: list[str], token: str, folder: Path, *, whole: bool = False
+    addresses: list[str],
+    token: str,
+    folder: Path,
+    *,
+    whole: bool = False,
+    dry_run: bool = False,
 ) -> dict[str, object]:
-    """Take a snapshot of all shards under one number.
+    """Take a snapshot of all shards under one number. dry_run: only ask them for their rows.
 
     Raises ShardAway, and the error of the first shard that fails.
     """
@@ -114,7 +120,12 @@ def snapshot_all(
     for shard in range(len(addresses)):
         with ShardConnection(shard, addresses.__getitem__, token, None, 600.0) as connection:
             try:
-                parts.append(call_once(connection, "snapshot", number=number, whole=whole)[1])
+                if dry_run:
+                    tables = call_once(connection, "stats")[1]["tables"]
+                    rows = sum(int(table["rows"]) for table in tables.values())
+                    parts.append({"rows": rows, "nbytes": 0})
+                else:
+                    parts.append(call_once(connection, "snapshot", number=number, whole=whole)[1])
             except OSError as error:
                 raise ShardAway(
                     f"{connection.name}: {error}.", hint="`clipper params ps` lists those that run."
@@ -180,6 +191,89 @@ class _ShardWork:
         return ""
 
 
+def check_start(settings: ParamsSettings) -> list[str]:
+    """Check what can be checked of a set without starting or writing anything, and return the
+    addresses of its shards.
+
+    Raises ConfigError, DoesNotFit; AlreadyExists: another supervisor runs it.
+    """
+    settings = with_absolute_paths(settings)
+    folder = Path(settings.folder).absolute()
+    _check_files(settings)
+    with contextlib.suppress(OSError):
+        if is_locked(folder / "lock"):
+            raise _taken(folder)
+    before = read_address_file(folder)
+    _refuse_other_engine(folder, before)
+    content_for(settings, folder, before)
+    return _addresses_of(folder, settings)
+
+
+def _taken(folder: Path) -> AlreadyExists:
+    hint = "clipper params down, or another folder."
+    return AlreadyExists(f"a set of shards runs in {folder}.", hint=hint)
+
+
+def _refuse_other_engine(folder: Path, before: ShardAddresses) -> None:
+    """Refuse a folder whose shards an engine runs. before: what its shards.json has."""
+    if before.get("engine") and running_shards(folder):
+        hint = f"clipper params down --folder {folder}, or another folder."
+        raise AlreadyExists(f"a set of shards runs in {folder}, on {before['engine']}.", hint=hint)
+
+
+def _check_files(settings: ParamsSettings) -> None:
+    """Check gRPC, tokens and certificates before any process starts."""
+    if settings.grpc:
+        _check_grpc(settings)
+    if settings.tokens_file:
+        TokenFile("", settings.tokens_file)
+    if (files := shard_tls(settings)) is not None:
+        Certificate(files, "params.tls")
+
+
+def _check_grpc(settings: ParamsSettings) -> None:
+    """Check the settings of gRPC before any process starts."""
+    grpc_address(settings, 0)
+    optimizer_in(settings.grpc_optimizer)
+    if not has_protobuf():
+        raise ConfigError(
+            "params.grpc needs the package protobuf.",
+            hint='pip install "clipper-serving[grpc]"',
+        )
+    files = params_tls(settings)
+    if files is not None:
+        Certificate(files, "params.grpc_tls")
+    keys = settings.grpc_keys_file
+    if keys and not os.access(keys, os.R_OK):
+        hint = "Add a key with: clipper key NAME --file FILE"
+        raise ConfigError(f"params.grpc_keys_file = {keys!r} cannot be read.", hint=hint)
+
+
+def _addresses_of(home: Path, settings: ParamsSettings) -> list[str]:
+    return [_address(home, settings, i) for i in range(settings.shards)]
+
+
+def _address(home: Path, settings: ParamsSettings, shard: int) -> str:
+    if settings.address != "unix":
+        host, _, port = settings.address.rpartition(":")
+        if not host or not port.isdecimal():
+            raise ConfigError(f"params.address = {settings.address!r}: `unix`, or HOST:PORT.")
+        where = f"{host}:{int(port) + shard}"
+        return tls_address(settings, where) if settings.tls_cert else f"tcp:{where}"
+    if settings.tls_cert:
+        raise ConfigError(
+            "params.tls_cert is set, and params.address is 'unix': no other host reaches it.",
+            hint="Set params.address = 'HOST:PORT'.",
+        )
+    path = home / f"shard-{shard}.sock"
+    if len(str(path)) > UNIX_PATH_MAX:
+        raise ConfigError(
+            f"{path} is too long for a socket.",
+            hint="Name a folder with a shorter path, or params.address.",
+        )
+    return f"unix:{path}"
+
+
 class LocalSet:
     """Supervisor of a set: start(), then clients may connect to `folder`; stop(). Threads: any.
 
@@ -191,16 +285,9 @@ class LocalSet:
     def __init__(self, settings: ParamsSettings) -> None:
         self.settings = settings = with_absolute_paths(settings)
         self.folder = self.home = Path(settings.folder).absolute()
-        if settings.grpc:
-            self._check_grpc()
-        if settings.tokens_file:
-            TokenFile("", settings.tokens_file)
-        if (files := shard_tls(settings)) is not None:
-            Certificate(files, "params.tls")
+        _check_files(settings)
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        taken = f"a set of shards runs in {self.folder}."
-        hint = "clipper params down, or another folder."
-        self._lock = lock_file(self.folder / "lock", AlreadyExists(taken, hint=hint))
+        self._lock = lock_file(self.folder / "lock", _taken(self.folder))
         try:
             complete_move(self.folder)
             self.addresses, self.token = self._write_addresses()
@@ -221,31 +308,10 @@ class LocalSet:
             "clipper-params-reshard", LiveReshard(self).run, again=Backoff(AGAIN_S, AGAIN_S_MAX)
         )
 
-    def _check_grpc(self) -> None:
-        """Check the settings of gRPC before any process starts."""
-        grpc_address(self.settings, 0)
-        optimizer_in(self.settings.grpc_optimizer)
-        if not has_protobuf():
-            raise ConfigError(
-                "params.grpc needs the package protobuf.",
-                hint='pip install "clipper-serving[grpc]"',
-            )
-        files = params_tls(self.settings)
-        if files is not None:
-            Certificate(files, "params.grpc_tls")
-        keys = self.settings.grpc_keys_file
-        if keys and not os.access(keys, os.R_OK):
-            hint = "Add a key with: clipper key NAME --file FILE"
-            raise ConfigError(f"params.grpc_keys_file = {keys!r} cannot be read.", hint=hint)
-
     def _write_addresses(self) -> tuple[list[str], str]:
         """Write shards.json. A token that was generated earlier is kept."""
         settings, before = self.settings, read_address_file(self.folder)
-        if before.get("engine") and running_shards(self.folder):
-            hint = f"clipper params down --folder {self.folder}, or another folder."
-            raise AlreadyExists(
-                f"a set of shards runs in {self.folder}, on {before['engine']}.", hint=hint
-            )
+        _refuse_other_engine(self.folder, before)
         addresses = self.addresses_of(self.folder, settings)
         grpc = [grpc_address(settings, i) for i in range(settings.shards)] if settings.grpc else []
         content = content_for(settings, self.folder, before) | {
@@ -259,26 +325,6 @@ class LocalSet:
 
     def _new_health_check(self) -> HealthCheck:
         return HealthCheck(self.addresses, self.token, self.settings.hung_s, self._is_hung)
-
-    def _address(self, home: Path, settings: ParamsSettings, shard: int) -> str:
-        if settings.address != "unix":
-            host, _, port = settings.address.rpartition(":")
-            if not host or not port.isdecimal():
-                raise ConfigError(f"params.address = {settings.address!r}: `unix`, or HOST:PORT.")
-            where = f"{host}:{int(port) + shard}"
-            return tls_address(settings, where) if settings.tls_cert else f"tcp:{where}"
-        if settings.tls_cert:
-            raise ConfigError(
-                "params.tls_cert is set, and params.address is 'unix': no other host reaches it.",
-                hint="Set params.address = 'HOST:PORT'.",
-            )
-        path = home / f"shard-{shard}.sock"
-        if len(str(path)) > UNIX_PATH_MAX:
-            raise ConfigError(
-                f"{path} is too long for a socket.",
-                hint="Name a folder with a shorter path, or params.address.",
-            )
-        return f"unix:{path}"
 
     # -- any thread
 
@@ -383,7 +429,7 @@ class LocalSet:
 
     def addresses_of(self, home: Path, settings: ParamsSettings) -> list[str]:
         """Return the addresses of a set in a folder. Raises ConfigError."""
-        return [self._address(home, settings, i) for i in range(settings.shards)]
+        return _addresses_of(home, settings)
 
     def start_set(self, home: Path, shards: int) -> None:
         """Start the shards of another set, and restart them when they end."""
@@ -464,8 +510,8 @@ def _must_rest(folder: Path) -> None:
     complete_move(folder)
 
 
-def reshard(folder: Path, shards: int) -> int:
-    """Change the number of shards of a set that does not run.
+def reshard(folder: Path, shards: int, *, dry_run: bool = False) -> int:
+    """Change the number of shards of a set that does not run. dry_run: check, and change nothing.
 
     Returns the number of the snapshot that the shards will read. Raises DoesNotFit; StoreError if
     a log on disk has more than the snapshots.
@@ -487,7 +533,8 @@ def reshard(folder: Path, shards: int) -> int:
     content["settings"]["shards"] = shards
     content["settings"]["replicas"] = min(content["settings"].get("replicas", 0), shards - 1)
     content["generation"], content["before"] = content.get("generation", 0) + 1, -1
-    write_address_file(folder, content)
+    if not dry_run:
+        write_address_file(folder, content)
     return max(chain[-1].number for chain in chains)
 
 

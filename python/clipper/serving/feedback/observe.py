@@ -126,6 +126,23 @@ def observe(
     return True
 
 
+def rehearse(resolved: ResolvedApplication, id: str, truth: Truth) -> bool | None:
+    """Check one feedback by the id of its prediction, and learn nothing.
+
+    Returns whether it would count; None if another server answered, which alone knows. Raises
+    InvalidInput, UnknownPrediction.
+    """
+    window = _window_of(resolved)
+    try:
+        joined = window.look(id, resolved.name)
+    except UnknownPrediction:
+        if window.forwarding is None or not window.forwarding.node_of(id):
+            raise
+        return None
+    _fitted(truth, joined)
+    return not joined.has_feedback
+
+
 def learn_label_of(resolved: ResolvedApplication, prediction: object, label: object) -> bool | None:
     """Learn a label of weight 1 in the core. None, and nothing has changed, if it cannot."""
     feedback = resolved.feedback

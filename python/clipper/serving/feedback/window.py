@@ -261,13 +261,19 @@ class FeedbackWindow:
     def take(self, id: str, application: str) -> Joined | None:
         """Return the query of that id, once; None when it has feedback already. Raises
         UnknownPrediction if it is not here."""
+        joined = self.look(id, application)
+        return joined if joined.claim() else None
+
+    def look(self, id: str, application: str) -> Joined:
+        """Return the query of that id, which feedback may still come for, or has come. Raises
+        UnknownPrediction if it is not here."""
         joined = self.table.get(id)
         if joined is None:
             raise self._unknown(id)
         whose = joined.learner.application
         if whose != application:
             raise _foreign(id, whose, application)
-        return joined if joined.claim() else None
+        return joined
 
     def take_many(
         self, ids: Sequence[str], application: str
