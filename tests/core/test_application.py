@@ -38,6 +38,7 @@ from clipper.serving.query.processor import (
 )
 from clipper.serving.query.speculation import speculation_of
 from clipper.serving.query.stats import ApplicationCounters
+from clipper.serving.rollout.traffic_split import SideStats
 from clipper.store.journal import Journal
 from clipper.store.memory import MemoryStore
 from clipper.types import PredictionRequest, VersionedModel
@@ -107,7 +108,7 @@ class Failure(NamedTuple):
 class Served:
     """An application over models whose containers a test answers for."""
 
-    def __init__(self, world, policy, k, decider="all", averages=False, **fields):
+    def __init__(self, world, policy, k, decider="all", averages=False, side=None, **fields):
         self.world = world
         self.models = tuple(VersionedModel(f"m{i}", 1) for i in range(k))
         self.cores = [world.model(shape=(2,), lane_rows=64) for _ in range(k)]
@@ -130,7 +131,7 @@ class Served:
             SLO_US,
             node="n0",
             feedback=FeedbackState(self.window),
-            rollout=RolloutState(self.counters.for_models(self.models, None)),
+            rollout=RolloutState(self.counters.for_models(self.models, None), side=side),
             **fields,
         )
         found = speculation_of(decider, self.resolved, None)
@@ -694,6 +695,50 @@ def test_answers_with_missing_predictions_equal_pythons(new_world, monkeypatch, 
         assert calls.count == 0
     partly = {(True, False, True)} if policy != "single" else set()
     assert seen >= {(True, True, False), (False, False, True)} | partly
+
+
+def test_a_side_of_a_rollout_counts_its_answers_as_python_does(new_world):
+    """What the guards of a rollout read: answers, defaults, durations and those beyond a limit."""
+    rng = random.Random(7)
+    sides = SideStats([1_000, 10_000]), SideStats([1_000, 10_000])
+    served, twin = (
+        Served(new_world(), "ensemble", 2, side=side, confidence_min=0.6) for side in sides
+    )
+    for i in range(40):
+        played(
+            served, twin, np.full(2, float(i % 9)), random_events(rng, served.models, ("a", "b"))
+        )
+        one, other = (side.counts() for side in sides)
+        assert one == other
+    assert one.answers == 40
+    assert 0 < one.defaults < 40
+    assert 0 < one.slower[10_000] <= one.slower[1_000] < 40
+
+
+def test_queries_go_to_the_side_of_their_user(new_world):
+    """Both sides are the core's, and the application itself has none."""
+    new, before = (Served(new_world(), "ensemble", 1, side=SideStats([])) for _ in range(2))
+    for each in (new, before):
+        each.resolved = msgspec.structs.replace(each.resolved, core=each.core)
+    split = SimpleNamespace(
+        takes={"ann"}.__contains__,
+        new=new.resolved,
+        before=before.resolved,
+        cores=new.resolved.cores,
+    )
+    whole = msgspec.structs.replace(
+        before.resolved,
+        rollout=msgspec.structs.replace(before.resolved.rollout, split=split),
+        core=None,
+    )
+    assert core_of(whole) is None
+    for user, side in (("ann", new), ("bob", before), (None, before)):
+        future = predict(whole, np.zeros(2), user, SLO_US, 0)
+        assert future.extra.application is side.core
+        side.answer_all(["a"], [None])
+        assert future.result(0).output == "a"
+    assert new.resolved.rollout.side.counts().answers == 1
+    assert before.resolved.rollout.side.counts().answers == 2
 
 
 def test_a_prediction_that_is_missing_lowers_the_confidence(world):

@@ -11,6 +11,7 @@ import pytest
 
 import clipper
 from clipper import errors
+from clipper_core.application.application import ApplicationQuery
 from tests.frontend.conftest import QUICK
 from tests.memory_container import wait_until
 
@@ -130,6 +131,9 @@ def test_a_user_stays_on_a_side_and_an_array_is_of_one(server: clipper.ClipperSe
         assert len({predict(server, user).models for _ in range(4)}) == 1
     seen = {str(predict(server).models[0]) for _ in range(100)}
     assert seen == {"m:1", "m:2"}, "without a user, each query by itself"
+    futures = [server.app("a").predict(np.zeros(2), user=f"u{i}") for i in range(30)]
+    assert {type(future.extra) for future in futures} == {ApplicationQuery}
+    assert {str(future.extra.models[0]) for future in futures} == {"m:1", "m:2"}
     before = server.manage.rollouts()[0]
     answers = server.app("a").predict_many(np.ones((30, 2)), user="u1").result(PATIENCE_S)
     after = server.manage.rollouts()[0]

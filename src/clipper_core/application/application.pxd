@@ -13,7 +13,7 @@ from clipper_core.application.selection cimport (
     TASKS_MAX, Combination, Outputs, Selection, StateView,
 )
 from clipper_core.engine.model cimport Model
-from clipper_core.learning.answer_counts cimport AnswerCounts
+from clipper_core.learning.answer_counts cimport AnswerCounts, SideCounts
 from clipper_core.learning.answer_window cimport AnswerOwner, AnswerWindow
 from clipper_core.learning.feedback_update cimport CONTEXT_MAX
 from clipper_core.results.answer cimport Answer
@@ -84,6 +84,7 @@ cdef class Application:
     cdef object kept            # is told of each answer, by number; None: nobody is
     cdef AnswerWindow window
     cdef AnswerCounts counts
+    cdef SideCounts side        # of a rollout; None: there is none
     cdef OutputMeans means      # None: missing numbers are left out
     cdef Counter queries, decided
     cdef list output_means      # by place

@@ -6,7 +6,7 @@ from clipper_core.application.deciding import Deciding
 from clipper_core.application.output_means import OutputMeans
 from clipper_core.application.selection import Selection
 from clipper_core.engine.model import Model
-from clipper_core.learning.answer_counts import AnswerCounts
+from clipper_core.learning.answer_counts import AnswerCounts, SideCounts
 from clipper_core.learning.answer_window import AnswerWindow
 from clipper_core.results.future import Future
 from clipper_core.runtime.histogram import Counter, Gauge
@@ -74,6 +74,7 @@ class Application:
         confidence_min: float,
         defaults: _Defaults,
         orders: _Orders | None = None,
+        side: SideCounts | None = None,
     ) -> None: ...
     def predict(
         self,

@@ -146,7 +146,7 @@ cdef class Application:
     Python's.  has_contexts: users have contexts in a table, which Python reads.  by_python: makes
     an answer of a future in Python.  plan_type: makes a plan of
     models and their probabilities.  latest: what a context follows that has no state of its own.
-    orders: its `deciding(state)` returns the Deciding of a state, None if Python decides; None:
+    side: counts the answers of a side of a rollout.  orders: its `deciding(state)` returns the Deciding of a state, None if Python decides; None:
     all models are waited for.  defaults: has the `default`, explains by `why(status, model,
     detail)` why a task has no prediction, and is told of each default by `log(number, id, reason)`
     and of each task that was refused for overload by `overloaded()`.
@@ -159,7 +159,7 @@ cdef class Application:
                  Counter queries not None, Counter decided not None, slowest,
                  Gauge bar_us not None, OutputMeans means, Gauge is_teaching not None,
                  bint has_contexts, by_python, plan_type, latest, str node not None, u64 slo_us,
-                 double confidence_min, defaults, orders=None):
+                 double confidence_min, defaults, orders=None, SideCounts side=None):
         cdef u32 i, k = <u32> len(selection.models)
         if len(cores) != k:
             raise_for(BAD_INPUT, f"{len(cores)} cores for {k} models")
@@ -171,6 +171,7 @@ cdef class Application:
         self.window = window
         self.kept = kept
         self.counts = counts
+        self.side = side
         self.queries = queries
         self.decided = decided
         self.slowest = slowest
@@ -759,6 +760,8 @@ cdef class Application:
         if self.kept is not None:
             self.kept(ending.number)
         _count_answer(self, outputs, found, &right, query, ending, now_s, reason is not NO_ID)
+        if self.side is not None:
+            self.side.add_answer(ending.took_us, reason is not NO_ID)
         if reason is not NO_ID:
             self.defaults.log(ending.number, id, reason)
             self.count_default(future, outputs, found)

@@ -49,3 +49,12 @@ cdef class AnswerCounts:
                         bint is_default, const ValueKey* keys, const ValueKey* right) except -1
     cdef int _compare_within_budget(self, double now_s, u32 n, const u32* places,
                                     const ValueKey* keys, const ValueKey* right) except -1
+
+# -- The answers of one side of a rollout.
+cdef class SideCounts:
+    cdef readonly Counter answers, defaults
+    cdef readonly LatencyHistogram duration
+    cdef readonly dict slower   # by limit in microseconds: Counter of the answers that took longer
+    cdef list limits, beyond    # its keys, and its values
+
+    cdef void add_answer(self, u64 took_us, bint is_default) noexcept

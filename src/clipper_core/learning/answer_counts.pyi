@@ -1,4 +1,4 @@
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, final
 
 from clipper_core.learning.label_feedback import Mean
@@ -65,3 +65,12 @@ class AnswerCounts:
         answer: object,
         is_default: bool,
     ) -> bool: ...
+
+@final
+class SideCounts:
+    answers: Counter
+    defaults: Counter
+    duration: LatencyHistogram
+    slower: dict[int, Counter]
+    def __init__(self, limits_us: Iterable[int]) -> None: ...
+    def add(self, took_us: int, is_default: bool) -> None: ...

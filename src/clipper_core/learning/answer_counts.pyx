@@ -218,3 +218,34 @@ cdef class AnswerCounts:
         if self.comparing.take_tokens(now_s, <double> (n * (n + 1)) / 2.0):
             self.compare_keys(n, places, keys, right)
         return 0
+
+
+@cython.final
+cdef class SideCounts:
+    """Counts of the answers of one side of a rollout. Threads: any.
+
+    limits_us: durations whose excess is counted.
+    """
+
+    def __init__(self, limits_us):
+        self.answers = Counter()
+        self.defaults = Counter()
+        self.duration = LatencyHistogram()
+        self.slower = {limit: Counter() for limit in sorted(set(limits_us))}
+        self.limits = list(self.slower)
+        self.beyond = list(self.slower.values())
+
+    def add(self, u64 took_us, bint is_default):
+        """Count an answer. took_us: its duration.  is_default: whether it is the default."""
+        self.add_answer(took_us, is_default)
+
+    cdef void add_answer(self, u64 took_us, bint is_default) noexcept:
+        cdef u64 limit
+        cdef Py_ssize_t i
+        for i in range(len(self.limits)):
+            limit = self.limits[i]
+            if took_us > limit:
+                count_held(<Counter> self.beyond[i], 1)
+        count_held(self.defaults, is_default)
+        histogram_record(self.duration.h, took_us)
+        count_held(self.answers, 1)

@@ -143,7 +143,7 @@ def test_sides_of_a_rollout() -> None:
         )
         observer = RolloutObserver(next, side)
         for i in range(30):
-            side.count(rng.choice((1, 5000, 5001, 20_000, 20_001)), i % 7 == 3)
+            side.answers.add(rng.choice((1, 5000, 5001, 20_000, 20_001)), i % 7 == 3)
             side.reward(rng.choice((1.0, 2.0)), rng.choice((-1.0, 0.5, 2.5)))
         side.count_rows(np.array([4999, 6000, 30_000]), np.array([True, False, True]))
         found.append(shown(side.counts()))
@@ -166,7 +166,7 @@ def test_sides_of_a_rollout() -> None:
     totals = iter([(10, 8), (15, 12), (3, 1)])
     stage = StageStats(rollout, 99, lambda: next_of(totals))
     found += [shown([stage.figures(), stage.compares, stage.started_s]), shown(stage.figures())]
-    split = TrafficSplit("new", stage, {}, draw=iter([0.1, 0.2, 0.3]).__next__)
+    split = TrafficSplit("new", "before", stage, {}, draw=iter([0.1, 0.2, 0.3]).__next__)
     found.append(shown([split.takes(user) for user in ("u1", "u2", "u3", "u4", "", None, "")]))
     found.append(shown([place_of("s", key) for key in ("", "a", "\ud800")]))
     check_expected("serving/sides.txt", "\n".join(found) + "\n")
@@ -297,5 +297,7 @@ def test_answers_of_arrays() -> None:
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_a_user_stays_on_a_side(share: float) -> None:
     rollout = Rollout("app", B, A, A, (share, 1.0), 9.0, "", 0.01)
-    split = TrafficSplit("new", StageStats(rollout, 0, lambda: (0, 0)), {}, draw=lambda: 0.5)
+    split = TrafficSplit(
+        "new", "before", StageStats(rollout, 0, lambda: (0, 0)), {}, draw=lambda: 0.5
+    )
     assert {split.takes(f"u{i}") for i in range(20)} == {share == 1.0}

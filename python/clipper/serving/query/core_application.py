@@ -1,8 +1,8 @@
 """Applications whose plain queries the core schedules, combines and counts.
 
 The core knows the built-in policies over at most 16 models, and the built-in deciders. What it does
-not take is scheduled in Python (processor.py): applications with roles, a rollout, decoys,
-prediction sets, named outputs or models of the mesh, and policies and deciders of users.
+not take is scheduled in Python (processor.py): applications with roles, decoys, prediction sets,
+named outputs or models of the mesh, and policies and deciders of users.
 """
 
 from collections.abc import Sequence
@@ -139,7 +139,6 @@ def core_of(resolved: ResolvedApplication) -> Application | None:
     is_plain = (
         rollout.assignment is None
         and rollout.split is None
-        and rollout.side is None
         and not rollout.decoys
         and not resolved.on_demand
         and not resolved.output_name
@@ -178,6 +177,7 @@ def core_of(resolved: ResolvedApplication) -> Application | None:
         resolved.confidence_min,
         DefaultAnswers(resolved, counters),
         orders,
+        None if rollout.side is None else rollout.side.answers,
     )
 
 

@@ -160,7 +160,9 @@ def side_of(resolved: ResolvedApplication, user: str | None) -> ResolvedApplicat
     rollout.
     """
     split = resolved.rollout.split
-    return resolved if split is None or not split.takes(user) else split.new
+    if split is None:
+        return resolved
+    return split.new if split.takes(user) else split.before
 
 
 def uniform_of(id: str) -> float:
@@ -243,6 +245,7 @@ def predict(
     user = user_of(user)
     context = resolved.context_of(user, context)
     features = None if context is None else features_of(context)
+    resolved = side_of(resolved, user)
     if resolved.core is not None and not outputs:
         future = resolved.core.predict(x, user or "", slo_us, salt, id, features)
         if future is not None:
@@ -256,8 +259,6 @@ def predict(
             known = msgspec.structs.replace(resolved, unlisted_model=None, on_demand={})
             future = predict(known, x, user, slo_us, salt, features, id, outputs)
             return if_cached(future, refusal)
-    if resolved.rollout.split is not None:
-        resolved = side_of(resolved, user)
     try:
         state, plan = plan_for(resolved, user, features, id)
     except PolicyFailed as failure:
@@ -343,7 +344,7 @@ def default_answer(
         resolved.rollout.stats.counters.duration.record(future.latency_us)
         resolved.rollout.stats.counters.defaults.policy_failed.add()
     if resolved.rollout.side is not None:
-        resolved.rollout.side.count(future.latency_us, True)
+        resolved.rollout.side.answers.add(future.latency_us, True)
     log_default(resolved, future.id, request_id, reason)
     return Answer(
         resolved.default,
@@ -397,7 +398,7 @@ def finish(future: Future) -> Answer:
             future, query.models, arrived, combined, reason, query.late, missing, decided_by
         )
     if resolved.rollout.side is not None:
-        resolved.rollout.side.count(future.latency_us, bool(reason))
+        resolved.rollout.side.answers.add(future.latency_us, bool(reason))
     for decoy in resolved.rollout.decoys:
         decoy.add_reply(number, id_of(resolved, number), output, bool(reason))
     return answer_of(

@@ -260,8 +260,15 @@ class ApplicationResolver:
         new.learner.watcher = RolloutObserver(counters, stage.new)
         before.learner.watcher = RolloutObserver(counters, stage.before)
         new = _with_rollout(new, side=stage.new)
-        split = TrafficSplit(new, stage, {**before.cores, **new.cores}, next_uniform)
-        return _with_rollout(before, stats=before_stats, side=stage.before, split=split)
+        before = _with_rollout(before, stats=before_stats, side=stage.before)
+        split = TrafficSplit(
+            _with_core(new),
+            _with_core(before),
+            stage,
+            {**before.cores, **new.cores},
+            next_uniform,
+        )
+        return _with_rollout(before, split=split)
 
     def stats(self) -> dict[str, QueryStats]:
         """Return statistics by application: docs/monitoring.md."""

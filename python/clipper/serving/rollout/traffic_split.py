@@ -22,8 +22,8 @@ from clipper.serving.feedback.states import FeedbackObserver
 from clipper.serving.rollout.guards import Counts, Figures, guards_in
 from clipper.types import VersionedModel
 from clipper_core.engine.model import Model as CoreModel
+from clipper_core.learning.answer_counts import SideCounts
 from clipper_core.learning.label_feedback import LabelCounts
-from clipper_core.runtime.histogram import Counter, LatencyHistogram
 
 if TYPE_CHECKING:
     from clipper.serving.query.processor import ResolvedApplication
@@ -49,37 +49,17 @@ class SideStats:
     counted.
     """
 
-    __slots__ = (
-        "_answers",
-        "_defaults",
-        "_feedback_count",
-        "_guard",
-        "_histogram",
-        "_reward",
-        "_slower",
-    )
+    __slots__ = ("_feedback_count", "_guard", "_reward", "answers")
 
     def __init__(self, limits_us: Sequence[int]) -> None:
-        self._answers, self._defaults = Counter(), Counter()
-        self._slower = tuple([(limit, Counter()) for limit in sorted(set(limits_us))])
-        self._histogram = LatencyHistogram()
+        self.answers = SideCounts(limits_us)
         self._guard = threading.Lock()
         self._feedback_count = self._reward = 0.0
-
-    def count(self, latency_us: int, is_default: bool) -> None:
-        """Count one answer."""
-        for limit, counter in self._slower:
-            if latency_us > limit:
-                counter.add()
-        if is_default:
-            self._defaults.add()
-        self._histogram.record(latency_us)
-        self._answers.add()
 
     def count_rows(self, latencies_us: np.ndarray, is_default: np.ndarray) -> None:
         """Count the answers of an array."""
         for latency_us, default in zip(latencies_us.tolist(), is_default.tolist(), strict=True):
-            self.count(latency_us, default)
+            self.answers.add(latency_us, default)
 
     def reward(self, n: float, total: float) -> None:
         """Add n feedbacks with this sum of rewards, each 0 to 1."""
@@ -91,10 +71,17 @@ class SideStats:
         """Return the counts so far."""
         with self._guard:
             feedback_count, reward = self._feedback_count, self._reward
-        answers, took = self._answers.value, self._histogram.snapshot()
+        answers, took = self.answers, self.answers.duration.snapshot()
         quantiles = (took.quantile(0.5), took.quantile(0.99)) if took.count else (None, None)
-        slower = {limit: counter.value for limit, counter in self._slower}
-        return Counts(answers, self._defaults.value, slower, feedback_count, reward, *quantiles)
+        slower = {limit: counter.value for limit, counter in answers.slower.items()}
+        return Counts(
+            answers.answers.value,
+            answers.defaults.value,
+            slower,
+            feedback_count,
+            reward,
+            *quantiles,
+        )
 
 
 class RolloutObserver:
@@ -190,21 +177,23 @@ def _since(compared: Callable[[], tuple[int, int]]) -> Callable[[], tuple[int, i
 
 
 class TrafficSplit:
-    """Division of an application's queries between two versions. new: the application with the new
-    version. cores: handles of both sides' models.
+    """Division of an application's queries between two versions. new, before: the application with
+    either version, without a split. cores: handles of both sides' models.
     """
 
-    __slots__ = ("_draw", "_salt", "cores", "new", "share", "stage")
+    __slots__ = ("_draw", "_salt", "before", "cores", "new", "share", "stage")
 
     def __init__(
         self,
         new: "ResolvedApplication",
+        before: "ResolvedApplication",
         stage: StageStats,
         cores: dict[VersionedModel, CoreModel],
         draw: Callable[[], float],
     ) -> None:
         rollout = stage.of
-        self.new, self.stage, self.cores, self.share = new, stage, cores, rollout.share
+        self.new, self.before = new, before
+        self.stage, self.cores, self.share = stage, cores, rollout.share
         self._salt, self._draw = f"{rollout.application}\0{rollout.model}\0{rollout.began_us}", draw
 
     def takes(self, user: str | None) -> bool:
