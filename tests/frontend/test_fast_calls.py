@@ -42,6 +42,10 @@ def positive(rows: Any) -> list[bool]:
     return [bool(row[0] > 0) for row in rows]
 
 
+def doubled(rows: Any) -> Any:
+    return 2 * rows.sum(1)
+
+
 def raising(rows: Any) -> Any:
     raise ValueError("no row is right")
 
@@ -61,8 +65,18 @@ def server(gates: Path) -> Iterator[clipper.ClipperServer]:
         server.deploy("labels", labels, input="f64[3]")
         server.deploy("positive", positive, input="f64[3]")
         server.deploy("raising", raising, input="f64[3]")
+        server.deploy("raising2", raising, input="f64[3]")
+        server.deploy("doubled", doubled, input="f64[3]")
+        server.app("mean", models=["of_f64", "doubled"], slo_ms=5000)
+        server.app("mixture", models=["of_f64", "doubled"], slo_ms=5000, policy="mixture")
+        server.app("stacking", models=["of_f64", "doubled"], slo_ms=5000, policy="stacking")
+        server.app("texts", models=["labels"], slo_ms=5000, policy="mixture")
+        server.app("half", models=["of_f64", "raising"], slo_ms=5000)
+        server.app("none", models=["raising", "raising2"], slo_ms=5000)
         server.deploy("stuck", gated(gates), input="f64[1]", cache=False)
         server.app("stuck", models=["stuck"], slo_ms=60_000)
+        server.deploy("stuck2", gated(gates), input="f64[1]", cache=False)
+        server.app("both", models=["stuck", "stuck2"], slo_ms=60_000)
         server.app("hasty", models=["stuck"], slo_ms=1, default=-1.0)
         server.app("strict", models=["stuck"], slo_ms=1)
         yield server
@@ -170,7 +184,15 @@ def test_numbers_of_each_type(client: Client, in_python: Any, dtype: str, is_raw
         assert len(in_python) == 1
 
 
+ROWS = [[1, 2, 3], [4, 5, 6]]
 PLAIN = {
+    "two models": sent("mean", ROWS[:1], "f64", id="q"),
+    "two models, two rows": sent("mean", ROWS, "f64"),
+    "two models by mixture": sent("mixture", ROWS[:1], "f64"),
+    "two models by stacking": sent("stacking", ROWS, "f64", id="q"),
+    "a text by mixture": sent("texts", ROWS[:1], "f64"),
+    "two models of which one fails": sent("half", ROWS[:1], "f64"),
+    "two models that fail": sent("none", ROWS[:1], "f64"),
     "a version": sent("of_f64", [[1, 2, 3]], "f64", model_version="1"),
     "a model by its name": sent("of_f64", [[1, 2, 3]], "f64"),
     "no id": sent("f64", [[1, 2, 3]], "f64"),
@@ -334,16 +356,17 @@ def cancelled(server: clipper.ClipperServer) -> int:
     )
 
 
+@pytest.mark.parametrize("application", ["stuck", "both"])
 @pytest.mark.parametrize("by", ["a reset", "the end of the connection"])
 def test_a_client_that_gives_up_cancels_its_query(
-    server: clipper.ClipperServer, in_python: Any, by: str
+    server: clipper.ClipperServer, in_python: Any, by: str, application: str
 ) -> None:
     ours, before = grpc_of(server), cancelled(server)
-    request = sent("stuck", [[1000]], "f64").SerializeToString()
+    request = sent(application, [[1000]], "f64").SerializeToString()
     with CallLine(server.grpc_address) as line:
         streams = [asked_at_once(line, request) for _ in range(3)]
         wait_until(lambda: ours._counts.open == 3, "the calls are under way")
-        assert (ours._counts.under_way, in_python) == (0, [])
+        assert (ours._counts.under_way, in_python) == (3 if application == "both" else 0, [])
         if by == "a reset":
             for stream in streams:
                 line.client.h2.reset_stream(stream, 8)

@@ -39,6 +39,7 @@ def main(quick: bool) -> list[Row]:
         kinds = {
             "hit": (ours, same),
             "miss": (ours, another),
+            "three": (ours, same_of_three),
             "ceiling": (trivial, same),
             "parsing": (parsing, same),
         }
@@ -47,14 +48,19 @@ def main(quick: bool) -> list[Row]:
     return [*busy_rows(busy), *alone_rows(alone)]
 
 
-def request(number: float) -> bytes:
+def request(number: float, application: str = "noop") -> bytes:
     from bench.system.frontends.grpc_servers import request_of
 
-    return request_of("noop", np.array([number]))
+    return request_of(application, np.array([number]))
 
 
 def same() -> Callable[[], bytes]:
     always = request(1.0)
+    return lambda: always
+
+
+def same_of_three() -> Callable[[], bytes]:
+    always = request(1.0, "three")
     return lambda: always
 
 
@@ -106,6 +112,7 @@ async def closed(
 NAMES = {
     "hit": "cache hit f64[1]",
     "miss": "no-op model f64[1]",
+    "three": "cache hit of three models f64[1]",
     "parsing": "echo that reads and writes messages",
 }
 WHAT = "echo of grpcio.aio"

@@ -78,6 +78,10 @@ def _ours() -> None:
     with clipper.start(grpc="127.0.0.1:0") as server:
         server.deploy("noop", first, input="f64[1]")
         server.app("noop", models=["noop"], slo_ms=1000)
+        three = ["noop", "noop2", "noop3"]
+        for name in three[1:]:
+            server.deploy(name, first, input="f64[1]")
+        server.app("three", models=three, slo_ms=1000)
         report(server.grpc_address)
 
 

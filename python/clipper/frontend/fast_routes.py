@@ -40,7 +40,7 @@ _POLICIES = (Ensemble, SingleModel)
 _UNREAD = ("any", "bool", "f16", "str", "bytes")  # types that the core does not read
 _MODELS_MAX = 1000  # maximum of model versions with fast routes
 _INFER_FORMS = ("infer", "call")
-_READ_FORMS = ("predict", "infer")  # of applications that are only read in the core
+_READ_FORMS = ("predict", "infer", "call")  # of applications that are only read in the core
 
 
 class FormOfRoute(NamedTuple):

@@ -4,7 +4,7 @@
 # `take` looks through the events that a Http2State has left: a call whose events are all there and
 # that `infer_call` reads is taken out and answered, or waits for its query here. Everything else
 # stays for Python, in its order. A query that ends in anything but a plain prediction is left for
-# Python too, as futures.
+# Python too, as futures; so is one of an application with several models, whose rows are read here.
 #
 # Threads: the event loop's; set_table may be called by any, under the GIL.
 from libcpp.vector cimport vector
@@ -21,6 +21,8 @@ cdef cppclass HotCall:
     Http2State* connection
     void* owner                 # of the connection, a Python object that lives as long as it
     u32 stream
+    bint is_read                # Python schedules it: its rows are in `rows`
+    Bytes rows
     HotCall* next
 
 cdef cppclass HotCallState:
@@ -28,6 +30,7 @@ cdef cppclass HotCallState:
     CallLimits limits
     HotCall* spare
     u64 open                    # calls that wait for their queries
+    bint awake                  # one has begun to wait since the mailboxes were armed
     vector[HotCall*] left       # for Python
     vector[void*] touched       # owners whose connections have something to send
     Bytes rows

@@ -3,7 +3,7 @@ from typing import Any, NamedTuple, final
 
 from clipper_core.engine.engine import Engine
 from clipper_core.http.http2_protocol import Http2Protocol
-from clipper_core.http.http_route import HotTable
+from clipper_core.http.http_route import HotRoute, HotTable
 from clipper_core.results.future import Future
 from clipper_core.runtime.histogram import Counter
 
@@ -12,6 +12,20 @@ class HotEnding(NamedTuple):
     stream: int
     subject: Any
     futures: Sequence[Future]
+    request_id: str
+    began_ns: int
+    trace: bytes
+
+class HotRead(NamedTuple):
+    owner: Any
+    stream: int
+    route: HotRoute
+    futures: Sequence[Future | None]
+    rows: Sequence[Any]
+    error: Exception | None
+    user: str
+    slo_us: int
+    id: str
     request_id: str
     began_ns: int
     trace: bytes
@@ -32,8 +46,11 @@ class HotCalls:
     def fds(self) -> list[int]: ...
     @property
     def open(self) -> int: ...
+    @property
+    def has_news(self) -> bool: ...
     def set_table(self, table: HotTable) -> None: ...
     def sweep(self) -> int: ...
     def take(self, protocol: Http2Protocol, owner: object, open_max: int) -> bool: ...
-    def news(self) -> tuple[set[Any], list[HotEnding]]: ...
+    def news(self) -> tuple[set[Any], list[HotEnding | HotRead]]: ...
+    def respond(self, read: HotRead, futures: list[Future]) -> bool: ...
     def lose(self, protocol: Http2Protocol) -> None: ...

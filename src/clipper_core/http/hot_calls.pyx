@@ -4,6 +4,7 @@ A call is taken if its head, its one message and its end came at once: clients s
 Others, and those that are not plain, are coroutines of Python (frontend/grpc/call_stream.py).
 """
 cimport cython
+from libc.string cimport memcpy
 from libcpp.vector cimport vector
 
 import os
@@ -16,16 +17,16 @@ from clipper_core.http.http2_protocol cimport (
     Http2Stream, http2_consumed, http2_finish, http2_reply,
 )
 from clipper_core.http.http_route cimport (
-    ENDED as QUERY_ENDED, OPEN, OTHER, VALUE, HotRoute, HotTable, Query, QueryOutcome, TableState,
-    query_cancel, query_drop, query_futures,
+    OPEN, OTHER, READ, Fields, HotRoute, HotTable, Query, QueryOutcome,
+    TableState, plain_answers, query_cancel, query_drop, query_futures, query_schedule,
 )
 from clipper_core.http.infer_call cimport (
-    CallHead, call_answer, call_head_read, call_submit, call_trailers,
+    CallHead, call_answer, call_answer_read, call_head_read, call_submit, call_trailers,
 )
 from clipper_core.http.query_waits cimport (
     query_next_ended, query_next_open, query_wait, query_wait_no_more, waits_add,
 )
-from clipper_core.http.trace_parent cimport TRACE_PARENT_BYTES
+from clipper_core.http.trace_parent cimport TRACE_PARENT_BYTES, span_new
 from clipper_core.results.future cimport MailboxReader
 from clipper_core.runtime.allocation cimport make, make_room
 from clipper_core.runtime.byte_buffer cimport Bytes
@@ -36,6 +37,7 @@ from clipper_core.runtime.status cimport NO_MEMORY, raise_for
 cdef enum:
     TAKEN = 255                 # an event that is nobody's any more
     SEVERAL = 0xffffffff        # the message of a call came in parts
+    KEPT_BYTES = 4096           # of rows, that a call keeps for the next one
 
 
 class HotEnding(NamedTuple):
@@ -47,6 +49,26 @@ class HotEnding(NamedTuple):
     stream: int
     subject: object
     futures: object
+    request_id: str
+    began_ns: int
+    trace: bytes
+
+
+class HotRead(NamedTuple):
+    """A call whose query Python schedules, and answers by respond(), or like a HotEnding. futures:
+    of its rows; None for one that is not scheduled. rows: their inputs then; else None. error: why
+    one could not be scheduled. user: empty for nobody's. slo_us, id: of the query. The others are
+    as of a HotEnding."""
+
+    owner: object
+    stream: int
+    route: object
+    futures: object
+    rows: object
+    error: object
+    user: str
+    slo_us: int
+    id: str
     request_id: str
     began_ns: int
     trace: bytes
@@ -66,6 +88,8 @@ cdef HotCall* _new(HotCallState* c) noexcept nogil:
 
 cdef void _put_back(HotCallState* c, HotCall* x) noexcept nogil:
     x.query.tag.clear()
+    x.rows.clear()
+    x.rows.shrink(KEPT_BYTES)
     x.next = c.spare
     c.spare = x
 
@@ -95,7 +119,7 @@ cdef void _finish(HotCallState* c, HotCall* x) noexcept nogil:
         c.left.push_back(x)
         return
     c.fields.clear()
-    call_trailers(&x.query, &c.fields)
+    call_trailers(&x.query.fields, &c.fields)
     stream.silent = True
     if c.fields.lost:
         http2_finish(x.connection, x.stream, INTERNAL_ERROR)
@@ -110,6 +134,7 @@ cdef void _wait(HotCallState* c, HotCall* x, u32 slot) noexcept nogil:
     if query_wait(&c.waits, &x.query, slot):
         stream.call = x
         c.open += 1
+        c.awake = True
         return
     stream.call = NULL
     query_cancel(&x.query)
@@ -133,7 +158,10 @@ cdef bint _serve(HotCallState* c, Http2State* h, const TableState* table, void* 
     x.query.began_us = monotonic_us()
     came = call_submit(&x.query, table, &c.limits, &head, h.text.at() + went.at, went.bytes,
                        &c.rows, &c.draws)
-    if came != VALUE and came != QUERY_ENDED and came != OPEN:
+    x.is_read = came == READ
+    if x.is_read:
+        x.rows.put(c.rows.at(), c.rows.size())
+    if came == OTHER or x.rows.lost:
         _put_back(c, x)
         return False
     x.query.route.users.fetch_add(1, relaxed)
@@ -142,6 +170,8 @@ cdef bint _serve(HotCallState* c, Http2State* h, const TableState* table, void* 
     x.stream = called.stream
     if came == OPEN:
         _wait(c, x, x.query.slot)
+    elif came == READ:
+        c.left.push_back(x)
     else:
         _finish(c, x)
     return True
@@ -219,7 +249,7 @@ cdef bint _take(HotCallState* c, Http2State* h, const TableState* table, void* o
         if kind == CALLED or kind == WENT_ON:
             _note(h, i)
         elif kind == CALL_ENDED:
-            any = (c.open < open_max and _take_call(c, h, table, owner, i)) or any
+            any = (c.open + c.left.size() < open_max and _take_call(c, h, table, owner, i)) or any
         elif kind == ENDED and h.events[i].call != NULL:
             _cancel(c, <HotCall*> h.events[i].call)
             h.events[i].kind = TAKEN
@@ -245,6 +275,7 @@ cdef void _news(HotCallState* c) noexcept nogil:
                 c.touched.push_back(x.owner)
             _finish(c, x)
         ended = query_next_ended(&c.waits)
+    c.awake = False
 
 
 # -- for Python
@@ -298,6 +329,11 @@ cdef class HotCalls:
         """The number of calls that wait for their queries."""
         return self.state.open
 
+    @property
+    def has_news(self):
+        """True if calls were taken that are not answered."""
+        return self.state.awake or self.state.left.size() != 0
+
     def set_table(self, HotTable table):
         """Set the table of routes, by the name of a model, or its name and version with a slash
         between them. Calls that are read after this returns are answered by it."""
@@ -313,7 +349,7 @@ cdef class HotCalls:
 
     def take(self, Http2Protocol protocol, owner, u64 open_max):
         """Take the plain calls among the events that `protocol` has left. Return whether there were
-        any: then news() has to be called.
+        any. If `has_news` is true after that, news() has to be called.
 
         owner: of the connection: it has to live until lose(). open_max: of calls that wait at once;
         beyond it they are Python's.
@@ -330,7 +366,7 @@ cdef class HotCalls:
         """Answer the calls whose queries have ended.
 
         Return the owners whose connections have something to send, and calls for Python: a
-        HotEnding each.
+        HotEnding or a HotRead each.
         """
         cdef HotCallState* c = self.state
         cdef size_t i
@@ -348,11 +384,11 @@ cdef class HotCalls:
         cdef HotCall* x
         cdef list endings = []
         while c.left.size():
-            x = c.left.back()
-            c.left.pop_back()
+            x = c.left.front()
+            c.left.erase(c.left.begin())
             owners.add(<object> x.owner)
             try:
-                endings.append(_ending(x, <HotRoute> x.query.route.object, self.finish))
+                endings.append(_read(x) if x.is_read else _ending(x, self.finish))
             except MemoryError:
                 http2_finish(x.connection, x.stream, INTERNAL_ERROR)
             finally:
@@ -369,12 +405,57 @@ cdef class HotCalls:
                 h.streams[i].call = NULL
 
 
-cdef object _ending(HotCall* x, HotRoute route, object finish):
+    def respond(self, read, list futures):
+        """Answer a call that was a HotRead and whose futures are done. Return False if its reply is
+        to be made in Python; then nothing was sent or counted."""
+        cdef HotRoute route = read.route
+        cdef Http2Protocol protocol = read.owner.protocol
+        cdef Bytes body
+        cdef Bytes fields
+        cdef Fields said
+        cdef list answers = plain_answers(futures)
+        cdef bytes trace = read.trace
+        if answers is None or not call_answer_read(route.state, answers,
+                                                   read.request_id.encode("ascii"), &body):
+            return False
+        said.traced = len(trace) == TRACE_PARENT_BYTES
+        if said.traced:
+            memcpy(said.trace, <const char*> trace, TRACE_PARENT_BYTES)
+            said.span = span_new(&self.state.draws)
+        call_trailers(&said, &fields)
+        if body.lost or fields.lost:
+            raise_for(NO_MEMORY, "no memory for a reply")
+        http2_reply(protocol.state, read.stream, body.at(), body.size(), &fields)
+        route._count_answer(<u64> read.began_ns // 1000)
+        return True
+
+
+cdef str _text_of(const void* at, u64 n):
+    return (<const char*> at)[:n].decode("ascii") if n else ""
+
+
+cdef bytes _trace_of(const Query* q):
+    return (<const char*> q.fields.trace)[:TRACE_PARENT_BYTES] if q.fields.traced else b""
+
+
+cdef object _ending(HotCall* x, object finish):
     cdef Query* q = &x.query
-    id = (<const char*> q.fields.id)[:q.fields.id_bytes].decode("ascii")
-    user = (<const char*> q.user.at())[:q.user.size()].decode("ascii") if q.user.size() else ""
-    request_id = (<const char*> q.tag.at())[:q.tag.size()].decode("ascii") if q.tag.size() else ""
-    trace = (<const char*> q.fields.trace)[:TRACE_PARENT_BYTES] if q.fields.traced else b""
+    cdef HotRoute route = <HotRoute> q.route.object
+    id = _text_of(q.fields.id, q.fields.id_bytes)
+    user = _text_of(q.user.at(), q.user.size())
+    request_id = _text_of(q.tag.at(), q.tag.size())
     futures = query_futures(q, finish, route.subject(id, b"", user))
     return HotEnding(<object> x.owner, x.stream, route.subject, futures, request_id,
-                     q.began_us * 1000, trace)
+                     q.began_us * 1000, _trace_of(q))
+
+
+cdef object _read(HotCall* x):
+    """Schedule a query that was read."""
+    cdef Query* q = &x.query
+    cdef HotRoute route = <HotRoute> q.route.object
+    id = _text_of(q.fields.id, q.fields.id_bytes)
+    user = _text_of(q.user.at(), q.user.size())
+    request_id = _text_of(q.tag.at(), q.tag.size())
+    futures, rows, error = query_schedule(q, &x.rows, user, id)
+    return HotRead(<object> x.owner, x.stream, route, futures, rows, error, user, q.fields.slo_us,
+                   id, request_id, q.began_us * 1000, _trace_of(q))

@@ -1039,6 +1039,11 @@ cdef class Http2Protocol:
         if view.shape[0]:
             http2_feed(self.state, &view[0], <u64> view.shape[0], now_us)
 
+    @property
+    def has_events(self):
+        """True if events() has something."""
+        return self.state.events.size() != 0
+
     def events(self):
         """Return what came since the last call: tuples (kind, stream, bytes of a message of
         HTTP/1.1 or of the messages of a call, bytes to give back by `consumed`)."""

@@ -186,7 +186,17 @@ cdef void query_cancel(Query* q) noexcept nogil
 cdef void query_drop(Query* q) noexcept nogil          # release the results that it holds
 # Make a future of each row, which has what the query held. finish, extra: of the futures
 cdef list query_futures(Query* q, object finish, object extra)
+# Schedule the rows of a query that was only read. Return a tuple: a future of each, or None for one
+# that Python schedules; the input of that row, else None; what went wrong, else None. name: of the
+# user. own: the id of the query.
+cdef tuple query_schedule(Query* q, const Bytes* rows, str name, str own)
 cdef CompletionState* query_home(const Query* q) noexcept nogil
+
+# Return the answers of futures that are done; None if Python must write a response to one of them.
+cdef list plain_answers(list futures)
+# Make a value of the outputs of the answers: a number, or an array for several, which is the
+# caller's. False: they are not plain.
+cdef bint outputs_of(list answers, Value* value) except -1
 
 cdef class HotRoute:
     cdef RouteState* state

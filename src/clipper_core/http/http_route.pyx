@@ -1303,6 +1303,72 @@ cdef list query_futures(Query* q, object finish, object extra):
     return futures
 
 
+cdef tuple query_schedule(Query* q, const Bytes* rows, str name, str own):
+    cdef HotRoute route = <HotRoute> q.route.object
+    cdef Future future
+    cdef list futures = []
+    cdef list inputs = []
+    cdef object failed = None
+    cdef const u8* row = rows.at()
+    cdef u64 nbytes = rows.size() // q.rows
+    try:
+        for _ in range(q.rows):
+            future = None
+            if route.application is not None:
+                future = route.application.schedule_row(row, nbytes, name, q.fields.slo_us, own)
+            futures.append(future)
+            inputs.append(route._row(row, nbytes) if future is None else None)
+            row += nbytes
+    except Exception as error:
+        failed = error
+    return futures, inputs, failed
+
+
+cdef list plain_answers(list futures):
+    cdef Future future
+    cdef Answer answer
+    cdef list answers = []
+    for future in futures:
+        if future is None or not future.is_done() or future.is_cancelled:
+            return None
+    try:
+        for future in futures:
+            found = future._outcome()
+            if type(found) is not Answer:
+                return None
+            answer = found
+            if answer.is_default or len(answer.missing) or len(answer.set) or answer.beside:
+                return None
+            answers.append(answer)
+    except Exception:
+        # it raises again where Python makes the response
+        return None
+    return answers
+
+
+cdef bint outputs_of(list answers, Value* value) except -1:
+    cdef Answer answer = answers[0]
+    cdef Value one
+    cdef Blob* stacked
+    cdef u64 item = 0
+    cdef u32 i, n = <u32> len(answers)
+    if not _number_of(answer.output, value):
+        return False
+    if n == 1:
+        return True
+    stacked = _room_for(value, n, &item)
+    if stacked == NULL:
+        return False
+    value.word = <u64> stacked
+    value.tag = TAG_BLOB
+    for i in range(n):
+        answer = answers[i]
+        if not (_number_of(answer.output, &one) and _put_row(stacked, i, item, &one)):
+            blob_drop(stacked)
+            return False
+    return True
+
+
 cdef class HotRoute:
     """The route of one application, or one model, with one form of request. Threads: any; it never
     changes.
@@ -1384,11 +1450,7 @@ cdef class HotRoute:
 
     cdef bint _answer_body(self, list answers, bytes id, bytes tag, bint binary, object encode,
                            u64* json_bytes, Bytes* body) except -1:
-        cdef Answer answer
         json_bytes[0] = 0
-        for answer in answers:
-            if answer.is_default or len(answer.missing) or len(answer.set) or answer.beside:
-                return False
         if self.state.form == INFER:
             return self._infer_body(answers, id, tag, binary, encode, json_bytes, body)
         return self._predict_body(answers[0], encode, body)
@@ -1419,29 +1481,16 @@ cdef class HotRoute:
                           u64* json_bytes, Bytes* body) except -1:
         """Write the response of the Open Inference Protocol."""
         cdef Answer answer = answers[0]
-        cdef Value value, one
-        cdef u64 item = 0
-        cdef u32 i, n = <u32> len(answers)
-        cdef Blob* stacked
+        cdef Value value
         cdef bint written
-        if not _number_of(answer.output, &value):
+        if not outputs_of(answers, &value):
             return False
         body.put(self.state.head.at(), self.state.head.size())
         _put(body, tag)
-        if n != 1:
-            stacked = _room_for(&value, n, &item)
-            if stacked == NULL:
-                return False
-            value.word = <u64> stacked
-            value.tag = TAG_BLOB
-            written = True
-            for i in range(n):
-                answer = answers[i]
-                written = (written and _number_of(answer.output, &one)
-                           and _put_row(stacked, i, item, &one))
+        if len(answers) != 1:
             body.put_byte(44)
-            written = written and infer_write(body, &value, True, binary, json_bytes, NULL)
-            blob_drop(stacked)
+            written = infer_write(body, &value, True, binary, json_bytes, NULL)
+            value_drop(&value)
             return written
         body.put_text(",\"parameters\":{\"prediction_id\":\"")
         _put(body, answer.id.encode("ascii"))

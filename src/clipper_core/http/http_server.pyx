@@ -28,12 +28,12 @@ from clipper_core.http.http_connection cimport (
     http_connection_settle, sockaddr_storage,
 )
 from clipper_core.http.http_route cimport (
-    FEEDBACK, INFER, PREDICT, HotRoute, HotTable, Query, query_drop, query_futures,
+    FEEDBACK, INFER, PREDICT, HotRoute, HotTable, Query, plain_answers, query_drop, query_futures,
+    query_schedule,
 )
 from clipper_core.http.json_value cimport Text, json_read_f64, json_read_i64
 from clipper_core.http.query_waits cimport query_next_ended, waits_add
 from clipper_core.http.trace_parent cimport TRACE_PARENT_BYTES, span_new, trace_parent_put
-from clipper_core.results.answer cimport Answer
 from clipper_core.results.future cimport Future, MailboxReader
 from clipper_core.runtime.allocation cimport make
 from clipper_core.runtime.histogram cimport Counter
@@ -753,29 +753,14 @@ cdef class HttpServer:
         """Schedule a query that was read."""
         cdef HotRoute route = <HotRoute> handed.query.route.object
         cdef Query* query = &handed.query
-        cdef Future future
-        cdef list futures = [], rows = []
-        cdef object failed = None
         cdef bytes tag = _tag_of(query)
-        cdef const u8* row = handed.bytes.at()
-        cdef u64 nbytes = handed.bytes.size() // query.rows
         # the route is held by this call from here on
         query.route.users.fetch_sub(1, release)
         self.shared.kept.fetch_sub(handed.bytes.size(), relaxed)
         id = _id_of(query)
         name = _user_of(query)
         own = (id or tag[1:-1]).decode("ascii")
-        try:
-            for _ in range(query.rows):
-                future = None
-                if route.application is not None:
-                    future = route.application.schedule_row(row, nbytes, name, query.fields.slo_us,
-                                                            own)
-                futures.append(future)
-                rows.append(route._row(row, nbytes) if future is None else None)
-                row += nbytes
-        except Exception as error:
-            failed = error
+        futures, rows, failed = query_schedule(query, &handed.bytes, name, own)
         return Read(route, futures, rows, failed, name, query.fields.slo_us, id, _trace_of(query),
                     query.began_us * 1000, handed.worker, handed.ticket, tag, bool(query.binary))
 
@@ -801,26 +786,14 @@ cdef class HttpServer:
         cdef HotRoute route = read.route
         cdef Bytes body
         cdef u64 json_bytes = 0
-        cdef list answers = []
-        cdef Future future
+        cdef list answers
         if futures is None:
             futures = read.futures
         if read.error is not None:
             return False
-        for future in futures:
-            if future is None or not future.is_done() or future.is_cancelled:
-                return False
-        try:
-            for future in futures:
-                answer = future._outcome()
-                if type(answer) is not Answer:
-                    return False
-                answers.append(answer)
-        except Exception:
-            # it raises again where Python makes the response
-            return False
-        if not route._answer_body(answers, read.id, read.tag, read.binary, self.encode, &json_bytes,
-                                  &body):
+        answers = plain_answers(futures)
+        if answers is None or not route._answer_body(answers, read.id, read.tag, read.binary,
+                                                     self.encode, &json_bytes, &body):
             return False
         own = answers[0].id.encode("ascii") if route.state.form == PREDICT else b""
         self._send(route, read, own, json_bytes, &body)

@@ -6,7 +6,7 @@
 # other call is Python's, which reports what is wrong with it.
 #
 # Threads: any (pure functions but for the query, which belongs to one thread).
-from clipper_core.http.http_route cimport Query, QueryOutcome, TableState
+from clipper_core.http.http_route cimport Fields, Query, QueryOutcome, RouteState, TableState
 from clipper_core.runtime.byte_buffer cimport Bytes
 from clipper_core.runtime.machine cimport u64, u8
 
@@ -36,5 +36,9 @@ cdef QueryOutcome call_submit(Query* q, const TableState* table, const CallLimit
 # Write the response to a query of which no row is pending, and count it. Return False if Python
 # must write it; then nothing was counted.
 cdef bint call_answer(Query* q, Bytes* body) noexcept nogil
-# Append the fields that end such a call.
-cdef void call_trailers(const Query* q, Bytes* fields) noexcept nogil
+# Append the fields that end such a call. fields: of the query
+cdef void call_trailers(const Fields* said, Bytes* fields) noexcept nogil
+# Write the response to a query that was only read, from the answers to its rows. False: Python must
+# write it. request_id: the id in the request
+cdef bint call_answer_read(const RouteState* r, list answers, bytes request_id,
+                           Bytes* body) except -1

@@ -5,8 +5,8 @@ from libc.string cimport memcmp, memcpy, memset
 
 from clipper_core.http.hpack cimport hpack_put
 from clipper_core.http.http_route cimport (
-    OTHER, REQUEST_ID_MAX, InferParameters, Query, QueryOutcome, RouteState, TableState, is_text,
-    query_answer_or_submit, query_begin, query_count, query_is_answered, query_read_trace,
+    OTHER, REQUEST_ID_MAX, Fields, InferParameters, Query, QueryOutcome, RouteState, TableState,
+    is_text, outputs_of, query_answer_or_submit, query_begin, query_count, query_is_answered, query_read_trace,
     query_row, query_set_parameters, query_stack, route_at, scalar_word, tensor_datatype,
     tensor_dtype, tensor_rows,
 )
@@ -17,6 +17,7 @@ from clipper_core.http.protobuf cimport (
     proto_put_fixed64, proto_put_head, proto_put_text, proto_put_varint, proto_varint,
 )
 from clipper_core.http.trace_parent cimport trace_parent_put
+from clipper_core.results.answer cimport Answer
 from clipper_core.runtime.byte_buffer cimport Bytes
 from clipper_core.runtime.dtype cimport (
     F32, F64, I16, I32, I64, I8, U16, U32, U64, U8, all_finite, itemsize,
@@ -496,6 +497,14 @@ cdef void _put_confidence(Bytes* body, double belief) noexcept nogil:
     proto_put_fixed64(body, 4, bits)
 
 
+cdef int _put_named(Bytes* body, const char* key, u64 key_bytes, object text) except -1:
+    """Append an entry of the parameters whose value is a text."""
+    cdef bytes data = text.encode()
+    _put_text_parameter(body, key, key_bytes, <const u8*> <const char*> data, <u64> len(data),
+                        NULL, 0)
+    return 0
+
+
 cdef void _put_parameters(Query* q, double belief, Bytes* body) noexcept nogil:
     """Append the parameters of the answer to one row."""
     cdef Bytes number
@@ -609,10 +618,33 @@ cdef bint call_answer(Query* q, Bytes* body) noexcept nogil:
     return True
 
 
-cdef void call_trailers(const Query* q, Bytes* fields) noexcept nogil:
+cdef void call_trailers(const Fields* said, Bytes* fields) noexcept nogil:
     cdef Bytes trace
     hpack_put(fields, <const u8*> <const char*> "grpc-status", 11, <const u8*> <const char*> "0", 1)
-    if q.fields.traced:
-        trace_parent_put(&trace, q.fields.trace, q.fields.span)
+    if said.traced:
+        trace_parent_put(&trace, said.trace, said.span)
         hpack_put(fields, <const u8*> <const char*> "traceparent", 11, trace.at(),
                   <u32> trace.size())
+
+
+cdef bint call_answer_read(const RouteState* r, list answers, bytes request_id,
+                           Bytes* body) except -1:
+    cdef Answer answer = answers[0]
+    cdef Value value
+    cdef bint made
+    if not outputs_of(answers, &value):
+        return False
+    body.put(r.head.at(), r.head.size())
+    if request_id:
+        proto_put_text(body, 3, <const char*> request_id, <u64> len(request_id))
+    if len(answers) != 1:
+        made = _put_output(&value, True, body)
+        value_drop(&value)
+        return made
+    _put_named(body, "prediction_id", 13, answer.id)
+    _put_confidence(body, answer.confidence)
+    if answer.request_id:
+        _put_named(body, "request_id", 10, answer.request_id)
+    if answer.decided_by not in ("", "all"):
+        _put_named(body, "decided_by", 10, answer.decided_by)
+    return _put_output(&value, False, body)

@@ -6,23 +6,24 @@ here, from its futures.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from clipper.frontend.access_log import AccessLog
 from clipper.frontend.auth.api_keys import ApiKeys
 from clipper.frontend.fast_routes import FastRoute, FastRoutes, FormOfRoute, FormsOfRoutes
-from clipper.frontend.grpc.call_stream import fields_of, trailers_of
+from clipper.frontend.grpc.call_stream import Fields, fields_of, trailers_of
 from clipper.frontend.grpc.calls import code_name, ending_of
 from clipper.frontend.grpc.inference import SERVICE
 from clipper.frontend.http.http2 import Http2Connection
 from clipper.frontend.inference import protobuf_codec
-from clipper.frontend.inference.operations import PendingInference
+from clipper.frontend.inference.operations import InferenceTarget, PendingInference
 from clipper.frontend.server_interface import ServerInterface
 from clipper.frontend.tracing.context import trace_of
 from clipper.metrics import GrpcCounts
-from clipper.serving.query.processor import finish
+from clipper.serving.query.future_watcher import Future, FutureWatcher
+from clipper.serving.query.processor import finish, predict
 from clipper_core.engine.engine import Engine
-from clipper_core.http.hot_calls import HotCalls, HotEnding
+from clipper_core.http.hot_calls import HotCalls, HotEnding, HotRead
 from clipper_core.http.http_route import HotTable
 from clipper_core.runtime.histogram import Counter, LatencyHistogram
 
@@ -37,7 +38,7 @@ class FastCalls:
     is for any.
 
     engines: of the models. counts: of all calls. keys: of which every call needs one; None: none is
-    needed.
+    needed. watcher: of queries that Python schedules.
     """
 
     forms = _FORMS
@@ -49,8 +50,10 @@ class FastCalls:
         counts: GrpcCounts,
         keys: ApiKeys | None,
         access_log: AccessLog,
+        watcher: FutureWatcher,
     ) -> None:
         config = node.config
+        self._watcher = watcher
         self._counts = counts
         self._calls_max = config.grpc.calls_max
         self._method = counts.method(SERVICE, "ModelInfer", False)
@@ -110,7 +113,8 @@ class FastCalls:
         open_max = max(self._calls_max - self._counts.under_way, 0)
         if not self._calls.take(connection.protocol, connection, open_max):
             return False
-        self._tell_news()
+        if self._calls.has_news:
+            self._tell_news()
         return True
 
     def lose(self, connection: Http2Connection) -> None:
@@ -119,30 +123,159 @@ class FastCalls:
 
     def _tell_news(self) -> None:
         """Send what queries have answered."""
-        connections, endings = self._calls.news()
-        for ending in endings:
-            self._answer(ending)
+        connections, left = self._calls.news()
+        for one in left:
+            if isinstance(one, HotRead):
+                self._schedule(one)
+            else:
+                self._answer(one)
         for connection in connections:
             connection.settle()
 
     def _answer(self, ending: HotEnding) -> None:
         """Answer a call whose query has no plain prediction."""
-        trace = trace_of(ending.trace) if ending.trace else None
-        trailing = () if trace is None else (("traceparent", trace.header.decode()),)
-        reply, trailers, code = None, (*_OK, *fields_of(trailing)), "OK"
-        target = ending.subject.target
-        try:
+        target: InferenceTarget = ending.subject.target
+
+        def reply() -> bytes:
             found = PendingInference(ending.futures, target.resolved, False).inferred()
-            reply = protobuf_codec.encode(
+            return protobuf_codec.encode(
                 target.name,
                 target.answered_version,
                 ending.request_id,
                 found.outputs,
                 found.parameters,
             )
+
+        self._reply(ending, reply)
+
+    def _reply(self, call: HotEnding | HotRead, make: Callable[[], bytes]) -> None:
+        """Answer a call by what `make` returns, or by the error that it raises."""
+        trace = trace_of(call.trace) if call.trace else None
+        trailing = () if trace is None else (("traceparent", trace.header.decode()),)
+        reply: bytes | None = None
+        trailers: Fields = (*_OK, *fields_of(trailing))
+        code = "OK"
+        try:
+            reply = make()
         except Exception as error:
             code = code_name(error)
             number, text, metadata = ending_of(error, trailing)
-            trailers = tuple(trailers_of(number, text, fields_of(metadata)))
-        self._method.count(code, ending.began_ns)
-        ending.owner.protocol.reply(ending.stream, reply, trailers)
+            trailers = trailers_of(number, text, fields_of(metadata))
+        self._method.count(code, call.began_ns)
+        call.owner.protocol.reply(call.stream, reply, trailers)
+
+    # -- queries to several models
+
+    def _schedule(self, read: HotRead) -> None:
+        """Schedule what was not, and answer the call once its models have."""
+        call = _ReadCall(self, read)
+        self._counts.under_way += 1
+        read.owner.add(read.stream, call)
+        call.start()
+
+    def wait(self, futures: Iterator[Future], call: "_ReadCall") -> bool:
+        """Have a call told when the next of its futures is done. Return False if all are."""
+        return any(self._watcher.on_done(future, call.go_on) for future in futures)
+
+    def end_read(self, read: HotRead, futures: Sequence[Future] | None) -> None:
+        """End a call whose futures are done, or whose client has given it up: None."""
+        self._counts.under_way -= 1
+        if futures is None:
+            self._method.count("CANCELLED", read.began_ns)
+        elif read.error is not None or not self._calls.respond(read, list(futures)):
+            self._answer_read(read, futures)
+
+    def _answer_read(self, read: HotRead, futures: Sequence[Future]) -> None:
+        subject: FastRoute = read.route.subject
+        whole = HotEnding(
+            read.owner,
+            read.stream,
+            subject,
+            futures,
+            read.request_id,
+            read.began_ns,
+            read.trace,
+        )
+        self._answer(whole) if read.error is None else self._reply(read, _raising(read.error))
+
+
+class _ReadCall:
+    """A call whose query has several models, or was scheduled in Python (StreamAnswer). Threads:
+    the event loop's."""
+
+    def __init__(self, calls: FastCalls, read: HotRead) -> None:
+        self.is_full = False
+        self._calls = calls
+        self._read = read
+        self._futures: list[Future] = []
+        self._rest: Iterator[Future] = iter(())
+        self._is_over = False
+
+    def start(self) -> None:
+        """Schedule what was not, and wait."""
+        read = self._read
+        try:
+            if read.error is not None:
+                raise read.error
+            subject: FastRoute = read.route.subject
+            for future, row in zip(read.futures, read.rows, strict=True):
+                self._futures.append(
+                    predict(subject.resolved, row, read.user or None, read.slo_us, 0, None, read.id)
+                    if future is None
+                    else future
+                )
+        except Exception as error:
+            self._end(read._replace(error=error))
+            return
+        self._rest = iter(self._futures)
+        self._advance()
+
+    def go_on(self, _: Future) -> None:
+        """Wait for the others: a future is done."""
+        if not self._is_over:
+            self._advance()
+            self._read.owner.settle_soon()
+
+    def _advance(self) -> None:
+        if not self._calls.wait(self._rest, self):
+            self._end(self._read)
+
+    def _end(self, read: HotRead) -> None:
+        self._is_over = True
+        self._calls.end_read(read, self._futures)
+
+    # -- the stream
+
+    def lose(self) -> None:
+        """Cancel the query, if it is not answered."""
+        if not self._is_over:
+            self._is_over = True
+            for future in self._futures:
+                future.cancel()
+            self._calls.end_read(self._read, None)
+
+    def receive(self, text: bytes, credit: int) -> None:
+        """Do nothing: the request is complete."""
+
+    def receive_end(self) -> None:
+        """Do nothing: the request is complete."""
+
+    def hold(self, is_full: bool) -> None:
+        """Do nothing: there is one message."""
+        self.is_full = is_full
+
+    def lose_client(self) -> None:
+        """Do nothing: the call is answered. A client that is gone resets the connection."""
+
+    def check(self, now_s: float) -> None:
+        """Do nothing: the query ends before the call's deadline."""
+
+    def drain(self) -> None:
+        """Do nothing: the query ends by itself."""
+
+
+def _raising(error: Exception) -> Callable[[], bytes]:
+    def make() -> bytes:
+        raise error
+
+    return make

@@ -94,7 +94,7 @@ class GrpcServer:
             self._access.keys,
             self._exporter,
         )
-        self._fast = self._fast_calls()
+        self._fast = self._fast_calls(watcher)
         self._open = CallServer(
             self._handlers(self._calls),
             config.grpc.message_bytes_max,
@@ -108,14 +108,19 @@ class GrpcServer:
             self._fast.open(asyncio.get_running_loop())
         return self._open
 
-    def _fast_calls(self) -> FastCalls | None:
+    def _fast_calls(self, watcher: FutureWatcher) -> FastCalls | None:
         """Return what answers calls in the core; None where each call is logged or has spans, or
         the data plane's methods rewrite requests."""
         is_seen = self._exporter is not None or self._access_log.logs_all
         if is_seen or self._table is not None or not self._engines:
             return None
         return FastCalls(
-            self._node, self._engines, self._counts, self._access.keys, self._access_log
+            self._node,
+            self._engines,
+            self._counts,
+            self._access.keys,
+            self._access_log,
+            watcher,
         )
 
     def _handlers(self, calls: GrpcDispatcher) -> list[CallMethods]:

@@ -285,6 +285,8 @@ class Http2Connection(asyncio.Protocol):
 
     def _take_events(self) -> bool:
         """Pass on what has come. Return whether there was anything."""
+        if not self.protocol.has_events:
+            return False
         found = self._calls is not None and self._calls.take(self)
         if found:
             self._since_s = self.service.now_s
@@ -343,6 +345,10 @@ class Http2Connection(asyncio.Protocol):
         stream = self._streams[id] = self._calls.open(self, id, head)
         if self._is_crowded:
             self._hold(id, stream, True)
+
+    def add(self, id: int, stream: StreamAnswer) -> None:
+        """Have a stream answered whose request was taken from the events."""
+        self._streams[id] = stream
 
     def _receive(self, id: int, text: bytes, credit: int) -> None:
         stream = self._streams.get(id)
