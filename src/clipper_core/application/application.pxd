@@ -4,7 +4,7 @@
 # every model that a query calls answers, and nothing else wants to see the query.
 #
 # What is not simple is left to Python (python/clipper/serving/query/processor.py), which gives the
-# same answers: class probabilities, arrays of several models, floats beside labels.
+# same answers: arrays of several models, floats beside labels, qualifiers with a decider.
 #
 # Threads: any, with the GIL.
 from clipper_core.application.deciding cimport Deciding
@@ -15,6 +15,7 @@ from clipper_core.application.selection cimport (
 from clipper_core.engine.model cimport Model
 from clipper_core.learning.answer_counts cimport AnswerCounts, SideCounts
 from clipper_core.learning.answer_window cimport AnswerOwner, AnswerWindow
+from clipper_core.learning.class_evidence cimport ClassEvidence
 from clipper_core.learning.feedback_update cimport CONTEXT_MAX
 from clipper_core.results.answer cimport Answer
 from clipper_core.results.decider cimport RulingData
@@ -80,7 +81,7 @@ cdef class Application:
     cdef Gauge is_teaching, bar_us
     cdef object viewed          # a state, of which this is the view
     cdef StateView last_view
-    cdef object plan_type, by_python
+    cdef object plan_type, by_python, opened
     cdef object kept            # is told of each answer, by number; None: nobody is
     cdef AnswerWindow window
     cdef AnswerCounts counts
@@ -140,8 +141,12 @@ cdef class Application:
     cdef void find_missing(self, Future future, ApplicationQuery query, Ending* ending) noexcept
     cdef Answer answer(self, Future future, Outputs* outputs, ApplicationQuery query,
                        Ending* ending, str user, str id, const StateView* state)
+    cdef Answer answer_qualified(self, Future future, Outputs* outputs, ApplicationQuery query,
+                                 Ending* ending, str user, str id, const StateView* state)
+    cdef dict predictions_of(self, Outputs* outputs)
+    cdef bint read_classes(self, Outputs* outputs, dict arrived, ClassEvidence* named) except -1
     cdef Answer end(self, Future future, Outputs* outputs, const Combination* found,
-                    ApplicationQuery query, const Ending* ending, str user, str id)
+                    ApplicationQuery query, const Ending* ending, str user, str id, dict arrived)
     cdef int count_default(self, Future future, const Outputs* outputs,
                            const Combination* found) except -1
     cdef int count_missing(self, Future future, ApplicationQuery query,

@@ -67,6 +67,7 @@ class Application:
         is_teaching: Gauge,
         has_contexts: bool,
         by_python: Callable[[Future], object],
+        opened: Callable[[bytes], object],
         plan_type: Callable[..., object],
         latest: object,
         node: str,

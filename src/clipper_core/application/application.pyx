@@ -18,6 +18,8 @@ from clipper_core.cache.clock_cache cimport CacheState, cache_lookup, key_of, ro
 from clipper_core.engine.model cimport Model, ensemble_future, is_elsewhere, mix, salt_of
 from clipper_core.learning.answer_counts cimport StatusCounts
 from clipper_core.learning.answer_window cimport window_keep
+from clipper_core.learning.class_evidence cimport class_evidence_read, reports_classes
+from clipper_core.learning.feedback_update cimport is_label
 from clipper_core.learning.first_states cimport FirstState, FirstStates
 from clipper_core.learning.label_feedback cimport LEARNED, LEFT, label_learned
 from clipper_core.learning.policy_states cimport Held
@@ -38,9 +40,12 @@ from clipper_core.runtime.status cimport (
     raise_for,
 )
 from clipper_core.wire.comparison cimport (
-    ARRAY_KEY, FLOAT_KEY, ValueKey, key_is_usable, key_number, number_key,
+    ARRAY_KEY, BOOL_KEY, BYTES_KEY, FLOAT_KEY, WHOLE_KEY, ValueKey, key_is_usable, key_number,
+    label_of_key, number_key,
 )
-from clipper_core.wire.prediction cimport Value, value_drop, value_hold, value_object
+from clipper_core.wire.prediction cimport (
+    Value, value_drop, value_hold, value_object, value_prediction,
+)
 
 from clipper_core.runtime.status import Status as StatusName
 
@@ -48,6 +53,8 @@ cdef extern from "Python.h":
     bint PyUnicode_IS_COMPACT_ASCII(object text)
     Py_ssize_t PyUnicode_GET_LENGTH(object text)
 
+cdef ObjectMember OUTPUT, QUALIFIERS            # of a prediction
+OUTPUT.name, QUALIFIERS.name = b"output", b"qualifiers"
 cdef ObjectMember SHARED, CONTEXTS, FIRST       # of a learner
 SHARED.name = b"shared"
 CONTEXTS.name = b"contexts"
@@ -143,13 +150,14 @@ cdef class Application:
     of each answer; None: nobody is.  counts, queries, decided: what is counted of an answer.
     slowest: takes queries that took longer than `bar_us`.  means: running means of numbers; None:
     they are not kept.  is_teaching: not 0 while models learn by themselves; then queries are
-    Python's.  has_contexts: users have contexts in a table, which Python reads.  by_python: makes
-    an answer of a future in Python.  plan_type: makes a plan of
+    Python's.  opened: decodes qualifiers.  has_contexts: users have contexts in a table, which
+    Python reads.  by_python: makes an answer of a future in Python.  plan_type: makes a plan of
     models and their probabilities.  latest: what a context follows that has no state of its own.
-    side: counts the answers of a side of a rollout.  orders: its `deciding(state)` returns the Deciding of a state, None if Python decides; None:
-    all models are waited for.  defaults: has the `default`, explains by `why(status, model,
-    detail)` why a task has no prediction, and is told of each default by `log(number, id, reason)`
-    and of each task that was refused for overload by `overloaded()`.
+    side: counts the answers of a side of a rollout.  orders: its `deciding(state)` returns the
+    Deciding of a state, None if Python decides; None: all models are waited for.  defaults: has the
+    `default`, explains by `why(status, model, detail)` why a task has no prediction, and is told of
+    each default by `log(number, id, reason)` and of each task that was refused for overload by
+    `overloaded()`.
 
     Threads: any.
     """
@@ -158,8 +166,8 @@ cdef class Application:
                  AnswerWindow window not None, kept, AnswerCounts counts not None,
                  Counter queries not None, Counter decided not None, slowest,
                  Gauge bar_us not None, OutputMeans means, Gauge is_teaching not None,
-                 bint has_contexts, by_python, plan_type, latest, str node not None, u64 slo_us,
-                 double confidence_min, defaults, orders=None, SideCounts side=None):
+                 bint has_contexts, by_python, opened, plan_type, latest, str node not None,
+                 u64 slo_us, double confidence_min, defaults, orders=None, SideCounts side=None):
         cdef u32 i, k = <u32> len(selection.models)
         if len(cores) != k:
             raise_for(BAD_INPUT, f"{len(cores)} cores for {k} models")
@@ -180,6 +188,7 @@ cdef class Application:
         self.has_contexts = has_contexts
         self.bar_us = bar_us
         self.by_python = by_python
+        self.opened = opened
         self.plan_type = plan_type
         self.latest = latest
         self.node = node
@@ -435,6 +444,7 @@ cdef class Application:
             outputs.is_sure[i] = decision.outputs.is_sure[rank]
             i += 1
         outputs.n, outputs.queried = i, deciding.n
+        outputs.named = NULL
         ending.step = decision.ruling.step
         used = deciding.used_of(&outputs, decision.ruling.mask, &one)
         if not deciding.combine(self.selection, view, &outputs, ending.step, used, one, &found):
@@ -447,7 +457,7 @@ cdef class Application:
         ending.probability = NAN
         ending.features = 0
         answer = self.end(None, &outputs, &found, <ApplicationQuery> self.decided_query, &ending,
-                          user, id)
+                          user, id, None)
         return future_answered(model.engine.completion, deciding.n, ending.number, answer,
                                self.decided_query)
 
@@ -709,7 +719,7 @@ cdef class Application:
         if not deciding.combine(self.selection, view, &outputs, ending.step, used, one, &found):
             return None
         self.find_missing(future, query, ending)
-        return self.end(future, &outputs, &found, query, ending, query.user, query.id)
+        return self.end(future, &outputs, &found, query, ending, query.user, query.id, None)
 
     cdef void find_missing(self, Future future, ApplicationQuery query, Ending* ending) noexcept:
         """Set the tasks without a prediction at the decision: they had failed by then, or the time
@@ -734,18 +744,77 @@ cdef class Application:
         """Combine the outputs of the models, count the answer and remember it for feedback. Return
         None, and do nothing, if Python has to. future: None of a query that is answered at once."""
         cdef Combination found
-        if not outputs_read(outputs) or not self.selection.combine(state, outputs, &found):
+        if not outputs_read(outputs):
+            return self.answer_qualified(future, outputs, query, ending, user, id, state)
+        if not self.selection.combine(state, outputs, &found):
             return None
         if self.means is not None:
             self.add_to_means(outputs)
             if outputs.n < outputs.queried:
                 self.fill_in(outputs, state, &found)
-        return self.end(future, outputs, &found, query, ending, user, id)
+        return self.end(future, outputs, &found, query, ending, user, id, None)
+
+    cdef Answer answer_qualified(self, Future future, Outputs* outputs, ApplicationQuery query,
+                                 Ending* ending, str user, str id, const StateView* state):
+        """Combine outputs of which some have qualifiers: as `answer`."""
+        cdef ClassEvidence named
+        cdef Combination found
+        cdef dict arrived = self.predictions_of(outputs)
+        if self.selection.reads_classes and not self.read_classes(outputs, arrived, &named):
+            return None
+        if not self.selection.combine(state, outputs, &found):
+            return None
+        if self.means is not None:
+            self.add_to_means(outputs)
+            if outputs.n < outputs.queried:
+                self.fill_in(outputs, state, &found)
+        return self.end(future, outputs, &found, query, ending, user, id, arrived)
+
+    cdef dict predictions_of(self, Outputs* outputs):
+        """Return the predictions by model."""
+        cdef dict found = {}
+        cdef tuple read
+        cdef u32 i
+        for i in range(outputs.n):
+            read = value_prediction(&outputs.value[i])
+            if len(read) > 2:
+                read = (read[0], read[1], self.opened(read[2]))
+            found[self.models[outputs.place[i]]] = self.window.prediction_type(*read)
+        return found
+
+    cdef bint read_classes(self, Outputs* outputs, dict arrived, ClassEvidence* named) except -1:
+        """Read the class probabilities of the models, if there are any. False: Python has to."""
+        cdef PyObject* said[TASKS_MAX]
+        cdef PyObject* beside[TASKS_MAX]
+        cdef bint reported = False
+        cdef u32 i, place
+        memset(said, 0, sizeof(said))
+        for i in range(outputs.n):
+            place = outputs.place[i]
+            prediction = arrived[self.models[place]]
+            output = read_member(&OUTPUT, prediction)
+            qualifiers = read_member(&QUALIFIERS, prediction)
+            # the prediction keeps both
+            said[place], beside[place] = <PyObject*> output, <PyObject*> qualifiers
+            reported = reported or reports_classes(qualifiers)
+        if not reported:
+            return True
+        kind = type(<object> said[outputs.place[0]])
+        for i in range(outputs.n):
+            if type(<object> said[outputs.place[i]]) is not kind:
+                return False
+        # numbers are averaged whatever is said of labels
+        if kind is float:
+            return True
+        if not is_label(kind):
+            return False
+        outputs.named = named
+        return class_evidence_read(named, self.selection.k, said, beside, kind)
 
     cdef Answer end(self, Future future, Outputs* outputs, const Combination* found,
-                    ApplicationQuery query, const Ending* ending, str user, str id):
+                    ApplicationQuery query, const Ending* ending, str user, str id, dict arrived):
         """Make the answer of a combination, or the default; count it, and remember it for
-        feedback."""
+        feedback. arrived: the predictions, if any has qualifiers."""
         cdef Answer answer
         cdef ValueKey right = key_of_answer(outputs, found)
         cdef str reason = NO_ID
@@ -756,7 +825,12 @@ cdef class Application:
             reason = _too_unsure(found.confidence, self.confidence_min)
         answer = _answer_of(self, outputs, found, query, ending, reason, id)
         now_s = self.window.now_s()
-        _remember(self, future, outputs, found, query, ending, user, answer, now_s)
+        if arrived is None:
+            _remember(self, future, outputs, found, query, ending, user, answer, now_s)
+        else:
+            answer.beside = _qualifiers(arrived)
+            self.window.add(ending.number, self.learner, user, _plan_of(self, query, ending),
+                            arrived, answer.output, NOTHING)
         if self.kept is not None:
             self.kept(ending.number)
         _count_answer(self, outputs, found, &right, query, ending, now_s, reason is not NO_ID)
@@ -852,6 +926,7 @@ cdef class Application:
             filled.place[n] = place
             n += 1
         filled.n, filled.queried = n, outputs.queried
+        filled.named = NULL
         if n > outputs.n and self.selection.combine(state, &filled, &whole):
             if whole.used and whole.winner == NO_WINNER:
                 found.mean = whole.mean
@@ -898,6 +973,41 @@ cdef inline int _remember(Application self, Future future, const Outputs* output
                        ending.features)
 
 
+cdef dict _qualifiers(dict arrived):
+    """Return the qualifiers of the predictions that have some; None if none has."""
+    cdef dict found = {}
+    for model, prediction in arrived.items():
+        qualifiers = read_member(&QUALIFIERS, prediction)
+        if qualifiers:
+            found[model] = qualifiers
+    return found if found else None
+
+
+cdef object _plan_of(Application self, ApplicationQuery query, const Ending* ending):
+    """Return the plan of a query that has ended."""
+    cdef tuple odds = NOTHING
+    cdef tuple features = NOTHING
+    cdef u32 i
+    if ending.probability == ending.probability:
+        odds = (ending.probability,)
+    if ending.features:
+        features = tuple([ending.context[i] for i in range(ending.features)])
+    return self.plan_type(query.models, odds, NOTHING, features)
+
+
+cdef object _named_label(const Outputs* outputs, const Combination* found):
+    """Return a label that class probabilities name, and no model voted for."""
+    cdef u8 kind = outputs.key[0].kind
+    cdef object type_ = str
+    if kind == BOOL_KEY:
+        type_ = bool
+    elif kind == WHOLE_KEY:
+        type_ = int
+    elif kind == BYTES_KEY:
+        type_ = bytes
+    return label_of_key(&outputs.named.label[found.label - 1], type_)
+
+
 cdef int _remember_late(Application self, Future future, ApplicationQuery query,
                         const Ending* ending, str user, AnswerOwner owner,
                         Answer answer) except -1:
@@ -929,6 +1039,8 @@ cdef inline Answer _answer_of(Application self, Outputs* outputs, const Combinat
     cdef Answer answer = Answer.__new__(Answer)
     if reason is not NO_ID:
         answer.output = self.defaults.default
+    elif found.label:
+        answer.output = _named_label(outputs, found)
     elif found.winner == NO_WINNER:
         answer.output = found.mean
     else:

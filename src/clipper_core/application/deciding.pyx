@@ -103,6 +103,7 @@ cdef class Deciding:
         cdef u8 how = self.answering[step]
         cdef u32 i, numbers = 0
         cdef bint made
+        found.label = 0
         if used == 0:
             nothing_found(found)
             return True

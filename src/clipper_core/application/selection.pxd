@@ -9,6 +9,7 @@ cimport numpy as cnp
 from libc.math cimport NAN
 
 from clipper_core.learning.bandit cimport Rule
+from clipper_core.learning.class_evidence cimport ClassEvidence
 from clipper_core.learning.feedback_update cimport Learner
 from clipper_core.learning.linear cimport Context
 from clipper_core.learning.mixture cimport RowShape
@@ -55,12 +56,14 @@ cdef struct Outputs:            # of the models that a query called, as far as t
     ValueKey[TASKS_MAX] key
     double[TASKS_MAX] confidence    # as reported
     u8[TASKS_MAX] is_sure       # whether one was reported
+    const ClassEvidence* named  # by the models' places; NULL: no class probabilities are read
 
 cdef struct Combination:
     double confidence
     double agreement
     double mean                 # the answer, if there is no winner
     u32 winner                  # the index of the output that is the answer
+    u32 label                   # the number in `named` of a label without a vote; 0: it is none
     u32 used                    # bit set of the outputs that are in the answer; 0: there is none
 
 cdef class Selection:
@@ -69,6 +72,7 @@ cdef class Selection:
     cdef readonly bint calls_one
     cdef readonly bint learns
     cdef readonly bint reads_context    # whether queries' features count
+    cdef readonly bint reads_classes    # whether class probabilities count
     cdef Rule rule
     cdef Context linear         # of a choice by features
     cdef double doubt           # observations above which they outweigh what is known without them
@@ -102,7 +106,8 @@ cdef class Selection:
     cdef bint _blended(self, const StateView* state, const Outputs* outputs,
                        Combination* found) noexcept nogil
 
-# Read keys and confidences of the values. False: one of them has qualifiers.
+# Read keys and confidences of the values, and no class probabilities. False: one of them has
+# qualifiers.
 cdef bint outputs_read(Outputs* outputs) noexcept nogil
 # The same for one of them.
 cdef bint output_read(Outputs* outputs, u32 i) noexcept nogil
@@ -118,6 +123,8 @@ cdef inline ValueKey key_of_answer(const Outputs* outputs,
                                    const Combination* found) noexcept nogil:
     if found.winner != NO_WINNER:
         return outputs.key[found.winner]
+    if found.label:
+        return outputs.named.label[found.label - 1]
     return number_key(found.mean if found.used else NAN)
 cdef OutputKind kind_of(const Outputs* outputs) noexcept nogil
 # Return the confidence that a model reported, 0 for NaN; NaN if it reported none.

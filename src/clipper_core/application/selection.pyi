@@ -20,6 +20,7 @@ class Selection:
     calls_one: bool
     learns: bool
     reads_context: bool
+    reads_classes: bool
     def __init__(
         self,
         how: Combining,

@@ -8,7 +8,7 @@ from clipper_core.learning.bandit cimport (
     HEDGE, LINEAR, LOGODDS, MIXTURE, MODELS_MAX, STACKING, rule_choose, rule_weights,
 )
 from clipper_core.learning.feedback_update cimport (
-    Learner, Observation, feedback_update_classes, feedback_update_raw,
+    Learner, Observation, feedback_update_classes, feedback_update_raw, reads_classes,
 )
 from clipper_core.learning.first_states cimport FirstState
 from clipper_core.learning.linear cimport (
@@ -64,6 +64,7 @@ cdef class Selection:
         if how in (LEARNED_VOTES, CHOSEN_MODEL):
             self._check_rule()
             self.reads_context = self.rule.state.kind in (LINEAR, MIXTURE)
+            self.reads_classes = self.k > 1 and reads_classes(self.rule.state.kind)
         if how in (FIXED_VOTES, DRAWN_MODEL) and (weights is None or len(weights) != self.k):
             raise_for(BAD_INPUT, f"a weight is needed for each of {self.k} models")
         for i in range(self.k):
@@ -195,7 +196,7 @@ cdef class Selection:
             return self._some_combined(state, outputs, usable, found)
         found.used = usable
         found.agreement = 1.0
-        found.winner = 0
+        found.winner = found.label = 0
         if outputs.queried == 1 and self.how != BLEND:
             if self.how == CHOSEN_MODEL:
                 return self._rate_chosen(state, outputs, found)
@@ -323,9 +324,16 @@ cdef class Selection:
         observation.chosen = self.k
         observation.context = state.context
         observation.features = state.features
+        observation.named = outputs.named
         raw = feedback_update_raw(&learner, &observation, &winner)
-        if raw < 0.0 or winner >= self.k:
+        if raw < 0.0 or (winner >= self.k and outputs.named == NULL):
             return False
+        if winner >= self.k:
+            # no model voted for it
+            found.winner, found.label = NO_WINNER, winner - self.k + 1
+            found.agreement = 0.0
+            found.confidence = _calibrated(&learner, raw)
+            return True
         # the first output like the winner's is that of the first model with this label
         found.winner = <u32> values[winner]
         found.confidence = found.agreement = raw
@@ -402,11 +410,12 @@ cdef inline void _no_label(Observation* observation) noexcept nogil:
 
 
 cdef bint outputs_read(Outputs* outputs) noexcept nogil:
+    cdef bint plain = True
     cdef u32 i
+    outputs.named = NULL
     for i in range(outputs.n):
-        if not output_read(outputs, i):
-            return False
-    return True
+        plain &= output_read(outputs, i)
+    return plain
 
 
 cdef bint output_read(Outputs* outputs, u32 i) noexcept nogil:
@@ -416,12 +425,10 @@ cdef bint output_read(Outputs* outputs, u32 i) noexcept nogil:
     outputs.confidence[i] = NAN
     if value.tag != TAG_BLOB and value.tag != TAG_ROW:
         return True
-    if blob_of(value.word).qualifier_bytes:
-        return False
     if blob_of(value.word).has_confidence:
         outputs.is_sure[i] = True
         outputs.confidence[i] = word_confidence(value.word)
-    return True
+    return blob_of(value.word).qualifier_bytes == 0
 
 
 cdef void outputs_pick(const Outputs* outputs, u32 bits, Outputs* picked) noexcept nogil:
@@ -436,12 +443,13 @@ cdef void outputs_pick(const Outputs* outputs, u32 bits, Outputs* picked) noexce
             n += 1
     picked.n = n
     picked.queried = outputs.queried
+    picked.named = outputs.named
 
 
 cdef void nothing_found(Combination* found) noexcept nogil:
     found.confidence = found.agreement = found.mean = 0.0
     found.winner = NO_WINNER
-    found.used = 0
+    found.used = found.label = 0
 
 
 cdef void found_among(Combination* found, u32 bits) noexcept nogil:

@@ -23,6 +23,7 @@ from clipper.selection.policy import State
 from clipper.selection.votes import sorted_models
 from clipper.serving.feedback.stored_state import LATEST
 from clipper.serving.query.processor import ResolvedApplication, finish, log_default, why
+from clipper.serving.query.qualifiers import opened
 from clipper.serving.query.speculation import EnsembleCall, Order, Speculation
 from clipper.serving.query.stats import ApplicationCounters
 from clipper.types import VersionedModel
@@ -170,6 +171,7 @@ def core_of(resolved: ResolvedApplication) -> Application | None:
         resolved.feedback.online_learning.is_teaching,
         resolved.rows is not None,
         finish,
+        opened,
         Plan,
         LATEST,
         resolved.node,
