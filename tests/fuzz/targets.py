@@ -382,6 +382,102 @@ def _run_calls(data: bytes) -> None:
     assert found[0] == found[1], "what comes depends on where the bytes are cut"
 
 
+# -- calls of ModelInfer that the core takes
+
+
+class _Plain:
+    """The core's calls, with a model that has no container: queries wait, or are refused."""
+
+    _one: "_Plain | None" = None
+
+    def __init__(self) -> None:
+        from clipper_core.engine.engine import Engine
+        from clipper_core.engine.model import Model
+        from clipper_core.http.hot_calls import HotCalls
+        from clipper_core.http.http_route import HotRoute, HotTable
+        from clipper_core.runtime.histogram import Counter, LatencyHistogram
+
+        engine = Engine(manual_clock=True)
+        took = LatencyHistogram()
+        route = HotRoute(
+            Model(engine, "svm:1", 1, "f64", (2,)),
+            "call",
+            "node",
+            b"",
+            999_000,  # as the calls have it: the model has a lane for that
+            0.0,
+            [Counter() for _ in range(5)],
+            took,
+            Counter(),
+            took,
+            lambda id, tag, user: (id, user),
+            slo_ms_max=1000.0,
+            takes_users=True,
+            rows_max=4,
+        )
+        self.calls = HotCalls(
+            [engine],
+            message_bytes_max=4096,
+            way_back_us=1000,
+            slo_us_max=1_000_000,
+            finish=None,
+            cancelled=Counter(),
+        )
+        self.calls.set_table(HotTable({b"svm": route, b"svm/1": route}))
+
+    @classmethod
+    def get(cls) -> "_Plain":
+        cls._one = cls._one or cls()
+        return cls._one
+
+
+def _plain_head() -> bytes:
+    from clipper_core.http.hpack import hpack_encode
+
+    path = b"/inference.GRPCInferenceService/ModelInfer"
+    fields = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", path)]
+    fields += [(b"content-type", b"application/grpc"), (b"grpc-timeout", b"1S")]
+    return hpack_encode(fields)
+
+
+def _frame(kind: int, flags: int, payload: bytes, stream: int = 1) -> bytes:
+    return struct.pack(">IBBI", len(payload), kind, flags, stream)[1:] + payload
+
+
+def _plain_seeds() -> dict[str, bytes]:
+    messages = _grpc_seeds()
+    framed = _frame(0, 1, struct.pack(">BI", 0, len(messages["infer"])) + messages["infer"])
+    frames = _frame(1, 4, _plain_head()) + framed
+    return messages | {"frames": frames, "two": frames + frames.replace(b"\0\0\0\1", b"\0\0\0\3")}
+
+
+def _run_plain(data: bytes) -> None:
+    """Have the core take a message, and take these bytes as frames. What it takes, Python takes
+    too; nothing stays open."""
+    from clipper.frontend.inference import codec, protobuf_codec
+    from clipper.types import InputType
+    from clipper_core.http.http2_protocol import Http2Protocol
+
+    calls = _Plain.get().calls
+    start = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\4" + bytes(5)
+    body = struct.pack(">BI", 0, len(data)) + data
+    owner = object()
+    for sent in (data, _frame(1, 4, _plain_head()) + _frame(0, 1, body)):
+        protocol = Http2Protocol(4, 4096, 0, True, 1000)
+        protocol.feed(start + sent)
+        is_taken = calls.take(protocol, owner, 100)
+        owners, left = calls.news()
+        assert owners <= {owner}
+        if is_taken and sent is not data:
+            request = protobuf_codec.decode(protobuf_codec.read(data))
+            rows = codec.rows_of(request, InputType.parse("f64[2]"))
+            assert 1 <= len(rows) <= 4
+            assert all(len(one.futures) == len(rows) for one in left)
+        calls.lose(protocol)
+        protocol.take(1 << 20)
+    assert calls.open == 0
+
+
 # -- numbers in JSON, beside float()
 
 
@@ -751,6 +847,7 @@ TARGETS = {
     "http": Target(_http_seeds, _run_http),
     "http2": Target(_http2_seeds, _run_http2),
     "calls": Target(_call_seeds, _run_calls),
+    "plain-calls": Target(_plain_seeds, _run_plain),
     "numbers": Target(_number_seeds, _run_number),
     "shard": Target(_shard_seeds, _run_shard),
     "grpc": Target(_grpc_seeds, _run_grpc),

@@ -5,7 +5,6 @@ Others, and those that are not plain, are coroutines of Python (frontend/grpc/ca
 """
 cimport cython
 from libc.string cimport memcpy
-from libcpp.vector cimport vector
 
 import os
 import threading
@@ -403,7 +402,6 @@ cdef class HotCalls:
             if h.streams[i].call != NULL:
                 _cancel(self.state, <HotCall*> h.streams[i].call)
                 h.streams[i].call = NULL
-
 
     def respond(self, read, list futures):
         """Answer a call that was a HotRead and whose futures are done. Return False if its reply is

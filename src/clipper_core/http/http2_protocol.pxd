@@ -164,6 +164,7 @@ cdef void http2_go_away(Http2State* h, bint warn) noexcept nogil
 cdef void http2_fail(Http2State* h, u32 code, const char* why) noexcept nogil
 cdef void http2_ping(Http2State* h) noexcept nogil
 
+
 @cython.final
 cdef class Http2Protocol:
     cdef Http2State* state

@@ -1373,16 +1373,17 @@ cdef class HotRoute:
     """The route of one application, or one model, with one form of request. Threads: any; it never
     changes.
 
-    form: `predict`, `old_predict`, `infer`, `feedback`, `call`. node: the part of an answer's id before the
-    number. models: their names in an answer, in JSON; for `infer`, the text before the request's
-    id. counts: counters of the application's stats: queries, answered, decided, used, wins. took:
-    its durations, microseconds. ok, requests: of HTTP: responses with 200, and their durations.
-    subject: returned with a query that Python answers. window: keeps the answers for feedback, as
-    those of `owner`, which it has; None: they are not kept. application: schedules queries that
-    were read; None: Python does. read_only: all queries are only read here, not submitted.
-    slo_ms_max: of queries with an SLO of their own; 0: Python has those. takes_users: a query may
-    name its user, who changes nothing of its answer. rows_max: of a request whose rows are queries
-    of their own. Raises ValueError for a model whose rows cannot be read without Python.
+    form: `predict`, `old_predict`, `infer`, `feedback`, `call`. node: the part of an answer's id
+    before the number. models: their names in an answer, in JSON; for `infer` and `call`, what is
+    before the request's id. counts: counters of the application's stats: queries, answered,
+    decided, used, wins. took: its durations, microseconds. ok, requests: of HTTP: responses with
+    200, and their durations. subject: returned with a query that Python answers. window: keeps the
+    answers for feedback, as those of `owner`, which it has; None: they are not kept. application:
+    schedules queries that were read; None: Python does. read_only: all queries are only read here,
+    not submitted. slo_ms_max: of queries with an SLO of their own; 0: Python has those.
+    takes_users: a query may name its user, who changes nothing of its answer. rows_max: of a
+    request whose rows are queries of their own. Raises ValueError for a model whose rows cannot be
+    read without Python.
     """
 
     def __init__(self, Model model, str form, str node, bytes models, u64 slo_us,

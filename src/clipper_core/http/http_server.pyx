@@ -34,7 +34,7 @@ from clipper_core.http.http_route cimport (
 from clipper_core.http.json_value cimport Text, json_read_f64, json_read_i64
 from clipper_core.http.query_waits cimport query_next_ended, waits_add
 from clipper_core.http.trace_parent cimport TRACE_PARENT_BYTES, span_new, trace_parent_put
-from clipper_core.results.future cimport Future, MailboxReader
+from clipper_core.results.future cimport MailboxReader
 from clipper_core.runtime.allocation cimport make
 from clipper_core.runtime.histogram cimport Counter
 from clipper_core.runtime.machine cimport (

@@ -6,9 +6,9 @@ from libc.string cimport memcmp, memcpy, memset
 from clipper_core.http.hpack cimport hpack_put
 from clipper_core.http.http_route cimport (
     OTHER, REQUEST_ID_MAX, Fields, InferParameters, Query, QueryOutcome, RouteState, TableState,
-    is_text, outputs_of, query_answer_or_submit, query_begin, query_count, query_is_answered, query_read_trace,
-    query_row, query_set_parameters, query_stack, route_at, scalar_word, tensor_datatype,
-    tensor_dtype, tensor_rows,
+    is_text, outputs_of, query_answer_or_submit, query_begin, query_count, query_is_answered,
+    query_read_trace, query_row, query_set_parameters, query_stack, route_at, scalar_word,
+    tensor_datatype, tensor_dtype, tensor_rows,
 )
 from clipper_core.http.json_value cimport Wanted, value_belief
 from clipper_core.http.key_table cimport NO_KEY, key_find
@@ -20,7 +20,7 @@ from clipper_core.http.trace_parent cimport trace_parent_put
 from clipper_core.results.answer cimport Answer
 from clipper_core.runtime.byte_buffer cimport Bytes
 from clipper_core.runtime.dtype cimport (
-    F32, F64, I16, I32, I64, I8, U16, U32, U64, U8, all_finite, itemsize,
+    F32, I16, I32, I64, I8, U16, U32, U64, U8, all_finite, itemsize,
 )
 from clipper_core.runtime.machine cimport i64, monotonic_us, u32, u64, u8
 from clipper_core.wire.prediction cimport (

@@ -1,5 +1,5 @@
-"""Waiting by mailboxes (results/completion). A mailbox is armed only before a sleep, so that a batch
-of answers costs one write of an eventfd, and none while the thread is awake.
+"""Waiting by mailboxes (results/completion). A mailbox is armed only before a sleep, so that a
+batch of answers costs one write of an eventfd, and none while the thread is awake.
 """
 from libcpp.vector cimport vector
 
