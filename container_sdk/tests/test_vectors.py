@@ -27,13 +27,18 @@ def vectors(file, version):
     ]
 
 
+def part_vectors(key):
+    """Return the frames of answers in parts that have this key: a meaning, or why not."""
+    return [one for one in vectors("parts.json", 2) if key in one.values[0]]
+
+
 def read(data):
     """Decode a version 2 frame; return its header, and its rows or its payload."""
     header = wire.decode_header(data[:64], LIMIT)
     payload = np.frombuffer(data[64:], np.uint8)
     if header.flags & Flag.SHARED:
         return header, wire.open_runs(header, payload)
-    if header.kind in (Kind.PREDICT, Kind.REPLY):
+    if header.kind in (Kind.PREDICT, Kind.REPLY) or (header.kind == Kind.PART and header.rows):
         return header, wire.open_rows(header, payload, LIMIT)
     wire.check_payload(header, payload)
     opened = {Kind.REGION: wire.open_region, Kind.ACCURACY: open_accuracy, Kind.FEEDBACK: both}
@@ -68,7 +73,7 @@ def values(rows):
     return got if rows.dtype == DType.STR else [row.tolist() for row in got]
 
 
-@pytest.mark.parametrize("vector", vectors("frames.json", 2))
+@pytest.mark.parametrize("vector", vectors("frames.json", 2) + part_vectors("meaning"))
 def test_a_frame_means_what_its_description_states(vector):
     data, meaning = bytes.fromhex(vector["hex"]), vector["meaning"]
     header, content = read(data)
@@ -99,6 +104,8 @@ def test_a_frame_means_what_its_description_states(vector):
         expected = (
             msgpack.packb(meaning["map"]) if "map" in meaning else meaning.get("text", "").encode()
         )
+        if "allowed" in meaning:
+            expected = np.uint64(meaning["allowed"]).tobytes()
         assert content == expected
         assert (
             b"".join(
@@ -123,7 +130,8 @@ def test_a_frame_means_what_its_description_states(vector):
         again, pieces = wire.encode_rows(
             Kind(header.kind), content, header.id, header.time_us, checked
         )
-        again.flags |= header.flags & Flag.PARTIAL  # rows do not say whether others follow
+        # rows do not say whether others follow, or how they are answered
+        again.flags |= header.flags & (Flag.PARTIAL | Flag.PARTS)
         assert wire.encode_header(again) + b"".join(pieces) == data
 
 
@@ -132,7 +140,7 @@ def test_a_version_1_batch_means_what_its_description_states(vector):
     assert values(read_v1(bytes.fromhex(vector["hex"]))) == vector["meaning"]["values"]
 
 
-@pytest.mark.parametrize("vector", vectors("refused.json", 2))
+@pytest.mark.parametrize("vector", vectors("refused.json", 2) + part_vectors("why"))
 def test_what_must_be_refused_is(vector):
     with pytest.raises(BadFrame):
         read(bytes.fromhex(vector["hex"]))

@@ -35,10 +35,12 @@ if TYPE_CHECKING:
     from clipper.serving.query.progress import progress
     from clipper.types import (
         Answer,
+        AnswerPart,
         Answers,
         Application,
         Batching,
         InputType,
+        PartsFuture,
         PredictionRequest,
         Similar,
         VersionedModel,
@@ -59,10 +61,12 @@ _PLACES = {
     "clipper.serving.query.progress": ("progress",),
     "clipper.types": (
         "Answer",
+        "AnswerPart",
         "Answers",
         "Application",
         "Batching",
         "InputType",
+        "PartsFuture",
         "PredictionRequest",
         "Similar",
         "VersionedModel",
@@ -151,6 +155,7 @@ def _is_interactive() -> bool:
 
 __all__ = [
     "Answer",
+    "AnswerPart",
     "Answers",
     "Application",
     "ApplicationHandle",
@@ -163,6 +168,7 @@ __all__ = [
     "Environment",
     "Future",
     "InputType",
+    "PartsFuture",
     "PredictionRequest",
     "Resources",
     "Similar",

@@ -18,6 +18,8 @@ from clipper.schema import Tensors, TensorSpec, is_named
 from clipper.schema import UserValue as UserValue
 from clipper.version import VERSION as VERSION
 from clipper_core.results.answer import Answer as Answer
+from clipper_core.results.part_stream import AnswerPart as AnswerPart
+from clipper_core.results.part_stream import PartsFuture as PartsFuture
 
 # -- names
 

@@ -44,15 +44,24 @@ from clipper_core.wire.codec import (
 from clipper_core.wire.lz4 import decode_lz4
 
 VECTORS = Path(__file__).parents[1] / "vectors"
-FRAMES = json.loads((VECTORS / "frames.json").read_text())
-REFUSED = json.loads((VECTORS / "refused.json").read_text())
+PARTS = json.loads((VECTORS / "parts.json").read_text())
+FRAMES = [
+    *json.loads((VECTORS / "frames.json").read_text()),
+    *(vector for vector in PARTS if "meaning" in vector),
+]
+REFUSED = [
+    *json.loads((VECTORS / "refused.json").read_text()),
+    *(vector for vector in PARTS if "why" in vector),
+]
 VERSION2 = [vector for vector in FRAMES if vector["version"] == 2]
 VERSION1 = [vector for vector in FRAMES if vector["version"] == 1]
 SHARED = [vector for vector in VERSION2 if "SHARED" in vector["meaning"]["flags"]]
 BATCHES = [
     vector
     for vector in VERSION2
-    if vector["meaning"]["kind"] in ("PREDICT", "REPLY") and vector not in SHARED
+    if vector["meaning"]["kind"] in ("PREDICT", "REPLY", "PART")
+    and vector["meaning"]["rows"]
+    and vector not in SHARED
 ]
 CODES = ["?", "u1", "i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8"]
 NUMPY = {DType(number): np.dtype(code) for number, code in enumerate(CODES, 1)}
@@ -176,6 +185,7 @@ def test_golden_batches(vector: dict[str, Any]) -> None:
         sessions=meaning.get("sessions"),
         qualifiers=qualifiers,
         partial=bool(header.flags & Flag.PARTIAL),
+        parts=bool(header.flags & Flag.PARTS),
     )
     assert again == frame
 

@@ -1,5 +1,6 @@
 """Writes the golden frames: frames.json, which every reader must understand, refused.json, which
-none may, and records.json, the rows of models with named tensors.
+none may, records.json, the rows of models with named tensors, and parts.json, the frames of answers
+in parts.
 
 An independent witness of docs/wire.md: struct, zlib and numpy only, nothing of ours, so that an
 error of the codec cannot be copied into the vectors. `python tests/vectors/make.py` writes
@@ -32,7 +33,12 @@ KINDS = (
     "REGION",
     "FEEDBACK",
     "ACCURACY",
+    "",
+    "",
+    "PART",
+    "CANCEL",
 )
+PART, CANCEL = 14, 15
 VARIABLE = 1
 CONFIDENCE = 2
 ROW_STATUS = 4
@@ -42,6 +48,7 @@ SHARED = 32
 SESSIONS = 64
 QUALIFIERS = 128
 PARTIAL = 256
+PARTS = 512
 FLAGS = {
     1: "VARIABLE",
     2: "CONFIDENCE",
@@ -52,6 +59,7 @@ FLAGS = {
     64: "SESSIONS",
     128: "QUALIFIERS",
     256: "PARTIAL",
+    512: "PARTS",
 }
 DTYPES = (
     "any",
@@ -923,11 +931,63 @@ def lines(vectors: list[Vector]) -> str:
     )
 
 
+def parts() -> list[Vector]:
+    """Return the frames of answers in parts."""
+    query = 7 << 16 | 3
+    return [
+        variable("parts_query_str", PREDICT, "str", ["tell me"], flags=PARTS, id=query, time_us=9),
+        fixed(
+            "parts_query_f64_session",
+            PREDICT,
+            "f64",
+            [[1.0, -2.5]],
+            flags=PARTS | CHECKED,
+            sessions=[5],
+            id=query,
+        ),
+        variable("part_str", PART, "str", ["Once "], id=query),
+        fixed("part_f64_confidence", PART, "f64", [0.5], [0.75], flags=CHECKED, id=query),
+        fixed("part_f32_vector", PART, "f32", [[1.0, 2.0, 3.0]], qualifiers=["80"], id=query),
+        frame("part_end", PART, id=query, meaning={"text": ""}),
+        frame("part_failed", PART, b"ValueError: no", id=query, meaning={"text": "ValueError: no"}),
+        frame("part_allowance", PART, struct.pack("<Q", 16), id=query, meaning={"allowed": 16}),
+        frame("cancel", CANCEL, id=query),
+    ]
+
+
+def refused_parts() -> list[Vector]:
+    """Return frames of answers in parts that must be rejected."""
+    found: list[Vector] = []
+
+    def add(name: str, why: str, data: bytes) -> None:
+        found.append({"name": name, "version": 2, "hex": data.hex(), "why": why})
+
+    scalar, two = pad(struct.pack("<d", 1.0)), struct.pack("<2d", 1.0, 2.0)
+    row: Vector = {"dtype": "f64", "rows": 1, "payload_bytes": 8}
+    rows: Vector = {"dtype": "f64", "rows": 2, "payload_bytes": 16}
+    add("query_of_two_rows", "PARTS of two rows", header(PREDICT, flags=PARTS, **rows) + two)
+    add("reply_parts", "a REPLY with PARTS", header(REPLY, flags=PARTS, **row) + scalar)
+    add("part_parts", "a PART with PARTS", header(PART, flags=PARTS, **row) + scalar)
+    add("part_two_rows", "a PART of two rows", header(PART, **rows) + two)
+    add("part_partial", "a PART that is PARTIAL", header(PART, flags=PARTIAL, **row) + scalar)
+    add(
+        "part_status",
+        "a PART with a status",
+        header(PART, dtype="f64", rows=1, flags=ROW_STATUS, payload_bytes=16) + scalar + bytes(8),
+    )
+    add("part_sessions", "a PART with a session", header(PART, flags=SESSIONS, **row) + scalar)
+    add("part_end_dtype", "a PART without rows has no dtype", header(PART, dtype="f64"))
+    add("cancel_payload", "CANCEL has no payload", header(CANCEL, payload_bytes=8) + bytes(8))
+    add("cancel_rows", "CANCEL has no rows", header(CANCEL, **row) + scalar)
+    return found
+
+
 def main(check: bool) -> int:
     files = {
         "frames.json": lines(version2() + version1()),
         "refused.json": lines(refused()),
         "records.json": lines(records()),
+        "parts.json": lines(parts() + refused_parts()),
     }
     if check:
         return int(any((HERE / name).read_text() != text for name, text in files.items()))

@@ -13,7 +13,7 @@
 Importing this package does not import numpy, so a process can still set its thread limits.
 """
 
-from clipper_container.model import Model, Scored, session_of
+from clipper_container.model import Model, RowPart, Scored, session_of
 
 __version__ = "0.1.0"
-__all__ = ["Model", "Scored", "__version__", "session_of"]
+__all__ = ["Model", "RowPart", "Scored", "__version__", "session_of"]

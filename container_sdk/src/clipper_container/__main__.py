@@ -455,6 +455,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     from clipper_container.worker.declared_tables import give_tables
     from clipper_container.worker.evaluation import user_traceback
     from clipper_container.worker.handshake import ContainerOptions, ContainerRejected
+    from clipper_container.worker.parts import gives_parts
     from clipper_container.worker.serve import evaluator_of, serve
     from clipper_container.worker.warmup import warm_up
 
@@ -511,6 +512,9 @@ def _serve(arguments: argparse.Namespace) -> int:
         corrects=model.corrects,
         sessions=model.sessions,
         tables=bool(tables),
+        parts=gives_parts(model)
+        and not is_named(arguments.input or model.input)
+        and not is_named(arguments.output or model.output),
         quiet=local and usual,
         sparse=not local and usual,
     )

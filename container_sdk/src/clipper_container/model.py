@@ -36,6 +36,20 @@ class Scored:
     qualifiers: UserValue = None
 
 
+@dataclass(frozen=True, slots=True)
+class RowPart:
+    """The next part of the answer to one row of a batch: what a `predict_batch` that is a generator
+    yields. One that takes single rows (row_by_row) yields outputs as they are.
+
+    row: the index of the row in the batch.  output: of this part.  confidence: in the answer until
+    now, or None.
+    """
+
+    row: int
+    output: UserValue
+    confidence: float | None = None
+
+
 class OneRowFailed(Exception):
     """A model raises it for a batch in which a row failed that does not mention the others: they
     are evaluated singly, and only the bad rows fail.
@@ -102,7 +116,9 @@ class Model(ABC):
         may keep them.
 
         Returns: an ndarray (n, ...), or a list of n numbers, strs, bytes or arrays; or `Scored`
-        around either.
+        around either. It may be a generator of `RowPart`s, in any order of the rows: a query with
+        stream=True gets each as it is yielded, as a batch of one row, and any other query their
+        whole.
 
         Raises: any exception; the batch fails with its traceback and the process goes on.
         """

@@ -150,6 +150,7 @@ class Deployment:
             self._seat_of,
             self._came_or_went,
             shared_memory=config.server.shared_memory,
+            parts_ahead_max=config.limits.parts_ahead_max,
             online_learning=self.online_learning,
             served=self._served,
             lost=self._lost,

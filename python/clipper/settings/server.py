@@ -289,6 +289,33 @@ class LimitSettings(msgspec.Struct, frozen=True):
     output_bytes_max: Annotated[int, about("size of one output", "bytes", ge=64, le=_GIB)] = (
         16 * _MIB
     )
+    parts_ahead_max: Annotated[
+        int,
+        about(
+            "parts of one answer that have not been read; then its model waits for the reader",
+            "parts",
+            ge=1,
+            le=65_536,
+        ),
+    ] = 32
+    answer_bytes_max: Annotated[
+        int,
+        about(
+            "size of all parts of one answer; it ends, incomplete, before it is larger",
+            "bytes",
+            ge=64,
+            le=_GIB,
+        ),
+    ] = 16 * _MIB
+    streams_max: Annotated[
+        int,
+        about(
+            "answers in parts that one container makes at a time; more wait",
+            "answers",
+            ge=1,
+            le=65_536,
+        ),
+    ] = 64
     frame_bytes_max: Annotated[
         int,
         about(

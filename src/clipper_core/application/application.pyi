@@ -1,5 +1,5 @@
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, final
+from typing import Any, Literal, Protocol, final, overload
 
 from clipper.types import Answer, PredictionRequest, UserValue, VersionedModel
 from clipper_core.application.deciding import Deciding
@@ -9,6 +9,7 @@ from clipper_core.engine.model import Model
 from clipper_core.learning.answer_counts import AnswerCounts, SideCounts
 from clipper_core.learning.answer_window import AnswerWindow
 from clipper_core.results.future import Future
+from clipper_core.results.part_stream import PartsFuture
 from clipper_core.runtime.histogram import Counter, Gauge
 from clipper_core.runtime.status import Status
 
@@ -112,6 +113,19 @@ class _OtherQueries(Protocol):
         id: str,
         outputs: Sequence[str],
     ) -> Future: ...
+    def predict_parts(
+        self,
+        x: UserValue,
+        user: str | None,
+        slo_ms: float | None,
+        salt: int,
+        context: UserValue,
+        id: str,
+        outputs: Sequence[str],
+        stream: bool,
+        part_slo_ms: float | None,
+        slo_total_ms: float | None,
+    ) -> PartsFuture: ...
     def feedback(
         self,
         prediction: str | Answer | None,
@@ -129,6 +143,7 @@ class QueryHandle:
     def __init__(
         self, name: str, table: ApplicationTable, slo_ms_max: float, others: _OtherQueries | None
     ) -> None: ...
+    @overload
     def predict(
         self,
         x: UserValue,
@@ -138,7 +153,25 @@ class QueryHandle:
         context: UserValue = None,
         id: str = "",
         outputs: Sequence[str] = (),
+        stream: Literal[False] = False,
+        part_slo_ms: None = None,
+        slo_total_ms: None = None,
     ) -> Future: ...
+    @overload
+    def predict(
+        self,
+        x: UserValue,
+        user: str | None = None,
+        slo_ms: float | None = None,
+        salt: int = 0,
+        context: UserValue = None,
+        id: str = "",
+        outputs: Sequence[str] = (),
+        *,
+        stream: Literal[True],
+        part_slo_ms: float | None = None,
+        slo_total_ms: float | None = None,
+    ) -> PartsFuture: ...
     def feedback(
         self,
         prediction: str | Answer | None = None,

@@ -1241,7 +1241,8 @@ cdef class QueryHandle:
         self.slo_ms_max = slo_ms_max
 
     @cython.binding(False)
-    def predict(self, x, user=None, slo_ms=None, salt=0, context=None, id="", outputs=()):
+    def predict(self, x, user=None, slo_ms=None, salt=0, context=None, id="", outputs=(),
+                stream=False, part_slo_ms=None, slo_total_ms=None):
         """Schedule one query and return the Future of its `Answer` at once.
 
         x: one input of the application's type; of named tensors a dict.  user: whose selection
@@ -1251,13 +1252,20 @@ cdef class QueryHandle:
         your own name for the query, up to 512 printable characters, for `Answer.request_id`, logs
         and decoys. A query whose models are chosen at random gets the same ones again when it is
         made with the same id and the policy has learned nothing since. outputs: of named outputs
-        only these. Raises InvalidInput (type, shape, SLO, context, id), UnknownApplication, and
-        UnknownModel when no model is linked; the future never raises for a model's failure.
+        only these.  stream: return a PartsFuture, whose parts arrive one by one, for a policy that
+        chooses one model; then slo_ms is the time until the first part, part_slo_ms between two
+        parts, and slo_total_ms until the end, a minute if not given. Raises InvalidInput (type,
+        shape, SLO, context, id), UnknownApplication, and UnknownModel when no model is linked; the
+        future never raises for a model's failure.
         """
         cdef Application application = self.application()
         cdef Future future
-        cdef u64 slo_us, number = salt_of(salt)
+        cdef u64 slo_us, number
         cdef tuple features = None
+        if stream or part_slo_ms is not None or slo_total_ms is not None:
+            return self.others.predict_parts(x, user, slo_ms, salt, context, id, outputs, stream,
+                                             part_slo_ms, slo_total_ms)
+        number = salt_of(salt)
         if context is not None:
             features = features_in(context)
         if (application is None or (features is None and context is not None) or id is not NO_ID

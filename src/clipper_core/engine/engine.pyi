@@ -30,6 +30,9 @@ class Engine:
         seed: int | None = None,
         compression: str = "auto",
         number: int = 0,
+        parts_ahead_max: int = 32,
+        answer_bytes_max: int = ...,
+        streams_max: int = 64,
     ) -> None: ...
     @property
     def peers(self) -> list[Completion]: ...
@@ -55,6 +58,7 @@ class Engine:
         delay_us: int = 0,
         budget_share: float = 0.5,
         cost_max: int = 0,
+        parts: bool = False,
     ) -> None: ...
     def refuse(self, conn: int, reason: str) -> None: ...
     def move_connection(self, conn: int, other: Engine, hello: bytes) -> None: ...

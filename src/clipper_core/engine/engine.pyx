@@ -37,6 +37,9 @@ from clipper_core.scheduling.model_state cimport (
     ModelState, model_state_clear, model_state_free, model_state_init, retired_models_free,
     retired_models_init,
 )
+from clipper_core.scheduling.part_streams cimport (
+    part_streams_close, part_streams_free, part_streams_new,
+)
 from clipper_core.scheduling.replica cimport (
     PROFILE_BUCKETS, RECORD_HEAD, Gauge, batch_log_open, replica_free,
 )
@@ -81,7 +84,9 @@ cdef class Engine:
 
     `limits` names every bound: cache_bytes_max, tasks_max, queue_bytes_max (rows of variable
     length), frame_bytes_max, row_bytes_max (of one input), rows_max (of a batch), output_bytes_max,
-    connections_max, models_max; and heartbeat_ms, hello_ms. A replica whose model fails
+    connections_max, models_max, parts_ahead_max (parts of an answer that were not read),
+    answer_bytes_max (of all parts of one answer), streams_max (answers in parts that a container
+    makes at a time); and heartbeat_ms, hello_ms. A replica whose model fails
     `eject_after` batches in a row gets no rows for a while (0: never). `cache_policy` is clock or
     sieve. `compression` of the strings sent: "auto" (between hosts, quickly), "none", or "full"
     (everywhere, as small as possible). With `manual_clock` the time is the argument of step
@@ -96,7 +101,8 @@ cdef class Engine:
                   u64 output_bytes_max=16 << 20, u64 connections_max=4096, u32 models_max=65535,
                   u64 heartbeat_ms=500,
                   u64 hello_ms=10000, u32 eject_after=3, bint manual_clock=False, seed=None,
-                  str compression="auto", u32 number=0):
+                  str compression="auto", u32 number=0, u64 parts_ahead_max=32,
+                  u64 answer_bytes_max=16 << 20, u32 streams_max=64):
         cdef EngineState* e
         cdef Policy policy = policy_of(cache_policy)
         cdef object noise = os.urandom(16) if seed is None else int(seed).to_bytes(16, "little")
@@ -143,11 +149,12 @@ cdef class Engine:
         e.waits = new vector[u32]()
         e.spare = new vector[void*]()
         e.moves = new vector[Command]()
+        e.streams = part_streams_new(parts_ahead_max, answer_bytes_max, streams_max)
         _make_room(e, self.limits["connections_max"] + 2, models_max)
         if e.cache != NULL:
             e.lanes = lanes_new(e.completion, e.cache, now, tasks_max, queue_bytes_max)
         if (e.cache == NULL or e.models == NULL or e.connections == NULL or e.commands == NULL
-            or e.events == NULL
+            or e.events == NULL or e.streams == NULL
                 or not retired_models_init(&e.retired) or e.lanes == NULL or e.events_fd < 0):
             raise_for(NO_MEMORY,
                       "no memory (or no file descriptor) for the engine; lower cache_bytes_max or "
@@ -158,9 +165,10 @@ cdef class Engine:
         cdef u32 i
         if e == NULL:
             return
-        if e.lanes != NULL:
+        if e.lanes != NULL and e.streams != NULL:
             _finish(e)              # a future may outlive its engine, but must not wait for it
         self._free_connections()
+        part_streams_free(e.streams)
         for i in range(e.model_count.load(relaxed)):
             model_state_free(e.models[i])
         lanes_free(e.lanes)
@@ -265,7 +273,7 @@ cdef class Engine:
                bint shared=False, bint sessions=False, bint quiet=False, u32 heartbeat_ms=0,
                timings=(), u32 mode=0,
                u32 size_max=4096, u32 step=8, double backoff=0.9, u32 delay_us=0,
-               double budget_share=0.5, u64 cost_max=0):
+               double budget_share=0.5, u64 cost_max=0, bint parts=False):
         """Accept connection `conn` as a replica of `model`; `welcome` is the payload of its
         WELCOME.
 
@@ -275,7 +283,7 @@ cdef class Engine:
         is detected in another way. heartbeat_ms: of this connection; 0: the engine's. timings:
         (rows, microseconds) of batches that the container ran before it was ready, at most 32, the
         smallest first; with their cost as a third number where rows differ in cost. cost_max: of a
-        batch of rows that differ in cost; 0: no bound.
+        batch of rows that differ in cost; 0: no bound. parts: it can answer queries in parts.
         """
         cdef Command command
         cdef u32 i
@@ -296,6 +304,7 @@ cdef class Engine:
         command.shared = shared
         command.sessions = sessions
         command.quiet = quiet
+        command.parts = parts
         command.batching.mode = mode
         command.batching.size_max = min(size_max, self.state.limits.rows_max)
         command.batching.step = step
@@ -629,6 +638,7 @@ cdef void _end_tasks(EngineState* e) noexcept nogil:
     for i in range(1, e.slots_used + 1):
         if e.connections[i].connection != NULL:
             engine_lost(e, e.connections[i].conn, CLOSED, e.now_us.load(relaxed))
+    part_streams_close(e.streams, CLOSED, e.now_us.load(relaxed))
     for i in range(1, e.lanes.count + 1):
         if e.lanes.by_id[i] != NULL:
             lane_close(e.lanes, e.lanes.by_id[i], CLOSED, e.now_us.load(relaxed))

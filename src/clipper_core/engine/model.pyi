@@ -1,5 +1,5 @@
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import Any, Literal, final, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,6 +9,7 @@ from clipper_core.cache.clock_cache import Similarity
 from clipper_core.engine.engine import Engine
 from clipper_core.results.decider import Decider
 from clipper_core.results.future import Future
+from clipper_core.results.part_stream import AnswerPart, PartsFuture
 from clipper_core.runtime.dtype import NAMES as NAMES
 
 _T = TypeVar("_T", default=Any)
@@ -58,12 +59,37 @@ class Model:
     def waiting(self) -> int: ...
     @property
     def index(self) -> int: ...
+    @overload
     def predict(
         self,
         x: Any,
         slo_ms: float | None = None,
         salt: int = 0,
+        stream: Literal[False] = False,
+        part_slo_ms: None = None,
+        slo_total_ms: None = None,
     ) -> Future: ...
+    @overload
+    def predict(
+        self,
+        x: Any,
+        slo_ms: float | None = None,
+        salt: int = 0,
+        *,
+        stream: Literal[True],
+        part_slo_ms: float | None = None,
+        slo_total_ms: float | None = None,
+    ) -> PartsFuture: ...
+    def predict_parts(
+        self,
+        x: Any,
+        slo_ms: float | None,
+        salt: int,
+        stream: bool,
+        part_slo_ms: float | None,
+        slo_total_ms: float | None,
+        finish: Callable[[AnswerPart, int, int], AnswerPart] | None,
+    ) -> PartsFuture: ...
     def predict_many(
         self, rows: NDArray[Any] | Sequence[Any], slo_ms: float | None = None, salt: int = 0
     ) -> Future: ...

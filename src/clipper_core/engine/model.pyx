@@ -29,14 +29,17 @@ from clipper_core.results.ensemble_call cimport (
 from clipper_core.results.future cimport (
     future_at_once, future_new, future_of_ensemble, future_of_none,
 )
+from clipper_core.results.part_stream cimport (
+    PartStream, part_stream_announce, part_stream_new, parts_future_new,
+)
 from clipper_core.runtime.dtype cimport ANY, STR, all_finite, itemsize
 from clipper_core.runtime.histogram cimport count
 from clipper_core.runtime.machine cimport i32, i64, monotonic_us, relaxed
 from clipper_core.runtime.status cimport (
-    BAD_INPUT, CANCELLED, NO_MEMORY, OK, TOO_LARGE, UNNEEDED, raise_for,
+    BAD_INPUT, CANCELLED, CLOSED, NO_MEMORY, OK, TOO_LARGE, UNNEEDED, raise_for,
 )
 from clipper_core.scheduling.deferred_calls cimport DeferredCall
-from clipper_core.scheduling.lane cimport Lane, lane_new
+from clipper_core.scheduling.lane cimport Lane, lane_new, submitter_enter, submitter_leave
 from clipper_core.scheduling.model_state cimport (
     COST_BYTES, COST_GIVEN, COST_LENGTH, LANE_CLASSES, cost_batch_new, model_drop, row_cost,
 )
@@ -778,15 +781,57 @@ cdef class Model:
         return future_at_once(self.engine.completion, OK, &value, finish, extra)
 
     @cython.binding(False)
-    def predict(self, x, slo_ms=None, salt=0):
+    def predict(self, x, slo_ms=None, salt=0, stream=False, part_slo_ms=None,
+                slo_total_ms=None):
         """Schedule one prediction and return its Future at once. Raises only for an input of the
         wrong type or shape.
 
         `slo_ms`: this query's own latency objective, milliseconds; `salt` separates cache entries
-        of equal inputs; a session.
+        of equal inputs; a session. `stream`: return a PartsFuture, which gives the parts as they
+        arrive, of a model that answers in parts, and one part of any other; then `slo_ms` is the
+        time until the first part, `part_slo_ms` the time between two parts (by default only
+        limited by the next one), and `slo_total_ms` the time until the end, a minute if not given.
         """
+        if stream or part_slo_ms is not None or slo_total_ms is not None:
+            return self.predict_parts(x, slo_ms, salt, bool(stream), part_slo_ms, slo_total_ms,
+                                      None)
         return self._predict(x, self.slo_us if slo_ms is None else slo_of_ms(slo_ms, 0),
                              salt_of(salt), None, None)
+
+    def predict_parts(self, x, slo_ms, salt, bint stream, part_slo_ms, slo_total_ms, finish):
+        """Schedule one prediction in parts, with these arguments of `predict`. finish: makes the
+        whole, once, of what the parts are, the Status of the end, and the query's number; None:
+        the parts joined."""
+        cdef EngineState* e = self.engine.state
+        cdef u64 first_us = slo_of_ms(slo_ms, self.slo_us)
+        cdef u64 total_us = slo_of_ms(slo_total_ms, max(first_us, ARRAY_SLO_US))
+        cdef u64 part_us = slo_of_ms(part_slo_ms, total_us)
+        cdef u64 session = salt_of(salt)
+        cdef const void* row = NULL
+        cdef u64 nbytes = 0
+        cdef PartStream* s
+        cdef object _keep
+        if not stream:
+            raise_for(BAD_INPUT, "part_slo_ms and slo_total_ms are for queries with stream=True")
+        if self.state.parts.load(relaxed) == 0 and self.state.tally.replicas.load(relaxed):
+            return parts_future_new(self.engine.completion, NULL, self,
+                                    self._predict(x, first_us, session, None, None), finish)
+        _keep = self._row(x, &row, &nbytes)
+        self._check_bytes(nbytes)
+        s = part_stream_new(e.completion, &e.streams.inbox, self.state, row, nbytes)
+        if s == NULL:
+            raise_for(NO_MEMORY, "no memory for a query")
+        s.session = session
+        s.begun_us = self._now_us()
+        s.first_us, s.total_us = first_us, total_us
+        s.part_us = part_us
+        s.ahead = e.streams.ahead
+        future = parts_future_new(self.engine.completion, s, self, None, finish)
+        if not submitter_enter(e.lanes[0], e.refusing):
+            raise_for(CLOSED, "")
+        part_stream_announce(s)
+        submitter_leave(e.lanes[0])
+        return future
 
     def put(self, x, output, salt=0):
         """Insert a prediction into the cache: `output` is a number, str, bytes or ndarray."""

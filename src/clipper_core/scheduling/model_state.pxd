@@ -194,6 +194,7 @@ cdef cppclass ModelState:
     Gate gates[44]              # by class of SLO: forecast for a row submitted now
     atomic[u32] shares          # a replica that maps rows has connected: the rows of new lanes are
                                 # in shared memory
+    atomic[u32] parts           # a replica that answers in parts has connected
     vector[u32]* replicas       # loop: conns
     ReplicaSet replica_set      # loop: those replicas themselves, in the same order
     ModelQueue queue            # loop: its lanes that have had rows

@@ -15,7 +15,8 @@ from clipper_core.scheduling.batcher cimport Batcher, BatcherConfig, Timing
 from clipper_core.scheduling.container_connection cimport ContainerConnection
 from clipper_core.scheduling.lane cimport Lane, Lanes, Span, Tally
 from clipper_core.scheduling.refused_rows cimport RefusedRows
-from clipper_core.wire.codec cimport Header, Limits, Progress
+from clipper_core.wire.codec cimport Header, Limits, Progress, Rows
+from clipper_core.wire.prediction cimport Value
 
 # -- Log of batches, with their rows and times, for traces of queries: a bounded queue of words from
 # the loop to one reader. It is off until a reader turns it on; then it has a few words per batch
@@ -130,6 +131,8 @@ cdef cppclass Replica:
     u8 v1_format
     bint shared                 # it maps rows
     bint sessions               # it gets the session of each row
+    bint parts                  # its container answers queries in parts
+    u32 streams                 # queries that it answers in parts now
     vector[Run]* runs           # scratch for a batch of shared rows
     vector[u32]* regions        # regions that were announced to the container
     vector[const void*]* rows   # scratch for rows that must be gathered
@@ -183,6 +186,9 @@ cdef void lane_refuse_all(Lanes* lanes, Lane* lane, const RowSpec* spec, Refused
 # Return whether any others are left.
 cdef bint batch_leave_out(Batch* batch, Lanes* lanes, const RowSpec* spec, RefusedRows* refused,
                           u64 now_us) noexcept nogil
+
+# Make the value of the only row of a REPLY or PART. False: no memory.
+cdef bint reply_value(const Header* header, const Rows* rows, Value* value) noexcept nogil
 
 # -- Writing a batch to its container's connection: rows are sent from their cells, gathered,
 # compressed, or, if the container maps them, only referred to.

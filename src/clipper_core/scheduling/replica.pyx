@@ -817,6 +817,13 @@ cdef bint _output_value(const Header* header, const Rows* rows, u32 i, u64 at, u
     return True
 
 
+cdef bint reply_value(const Header* header, const Rows* rows, Value* value) noexcept nogil:
+    cdef u64 nbytes = rows.row_bytes
+    if header.flags & VARIABLE:
+        nbytes = <u64> rows.lengths[0] * itemsize(header.dtype)
+    return _output_value(header, rows, 0, 0, nbytes, rows.qualifiers, value)
+
+
 cdef void _output_text(const char* text, u64 n, Value* value) noexcept nogil:
     cdef Blob* blob = blob_new(text, n)
     value.word = 0

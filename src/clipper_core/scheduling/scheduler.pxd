@@ -13,6 +13,7 @@ from clipper_core.scheduling.batcher cimport TIMINGS_MAX, BatcherConfig, Timing
 from clipper_core.scheduling.container_connection cimport ContainerConnection
 from clipper_core.scheduling.lane cimport Lanes
 from clipper_core.scheduling.model_state cimport ModelState, RetiredModels
+from clipper_core.scheduling.part_streams cimport PartStreams
 from clipper_core.scheduling.replica cimport Replica
 from clipper_core.wire.codec cimport Limits
 
@@ -51,6 +52,7 @@ cdef struct Command:
     bint shared                 # the container can map rows
     bint sessions               # the container gets the session of each row; it maps none then
     bint quiet                  # no heartbeats on this connection
+    bint parts                  # the container answers queries in parts
     u64 heartbeat_us            # 0: the engine's interval
     u32 timing_count
     Timing timings[TIMINGS_MAX]     # measured by the container's warm-up
@@ -115,6 +117,7 @@ cdef cppclass EngineState:
     vector[void*]* spare        # receive buffers of idle connections
     vector[u32]* waits          # models with waiting rows
     vector[Command]* moves      # connections that move between engines, for the IO loop
+    PartStreams* streams        # queries that are answered in parts
     Ring* commands
     u64 commands_head
     Spsc* events                # PendingEvent* as words

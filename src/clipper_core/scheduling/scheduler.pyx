@@ -46,6 +46,9 @@ from clipper_core.scheduling.model_state cimport (
     replica_set_forecast, replica_set_has_other, replica_set_learn, replica_set_must_pass,
     replica_set_pick, replica_set_reserve, replica_set_update_ejections, too_late,
 )
+from clipper_core.scheduling.part_streams cimport (
+    part_streams_frame, part_streams_have_news, part_streams_lost, part_streams_step,
+)
 from clipper_core.scheduling.refused_rows cimport RefusedRows, refused_rows_add
 from clipper_core.scheduling.replica cimport (
     Batch, Blame, batch_drop, batch_free, batch_leave_out, batch_new, lane_refuse, lane_refuse_all,
@@ -53,7 +56,7 @@ from clipper_core.scheduling.replica cimport (
     replica_late, replica_lost, replica_new, replica_overdue, replica_send, replica_send_feedback,
 )
 from clipper_core.wire.codec cimport (
-    ACCURACY, FAILURE, GOODBYE, HEARTBEAT, HELLO, REFUSE, REPLY, WELCOME, Header, v1_format,
+    ACCURACY, FAILURE, GOODBYE, HEARTBEAT, HELLO, PART, REFUSE, REPLY, WELCOME, Header, v1_format,
 )
 from clipper_core.wire.prediction cimport TAG_NONE, Value
 
@@ -206,6 +209,7 @@ cdef void engine_lost(EngineState* e, u32 conn, u32 status, u64 now_us) noexcept
                 break
         model.tally.replicas.fetch_sub(1, relaxed)
         replica_lost(gone, e.lanes, &model.spec, &blame, now_us)
+        part_streams_lost(e.streams, conn, <Status> status, now_us)
         blame.model = slot.model
         _place(e, slot, NULL)
         replica_free(gone)
@@ -351,12 +355,21 @@ cdef Status _frame(EngineState* e, ConnectionState* slot, Header* header, u8* pa
         return OK
     if slot.replica == NULL or (header.kind != REPLY and header.kind != FAILURE
                                 and header.kind != ACCURACY):
-        return BAD_FRAME
+        return _part(e, slot, header, payload, now_us)
     model = e.models[slot.model]
     _mark_ready(e, model)
     return replica_frame(slot.replica, e.lanes, &model.spec, header, payload,
                          model_queue_slo_us(&model.queue, now_us),
                          replica_set_has_other(&model.replica_set, slot.replica), now_us)
+
+
+cdef Status _part(EngineState* e, ConnectionState* slot, const Header* header, const u8* payload,
+                  u64 now_us) noexcept nogil:
+    """Take in a part of an answer. Other frames are not allowed here."""
+    if slot.replica == NULL or header.kind != PART:
+        return BAD_FRAME
+    return part_streams_frame(e.streams, slot.replica, &e.models[slot.model].spec, header, payload,
+                              now_us)
 
 
 # -- commands
@@ -446,6 +459,10 @@ cdef void _attach(EngineState* e, ConnectionState* slot, Command* command,
     slot.replica.eject_after = e.eject_after
     replica_begin(slot.replica, &command.batching, command.timings, command.timing_count, now_us)
     slot.replica.sessions = command.sessions and command.protocol == 2
+    slot.replica.parts = command.parts and command.protocol == 2
+    if slot.replica.parts:
+        model.parts.store(1, relaxed)
+    e.streams.look = True
     slot.replica.shared = (command.shared and command.protocol == 2 and slot.connection.passes
                            and not command.sessions)
     if slot.replica.shared:
@@ -462,7 +479,8 @@ cdef void _attach(EngineState* e, ConnectionState* slot, Command* command,
 
 
 cdef void _finish_draining(EngineState* e, ConnectionState* slot, u64 now_us) noexcept nogil:
-    if slot.replica.draining and slot.replica.in_flight == 0 and not slot.connection.closing:
+    if (slot.replica.draining and slot.replica.in_flight == 0 and slot.replica.streams == 0
+            and not slot.connection.closing):
         if slot.connection.protocol == 2:
             _send_control(e, slot, GOODBYE, NULL, 0, now_us)
         _close_soon(e, slot)
@@ -868,10 +886,21 @@ cdef void _check_connection(EngineState* e, ConnectionState* slot, u64 now_us) n
         _send_control(e, slot, HEARTBEAT, NULL, 0, now_us)
 
 
+cdef void _send_touched(EngineState* e) noexcept nogil:
+    """Have the IO loop send what the queries in parts have put on connections."""
+    cdef ConnectionState* slot
+    cdef size_t i
+    for i in range(e.streams.touched.size()):
+        slot = engine_slot(e, e.streams.touched[0][i])
+        if slot != NULL:
+            _want_write(e, slot)
+    e.streams.touched.clear()
+
+
 cdef bint engine_idle(EngineState* e) noexcept nogil:
     return not (e.lanes.ready.cells.published(e.lanes.ready_head)
                 or e.commands.cells.published(e.commands_head)
-                or e.completion.calls.load(seq_cst))
+                or e.completion.calls.load(seq_cst) or e.streams.inbox.newest.load(seq_cst))
 
 
 cdef u64 engine_step(EngineState* e, u64 now_us) noexcept nogil:
@@ -884,6 +913,10 @@ cdef u64 engine_step(EngineState* e, u64 now_us) noexcept nogil:
     lanes_expire(e.lanes, now_us)
     if deferred_calls_step(e.lanes, now_us):
         _take_in(e, now_us)
+    if part_streams_have_news(e.streams, now_us):
+        part_streams_step(e.streams, now_us)
+    if not e.streams.touched.empty():
+        _send_touched(e)
     if now_us >= e.housekeeping_us:
         _housekeeping(e, now_us)
     i = 0
@@ -901,4 +934,4 @@ cdef u64 engine_step(EngineState* e, u64 now_us) noexcept nogil:
             e.hot[0][i] = e.hot.back()
             e.hot.pop_back()
     completion_flush(e.completion)
-    return min(next_us, e.housekeeping_us, wheel_next_us(e.lanes.wheel))
+    return min(next_us, e.housekeeping_us, wheel_next_us(e.lanes.wheel), e.streams.due_us)

@@ -49,6 +49,7 @@ cpdef enum:
     ACCURACY_BYTES = 24         # payload of ACCURACY; 8 less if the model reports no accuracy
     QUALIFIERS_MAX = 1024       # bytes beside one row
     EMPTY_LISTS_MAX = 4096      # of a row of a REPLY: product of the dimensions before the first 0
+    ALLOWANCE_BYTES = 8         # payload of a PART of the server
 
 cpdef enum Kind:
     HELLO = 1                   # container -> server: its model and abilities (msgpack map)
@@ -65,6 +66,9 @@ cpdef enum Kind:
     FEEDBACK = 10      # server -> container: inputs and their right outputs
     ACCURACY = 11      # container -> server: rows that it has learned from, and the accuracy that
                        # it reports
+    PART = 14          # container -> server: the next part of an answer, or, without rows, its end;
+                       # server -> container, without rows: how many further parts may come
+    CANCEL = 15        # server -> container, empty: an answer in parts is not wanted any more
 
 cpdef enum Flag:
     VARIABLE = 1                # rows differ in length: u32 lengths (in elements) precede the data
@@ -80,6 +84,7 @@ cpdef enum Flag:
                        # opaque here)
     PARTIAL = 256      # REPLY only: it answers the first rows of its batch that are not answered
                        # yet; further replies to the batch follow
+    PARTS = 512        # PREDICT of one row only: it is answered by PART frames
 
 cdef struct Header:
     u8 kind
@@ -96,7 +101,7 @@ cdef struct Header:
 cdef struct Limits:
     u64 payload_bytes_max       # also of COMPRESSED data once opened
     u32 rows_max
-    u64 output_bytes_max        # of one row of a REPLY
+    u64 output_bytes_max        # of one row of a REPLY or PART
 
 cdef struct Rows:             # an opened payload: pointers into it, which were checked to be inside
     u32 n
@@ -118,7 +123,8 @@ cdef struct Rows:             # an opened payload: pointers into it, which were 
 cdef void header_encode(const Header* header, u8* out) noexcept nogil
 # Return OK; PENDING when n < 64; BAD_FRAME; or TOO_LARGE. `out` is written only when OK.
 cdef Status header_decode(const u8* bytes, u64 n, const Limits* limits, Header* out) noexcept nogil
-# Open the payload of a PREDICT or REPLY, which has header.payload_bytes bytes, 8-byte aligned.
+# Open the payload of a PREDICT, REPLY or PART, which has header.payload_bytes bytes, 8-byte
+# aligned.
 # Return OK, BAD_FRAME or TOO_LARGE; after TOO_LARGE `out` is complete if its output_bytes_max is
 # set. The header is checked again, because it may come from another
 # source; payload_crc is not, because the receiver of the bytes has checked it.

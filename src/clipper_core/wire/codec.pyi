@@ -34,6 +34,7 @@ RUN_BYTES: int
 ACCURACY_BYTES: int
 QUALIFIERS_MAX: int
 EMPTY_LISTS_MAX: int
+ALLOWANCE_BYTES: int
 
 class Kind(IntEnum):
     HELLO = 1
@@ -47,6 +48,8 @@ class Kind(IntEnum):
     REGION = 9
     FEEDBACK = 10
     ACCURACY = 11
+    PART = 14
+    CANCEL = 15
 
 class Flag(IntFlag):
     VARIABLE = 1
@@ -58,6 +61,7 @@ class Flag(IntFlag):
     SESSIONS = 64
     QUALIFIERS = 128
     PARTIAL = 256
+    PARTS = 512
 
 class FrameHeader(NamedTuple):
     kind: int
@@ -121,6 +125,7 @@ def encode_rows(
     sessions: Sequence[int] | NDArray[Any] | None = None,
     qualifiers: Sequence[bytes] | None = None,
     partial: bool = False,
+    parts: bool = False,
 ) -> bytes: ...
 def encode_feedback(
     inputs: NDArray[Any] | Sequence[Any],

@@ -447,7 +447,7 @@ cdef enum:
     MAGIC = 0x52504C43                # "CLPR"
     CRC_AT = 60
     FLAGS = (VARIABLE | CONFIDENCE | ROW_STATUS | COMPRESSED | CHECKED | SHARED | SESSIONS
-             | QUALIFIERS | PARTIAL)
+             | QUALIFIERS | PARTIAL | PARTS)
 
 
 # -- headers
@@ -502,11 +502,13 @@ cdef Status header_decode(const u8* bytes, u64 n, const Limits* limits, Header* 
 cdef Status _judge(const Header* header, const Limits* limits) noexcept nogil:
     """Return OK when docs/wire.md and the limits allow such a header."""
     cdef bint fits
-    if header.kind < HELLO or header.kind > ACCURACY or header.flags & ~FLAGS:
+    if header.flags & ~FLAGS or header.kind < HELLO or (header.kind > ACCURACY
+                                                        and header.kind != PART
+                                                        and header.kind != CANCEL):
         return BAD_FRAME
     if header.payload_crc and not header.flags & CHECKED:
         return BAD_FRAME
-    if header.kind == PREDICT or header.kind == REPLY:
+    if header.kind == PREDICT or header.kind == REPLY or (header.kind == PART and header.rows):
         fits = _is_batch(header)
     else:
         fits = _is_control(header)
@@ -525,7 +527,8 @@ cdef bint _is_control(const Header* header) noexcept nogil:
         return header.payload_bytes == REGION_BYTES
     if header.kind == ACCURACY:
         return header.payload_bytes == ACCURACY_BYTES or header.payload_bytes == ACCURACY_BYTES - 8
-    return header.payload_bytes == 0 or (header.kind != HEARTBEAT and header.kind != GOODBYE)
+    return header.payload_bytes == 0 or (header.kind != HEARTBEAT and header.kind != GOODBYE
+                                         and header.kind != CANCEL)
 
 
 cdef bint _is_batch(const Header* header) noexcept nogil:
@@ -539,7 +542,14 @@ cdef bint _is_batch(const Header* header) noexcept nogil:
         return False
     if header.flags & SESSIONS and header.kind != PREDICT:
         return False
-    if header.flags & (QUALIFIERS | PARTIAL) and header.kind != REPLY:
+    if header.flags & QUALIFIERS and header.kind == PREDICT:
+        return False
+    if header.flags & PARTIAL and header.kind != REPLY:
+        return False
+    if header.flags & PARTS and (header.kind != PREDICT or header.rows != 1
+                                 or header.flags & (SHARED | COMPRESSED)):
+        return False
+    if header.kind == PART and (header.rows != 1 or header.flags & ROW_STATUS):
         return False
     if header.flags & VARIABLE:
         return header.rank == 1 and header.dims[0] == 0
@@ -611,8 +621,8 @@ cdef Status _open_fixed(const Header* header, const Limits* limits, Cursor* curs
                         Rows* out) noexcept nogil:
     if not _row_bytes(header, &out.row_bytes):
         return BAD_FRAME
-    if header.kind == REPLY and (out.row_bytes > limits.output_bytes_max
-                                 or _empty_lists(header) > EMPTY_LISTS_MAX):
+    if header.kind != PREDICT and (out.row_bytes > limits.output_bytes_max
+                                   or _empty_lists(header) > EMPTY_LISTS_MAX):
         return TOO_LARGE
     out.data_bytes = out.row_bytes * out.n      # below 2**63: _row_bytes has seen to it
     return OK if _take(cursor, out.data_bytes, &out.data) else BAD_FRAME
@@ -629,7 +639,7 @@ cdef Status _open_variable(const Header* header, const Limits* limits, Cursor* c
     for i in range(out.n):
         total += out.lengths[i]
         longest = max(longest, out.lengths[i])
-    if header.kind == REPLY and <u64> longest * item > limits.output_bytes_max:
+    if header.kind != PREDICT and <u64> longest * item > limits.output_bytes_max:
         out.output_bytes_max = limits.output_bytes_max
     if header.flags & COMPRESSED:
         return _open_compressed(limits, cursor, total, out)
@@ -676,7 +686,7 @@ cdef Status rows_open(const Header* header, const u8* payload, const Limits* lim
     if status != OK:
         return status
     # a batch whose rows are in shared memory
-    if (header.kind != PREDICT and header.kind != REPLY) or header.flags & SHARED:
+    if not header.rows or header.flags & SHARED:
         return BAD_FRAME
     cursor.at = payload
     cursor.left = header.payload_bytes
@@ -1001,16 +1011,17 @@ cdef bytes _bytes_of(object rows):
 
 def encode_rows(int kind, rows, *, confidence=None, status=None, str text="", id=0, time_us=0,
                 checked=False,
-                compressed=False, search=LITERALS, sessions=None, qualifiers=None, partial=False):
-    """A whole PREDICT or REPLY frame of `rows`. Threads: any.
+                compressed=False, search=LITERALS, sessions=None, qualifiers=None, partial=False,
+                parts=False):
+    """A whole PREDICT, REPLY or PART frame of `rows`. Threads: any.
 
     rows: ndarray (n, *shape) of a numeric dtype, at most 4 dimensions a row; or a list of str, of
     bytes, or of 1-d arrays that differ in length. sessions: n u64. confidence: n floats.
     qualifiers: n bytes, opaque. status: n of 0 (fine) or 1 (failed), `text` is the reason.
     compressed: str rows travel as an LZ4 block, made by `search` (lz4.Search). partial: further
-    replies to the batch follow. Raises BAD_INPUT.
+    replies to the batch follow. parts: it is answered in parts. Raises BAD_INPUT.
     """
-    cdef int flags = PARTIAL if partial else 0
+    cdef int flags = (PARTIAL if partial else 0) | (PARTS if parts else 0)
     if isinstance(rows, np.ndarray):
         dtype = _numbers.get(rows.dtype)
         shape = rows.shape[1:]

@@ -83,6 +83,7 @@ def test_a_container_is_welcomed_attached_and_disconnected(node):
         "accuracy": True,
         "qualifiers": True,
         "partial": True,
+        "parts_ahead": 32,
         "crc": False,
         "shared": False,
     }

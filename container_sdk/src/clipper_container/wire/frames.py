@@ -57,6 +57,8 @@ class Kind(IntEnum):
     REGION = 9
     FEEDBACK = 10
     ACCURACY = 11
+    PART = 14
+    CANCEL = 15
 
 
 class Flag(IntFlag):
@@ -71,6 +73,7 @@ class Flag(IntFlag):
     SESSIONS = 64
     QUALIFIERS = 128
     PARTIAL = 256
+    PARTS = 512
 
 
 class DType(IntEnum):
@@ -115,7 +118,7 @@ DTYPE_OF: dict[np.dtype, DType] = {
 
 _KINDS = frozenset(int(kind) for kind in Kind)
 _ROW_KINDS = frozenset((int(Kind.PREDICT), int(Kind.REPLY)))
-_EMPTY_KINDS = frozenset((int(Kind.HEARTBEAT), int(Kind.GOODBYE)))
+_EMPTY_KINDS = frozenset((int(Kind.HEARTBEAT), int(Kind.GOODBYE), int(Kind.CANCEL)))
 (
     _VARIABLE,
     _CONFIDENCE,
@@ -126,6 +129,7 @@ _EMPTY_KINDS = frozenset((int(Kind.HEARTBEAT), int(Kind.GOODBYE)))
     _SESSIONS,
     _QUALIFIERS,
     _PARTIAL,
+    _PARTS,
 ) = (int(flag) for flag in Flag)
 _FLAGS = (
     _VARIABLE
@@ -137,6 +141,7 @@ _FLAGS = (
     | _SESSIONS
     | _QUALIFIERS
     | _PARTIAL
+    | _PARTS
 )
 _ACCURACY_BYTES = (16, 24)
 _BOOL = int(DType.BOOL)
@@ -258,7 +263,7 @@ def decode_header(
         raise BadFrame("reserved bits are set")
     if crc and not flags & _CHECKED:
         raise BadFrame("a payload CRC without CHECKED")
-    if kind in _ROW_KINDS:
+    if kind in _ROW_KINDS or (kind == Kind.PART and rows):
         _check_rows(header, rows_max)
     else:
         _check_control(header)
@@ -297,10 +302,16 @@ def _check_rows(header: Header, rows_max: int) -> None:
         )
     if flags & _SESSIONS and header.kind != Kind.PREDICT:
         raise BadFrame("only the rows of a PREDICT have sessions")
-    if flags & _QUALIFIERS and header.kind != Kind.REPLY:
-        raise BadFrame("only the rows of a REPLY have qualifiers")
+    if flags & _QUALIFIERS and header.kind == Kind.PREDICT:
+        raise BadFrame("the rows of a PREDICT have no qualifiers")
     if flags & _PARTIAL and header.kind != Kind.REPLY:
         raise BadFrame("only a REPLY may be PARTIAL")
+    if flags & _PARTS and (
+        header.kind != Kind.PREDICT or header.rows != 1 or flags & (_SHARED | _COMPRESSED)
+    ):
+        raise BadFrame("only a PREDICT of one row, which is in the frame, asks for PARTS")
+    if header.kind == Kind.PART and (header.rows != 1 or flags & _ROW_STATUS):
+        raise BadFrame("a PART has one row, which has not failed")
     if header.rows == 0:
         raise BadFrame("a batch has at least one row")
     if header.rows > rows_max:
@@ -311,8 +322,8 @@ def _check_rows(header: Header, rows_max: int) -> None:
 
 
 def open_rows(header: Header, payload: Bytes, payload_bytes_max: int = PAYLOAD_BYTES_MAX) -> Rows:
-    """Decode the payload of a PREDICT or REPLY. The arrays of the result are views of it, except
-    COMPRESSED data.
+    """Decode the payload of a PREDICT, REPLY or PART. The arrays of the result are views of it,
+    except COMPRESSED data.
 
     payload: u8 (header.payload_bytes,), aligned to 8 bytes.
 
@@ -450,8 +461,8 @@ def lz4_decode(block: bytes | memoryview | Bytes, size: int) -> bytes:
 def encode_rows(
     kind: Kind, rows: Rows, id: int = 0, time_us: int = 0, checked: bool = False
 ) -> tuple[Header, list[bytes | memoryview]]:
-    """Encode a PREDICT or REPLY as a header and payload pieces for a gathering send. Array data
-    is not copied.
+    """Encode a PREDICT, REPLY or PART as a header and payload pieces for a gathering send. Array
+    data is not copied.
     """
     flags = _VARIABLE if rows.lengths is not None else 0
     pieces: list[bytes | memoryview] = []
@@ -573,7 +584,7 @@ def control_frame(
     kind: Kind, payload: bytes = b"", id: int = 0, checked: bool = False
 ) -> list[bytes]:
     """Encode a frame without rows (HELLO, WELCOME, REFUSE, FAILURE, HEARTBEAT, GOODBYE,
-    ACCURACY), in pieces.
+    ACCURACY; PART and CANCEL without rows), in pieces.
     """
     header = Header(int(kind), id=id, payload_bytes=len(payload))
     if checked:

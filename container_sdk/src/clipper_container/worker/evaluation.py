@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from types import GeneratorType
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from clipper_container.worker.outputs import (
     to_parts,
     widened,
 )
+from clipper_container.worker.parts import whole_of, wholes_of
 from clipper_container.worker.turns import Turns
 
 TEXT_BYTES_MAX = 16 << 10
@@ -52,6 +54,7 @@ class Evaluator:
     with copies of its last row to a multiple of this; 0 for never. work: in a host, records the
     model that is being evaluated. turn: held while the model runs, if several servers use it.
     output: the declared type of numbers that are outputs; None: as the model returns them.
+    declared: the declared type of outputs, by which an answer without parts is empty.
     """
 
     model: Model
@@ -62,6 +65,7 @@ class Evaluator:
     work: WorkRecord | None = None
     turn: Turns | None = None
     output: np.dtype | None = None
+    declared: str = "any"
 
     def given(self, rows: Rows) -> object:
         """Return the rows of a batch as the model receives them. Raises: UnicodeDecodeError."""
@@ -113,9 +117,14 @@ class Evaluator:
         missing = -n % self.pad if self.pad else 0
         if missing:
             given = tuple(self._padded(part, n, missing) for part in given)
-            parts = to_parts(self.model.predict_batch(*given), n + missing, self.name)
-            return first_parts(parts, n)
-        return to_parts(self.model.predict_batch(*given), n, self.name)
+            return first_parts(self._called(given, n + missing), n)
+        return self._called(given, n)
+
+    def _called(self, given: tuple[object, ...], n: int) -> list[Rows]:
+        returned = self.model.predict_batch(*given)
+        if isinstance(returned, GeneratorType):
+            returned = wholes_of(returned, n, self.declared, self.name)
+        return to_parts(returned, n, self.name)
 
     def _padded(self, inputs: UserValue, n: int, missing: int) -> object:
         if isinstance(inputs, list):
@@ -128,7 +137,7 @@ class Evaluator:
         return padded
 
     def _row_by_row(self, given: tuple[UserValue, ...], n: int) -> list[Rows]:
-        predict = self.model.predict_batch
+        predict = self._predicted
         if self.retry_singly and n > 1:
             return self._each(n, lambda i: predict(*(part[i] for part in given)))
         try:
@@ -139,6 +148,13 @@ class Evaluator:
             if not fails_call_only(error):
                 raise
             raise _failure(error, None) from None
+
+    def _predicted(self, *given: object) -> object:
+        """Return the output of one row; of a generator the whole of its parts."""
+        returned = self.model.predict_batch(*given)
+        if isinstance(returned, GeneratorType):
+            return whole_of(returned, self.declared, self.name)
+        return returned
 
     def _each(self, n: int, predict: Callable[[int], object]) -> list[Rows]:
         """Predict each row alone and mark those that fail. Raises: PredictionFailed when all

@@ -19,6 +19,7 @@ from clipper_container.worker.warmup import WarmUp
 ATTEMPT_S = 10.0  # to connect and to receive WELCOME
 SILENCE_HEARTBEATS = 6  # heartbeats without a frame after which a peer counts as lost
 HEARTBEAT_MS_MAX = 3_600_000
+PARTS_AHEAD_MAX = 65_536
 _BYTES_MAX = (1 << 40) - 1
 
 
@@ -46,6 +47,7 @@ class ContainerOptions:
     quiet: bool = False
     sparse: bool = False
     tables: bool = False
+    parts: bool = False
     warm: WarmUp = field(default_factory=WarmUp)
 
     def hello(self, address: str, shared: bool = False) -> dict[str, object]:
@@ -67,6 +69,7 @@ class ContainerOptions:
             **({"warm_error": self.warm.error} if self.warm.error else {}),
             **({"broken": True} if self.warm.broken else {}),
             **({"tables": True} if self.tables else {}),
+            **({"parts": True} if self.parts and self.protocol == 2 else {}),
             **({"crc": True} if address.startswith("tcp:") and self.protocol == 2 else {}),
             "name": self.name,
             "version": self.version,
@@ -96,19 +99,27 @@ class Welcome:
     qualifiers: bool = False
     quiet: bool = False
     partial: bool = False
+    parts_ahead: int = 0
 
     @classmethod
     def read(cls, fields: dict[str, object]) -> Welcome:
         """Check and convert the fields. Raises: BadFrame."""
-        reason = (
-            bool(fields.get(key, False))
+        flags = {
+            key: bool(fields.get(key, False))
             for key in ("crc", "shared", "accuracy", "qualifiers", "quiet", "partial")
-        )
+        }
         return cls(
             _whole(fields, "heartbeat_ms", 500, HEARTBEAT_MS_MAX) / 1000,
             _whole(fields, "payload_bytes_max", PAYLOAD_BYTES_MAX, _BYTES_MAX),
-            *reason,
+            parts_ahead=_parts_ahead(fields),
+            **flags,
         )
+
+
+def _parts_ahead(fields: dict[str, object]) -> int:
+    """Return how many parts of a query may be sent that the server has not asked for; 0 if it
+    takes no parts."""
+    return _whole(fields, "parts_ahead", 1, PARTS_AHEAD_MAX) if "parts_ahead" in fields else 0
 
 
 def _whole(fields: dict[str, object], key: str, default: int, most: int) -> int:

@@ -46,7 +46,7 @@ from clipper_container.wire.transport import (
     connect,
 )
 from clipper_container.wire.version1 import V1_HEAD_BYTES, v1_content_bytes, v1_open
-from clipper_container.worker.evaluation import Evaluator, PredictionFailed
+from clipper_container.worker.evaluation import Evaluator, PredictionFailed, user_traceback
 from clipper_container.worker.feedback_queue import FeedbackQueue
 from clipper_container.worker.handshake import (
     ATTEMPT_S,
@@ -57,12 +57,14 @@ from clipper_container.worker.handshake import (
 )
 from clipper_container.worker.named_tensors import with_tensors
 from clipper_container.worker.outputs import InvalidOutput, one_part
+from clipper_container.worker.parts import PartAnswers, PartsModel, gives_parts
 from clipper_container.worker.pipeline import is_pipelined, pipeline_of
 from clipper_container.worker.replies import BatchReplies, FailureLog, evaluate
 from clipper_container.worker.turns import Turns
 
 ANNOUNCE_AGAIN_S = 30.0
 _SHARED = int(Flag.SHARED)
+_PARTS = int(Flag.PARTS)
 
 
 def evaluator_of(model: Model, options: ContainerOptions) -> Evaluator:
@@ -75,6 +77,7 @@ def evaluator_of(model: Model, options: ContainerOptions) -> Evaluator:
         options.row_by_row,
         options.pad,
         output=_numbers_of(options.output),
+        declared=options.output,
     )
 
 
@@ -201,6 +204,7 @@ class _Version2:
             welcome.partial,
         )
         self._pipeline = pipeline_of(evaluator, self._replies)
+        self._answers = _answers_of(evaluator, welcome)
 
     def run(self, signs: Callable[[], None]) -> None:
         """Answer until the server's GOODBYE. Raises: Stopping (after our GOODBYE), Disconnected,
@@ -232,6 +236,8 @@ class _Version2:
         finally:
             if heart is not None:
                 heart.stop()
+            if self._answers is not None:
+                self._answers.close()
             if self._regions is not None:
                 self._regions.close()
 
@@ -256,10 +262,14 @@ class _Version2:
         while self._feedback and not connection.is_readable():
             with self._evaluator.turn or contextlib.nullcontext():
                 self._feedback.run_one()
+        if self._answers:
+            self._give_parts(self._answers)
         connection.next_message()
         header = decode_header(connection.take(HEADER_BYTES), limit)
         payload = connection.take(header.payload_bytes)
-        if header.kind == Kind.PREDICT and pipeline is not None:
+        if self._answers is not None and _is_about_parts(header):
+            self._handle_parts(self._answers, header, payload)
+        elif header.kind == Kind.PREDICT and pipeline is not None:
             pipeline.add(header, open_rows(header, payload, limit))
         elif header.kind == Kind.PREDICT:
             connection.send(self._reply_to(header, payload))
@@ -275,6 +285,38 @@ class _Version2:
             raise BadFrame(f"unexpected {Kind(header.kind).name}")
         return True
 
+    def _give_parts(self, answers: PartAnswers) -> None:
+        """Send parts until a frame arrives or none may be sent; at least one, so that batches that
+        never end do not stop the answers."""
+        while answers.can_go_on:
+            with self._running():
+                frame = answers.next_part()
+            self._connection.send(frame)
+            if self._connection.is_readable():
+                return
+
+    def _running(self) -> contextlib.ExitStack:
+        """Return what is entered while the model runs."""
+        evaluator, held = self._evaluator, contextlib.ExitStack()
+        held.enter_context(evaluator.turn or contextlib.nullcontext())
+        if evaluator.work is not None:
+            held.enter_context(evaluator.work.on(evaluator.name))
+        return held
+
+    def _handle_parts(self, answers: PartAnswers, header: Header, payload: Bytes) -> None:
+        """Handle a frame about answers in parts."""
+        if header.kind == Kind.PART:
+            answers.allow(header, payload)
+            return
+        with self._running():
+            if header.kind == Kind.CANCEL:
+                frame = answers.cancel(header.id)
+            else:
+                rows = open_rows(header, payload, self._welcome.payload_bytes_max)
+                frame = answers.begin(header, rows)
+        if frame:
+            self._connection.send(frame)
+
     def _reply_to(self, header: Header, payload: Bytes) -> list[BytesLike]:
         """Return the frame that answers a batch. After it is sent the server may overwrite the
         rows.
@@ -289,6 +331,19 @@ class _Version2:
             if self._regions.are_lent():
                 self._regions.leave(header, payload)
         return pieces
+
+
+def _answers_of(evaluator: Evaluator, welcome: Welcome) -> PartAnswers | None:
+    """Return the answers in parts of a connection; None if the server or the model has none."""
+    if not welcome.parts_ahead or not gives_parts(evaluator.model):
+        return None
+    model = PartsModel(evaluator.model, evaluator.row_by_row, evaluator.output)
+    return PartAnswers(model, evaluator.name, welcome.parts_ahead, welcome.crc, user_traceback)
+
+
+def _is_about_parts(header: Header) -> bool:
+    """Return whether a frame of the server is about an answer in parts."""
+    return header.kind in (Kind.PART, Kind.CANCEL) or bool(header.flags & _PARTS)
 
 
 class _Version1:

@@ -64,6 +64,7 @@ class Hello(msgspec.Struct, frozen=True):
     sessions: bool = False
     quiet: bool = False
     tables: bool = False
+    parts: bool = False
     crc: bool = False
     sparse: bool = False
     timings: tuple[tuple[int, int], ...] = ()
@@ -134,6 +135,7 @@ class Containers:
         find: Callable[[Hello, TokenHolder], Seat],
         changed: Callable[[VersionedModel], None] = lambda _: None,
         shared_memory: bool = True,
+        parts_ahead_max: int = 32,
         online_learning: OnlineLearning | None = None,
         served: Callable[[Hello], None] = lambda _: None,
         lost: Callable[[Replica, bytes], None] = lambda *_: None,
@@ -148,6 +150,7 @@ class Containers:
             "accuracy": True,
             "qualifiers": True,
             "partial": True,
+            "parts_ahead": parts_ahead_max,
         }
         self._find = find
         self._changed = changed
@@ -432,6 +435,7 @@ class Containers:
             shared=shared,
             sessions=hello.sessions,
             quiet=quiet,
+            parts=hello.parts,
             heartbeat_ms=heartbeat_ms,
             timings=with_costs(hello.timings, hello.warm_lengths, batching, seat.input),
             mode=BatchingMode[batching.mode.upper()],

@@ -131,4 +131,7 @@ def _engine_of(config: Config, number: int, count: int) -> Engine:
         heartbeat_ms=config.server.heartbeat_ms,
         eject_after=config.server.eject_after,
         compression=config.server.compression,
+        parts_ahead_max=limits.parts_ahead_max,
+        answer_bytes_max=limits.answer_bytes_max,
+        streams_max=limits.streams_max,
     )

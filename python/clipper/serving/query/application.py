@@ -13,8 +13,9 @@ from clipper.serving.feedback.evaluation import QUERIES_MAX, evaluate_policy
 from clipper.serving.feedback.ground_truth import truth_of, user_of, weight_of
 from clipper.serving.feedback.observe import Counted, observe, observe_many
 from clipper.serving.query.arrays import ARRAY_SLO_MS, predict_array
+from clipper.serving.query.parts import predict_parts
 from clipper.serving.query.processor import ResolvedApplication, predict
-from clipper.types import Answer, Answers, UserValue
+from clipper.types import Answer, Answers, PartsFuture, UserValue
 from clipper_core.application.application import ApplicationTable, QueryHandle
 from clipper_core.engine.model import slo_of_ms
 from clipper_core.results.future import Future
@@ -50,6 +51,42 @@ class PythonQueries:
         slo_us = resolved.slo_us if slo_ms is None else slo_in_us(slo_ms, self._slo_ms_max)
         own = request_id(id) if id else ""
         return predict(resolved, x, user, slo_us, salt, context, own, tuple(outputs))
+
+    def predict_parts(
+        self,
+        x: UserValue,
+        user: str | None,
+        slo_ms: float | None,
+        salt: int,
+        context: UserValue,
+        id: str,
+        outputs: Sequence[str],
+        stream: bool,
+        part_slo_ms: float | None,
+        slo_total_ms: float | None,
+    ) -> PartsFuture:
+        """Schedule a query that is answered in parts, with these arguments of
+        `ApplicationHandle.predict`."""
+        if not stream:
+            raise InvalidInput("part_slo_ms and slo_total_ms are for queries with stream=True.")
+        resolved = self._resolve(self._name)
+        slo_us = resolved.slo_us if slo_ms is None else slo_in_us(slo_ms, self._slo_ms_max)
+        for limit_ms in (part_slo_ms, slo_total_ms):
+            if limit_ms is not None:
+                slo_in_us(limit_ms, self._slo_ms_max)
+        own = request_id(id) if id else ""
+        return predict_parts(
+            resolved,
+            x,
+            user,
+            slo_us,
+            salt,
+            context,
+            own,
+            tuple(outputs),
+            part_slo_ms,
+            slo_total_ms,
+        )
 
     def feedback(
         self,
