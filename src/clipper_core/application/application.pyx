@@ -256,8 +256,8 @@ cdef class Application:
         asked.chosen = self.selection.k
         asked.probability = NAN
         view.features = 0
-        if not self.selection.reads_context:
-            features = None
+        if features is not None and not self.selection.reads_context:
+            return self._scheduled(x, given, nbytes, user, slo_us, salt, id, None)
         if self.selection.learns:
             state = self.state_of(user)
             if not self.view_of(state, &view):
@@ -828,9 +828,7 @@ cdef class Application:
         if arrived is None:
             _remember(self, future, outputs, found, query, ending, user, answer, now_s)
         else:
-            answer.beside = _qualifiers(arrived)
-            self.window.add(ending.number, self.learner, user, _plan_of(self, query, ending),
-                            arrived, answer.output, NOTHING)
+            _remember_qualified(self, query, ending, user, arrived, answer)
         if self.kept is not None:
             self.kept(ending.number)
         _count_answer(self, outputs, found, &right, query, ending, now_s, reason is not NO_ID)
@@ -971,6 +969,15 @@ cdef inline int _remember(Application self, Future future, const Outputs* output
                        outputs.value, outputs.key, outputs.confidence, outputs.is_sure,
                        winner, found.mean, other, ending.probability, ending.context,
                        ending.features)
+
+
+cdef int _remember_qualified(Application self, ApplicationQuery query, const Ending* ending,
+                             str user, dict arrived, Answer answer) except -1:
+    """Keep an answer of which predictions have qualifiers, and let it have them."""
+    answer.beside = _qualifiers(arrived)
+    self.window.add(ending.number, self.learner, user, _plan_of(self, query, ending), arrived,
+                    answer.output, NOTHING)
+    return 0
 
 
 cdef dict _qualifiers(dict arrived):
