@@ -118,6 +118,19 @@ class UnknownPrediction(Unknown):
     noun = "prediction"
 
 
+class RateExceeded(Overloaded):
+    """A key has made as many requests as it may; nothing was queried. `policy`: its rate, as the
+    value of RateLimit-Policy."""
+
+    slug = "rate-exceeded"
+
+    def __init__(
+        self, message: str = "", *, hint: str = "", retry_after_s: float = 1.0, policy: str = ""
+    ) -> None:
+        super().__init__(message, hint=hint, retry_after_s=retry_after_s)
+        self.policy = policy
+
+
 class StillLinked(ClipperError):
     """A model that an application still queries cannot be retired."""
 

@@ -104,6 +104,12 @@ class Overloaded(ClipperError):
         self.retry_after_s = retry_after_s
 
 
+class RateExceeded(Overloaded):
+    """The key has made as many requests as it may; nothing was queried."""
+
+    slug = "rate-exceeded"
+
+
 class OutOfMemory(ClipperError, MemoryError):
     """The server had no memory for the request, and nothing else is touched."""
 

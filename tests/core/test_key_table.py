@@ -3,11 +3,12 @@
 import hashlib
 import hmac
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from clipper.credentials.credential_file import new_key
-from clipper_core.http.key_table import KeyTable
+from clipper_core.http.key_table import KeyTable, KeyUse, application_of
 
 SEEDS = range(4)
 
@@ -73,3 +74,89 @@ def test_digests_that_begin_alike_are_told_apart() -> None:
 def test_a_digest_of_another_length_is_refused(digest: bytes) -> None:
     with pytest.raises(ValueError, match=f"a digest has {len(digest)} bytes: 32 are expected"):
         KeyTable([digest])
+
+
+# -- limits
+
+HOUR_NS = 3_600_000_000_000
+
+
+def limited(
+    requests: int, applications: tuple[str, ...] = (), use: KeyUse | None = None
+) -> KeyTable:
+    """Return a table with one key that may make so many requests an hour."""
+    interval_ns = HOUR_NS // requests
+    limits = (use or KeyUse(), interval_ns, (requests - 1) * interval_ns, applications)
+    return KeyTable([digest_of(b"key")], b"secret", [(*limits, b"policy", b"{", b"{")])
+
+
+def test_as_many_requests_are_admitted_as_the_rate_has_and_each_application_has_its_own() -> None:
+    use = KeyUse()
+    table = limited(3, use=use)
+    for application in ("a", "b", ""):
+        assert [table.admit(0, application)[0] for _ in range(5)] == [0, 0, 0, 2, 2]
+        outcome, wait_ns = table.admit(0, application)
+        assert outcome == 2
+        assert 0 < wait_ns <= HOUR_NS // 3
+    assert use.requests == (9, 0, 9)
+    later = limited(3, use=use)
+    assert later.admit(0, "a")[0] == 2, "what was used stays used when the file changes"
+    assert [table.admit(1, "a") for _ in range(9)] == [(0, 0)] * 9, "the management token"
+    with pytest.raises(IndexError):
+        table.admit(2, "a")
+
+
+def test_a_key_is_for_its_applications_alone() -> None:
+    use = KeyUse()
+    table = limited(100, ("digits", "fraud"), use)
+    seen = {name: table.admit(0, name)[0] for name in ("digits", "fraud", "", "digit", "other")}
+    assert seen == {"digits": 0, "fraud": 0, "": 0, "digit": 1, "other": 1}
+    assert use.requests == (3, 2, 0)
+
+
+def test_a_key_has_a_rate_for_so_many_applications_and_the_others_share_one() -> None:
+    table = limited(1)
+    seen = [table.admit(0, f"app-{i}")[0] for i in range(100)]
+    assert seen[:64] == [0] * 64
+    assert seen[64:] == [0] + [2] * 35
+    assert [table.admit(0, f"app-{i}")[0] for i in range(64)] == [2] * 64
+
+
+def test_threads_together_get_no_more_than_the_rate() -> None:
+    use = KeyUse()
+    table = limited(5000, use=use)
+
+    def take() -> int:
+        return sum(table.admit(0, f"app-{i % 2}")[0] == 0 for i in range(4000))
+
+    with ThreadPoolExecutor(4) as pool:
+        counts = [one.result() for one in [pool.submit(take) for _ in range(4)]]
+    assert sum(counts) == 10_000
+    assert use.requests == (10_000, 0, 6000)
+
+
+@pytest.mark.parametrize(
+    ("path", "application"),
+    [
+        ("/api/digits/predict", "digits"),
+        ("/api/digits/feedback", "digits"),
+        ("/api/digits", "digits"),
+        ("/api/digits/", "digits"),
+        ("/api", ""),
+        ("/api/", ""),
+        ("/v2/models/digits/infer", "digits"),
+        ("/v2/models/digits/versions/3/infer", "digits"),
+        ("/v2/models/digits", "digits"),
+        ("/v2/models/", ""),
+        ("/v2/models", ""),
+        ("/v2/health/live", ""),
+        ("/v2", ""),
+        ("/digits/predict", "digits"),
+        ("/digits/update", "digits"),
+        ("/metrics", ""),
+        ("/", ""),
+        ("", ""),
+    ],
+)
+def test_the_application_of_a_path(path: str, application: str) -> None:
+    assert application_of(path.encode()) == application

@@ -256,11 +256,11 @@ def test_keys_are_listed_and_revoked(here: Path) -> None:
     os.chmod(file, 0o640)
     file.write_text(f"# those who may\n{file.read_text()}")
     assert json.loads(run("key", "list", "-o", "json").output) == [
-        {"name": "ann", "role": ""},
-        {"name": "bob", "role": "read"},
+        {"name": "ann", "role": "", "limits": ""},
+        {"name": "bob", "role": "read", "limits": ""},
     ]
     assert run("key", "list", "-o", "yaml").output == (
-        '- name: ann\n  role: ""\n- name: bob\n  role: read\n'
+        '- name: ann\n  role: ""\n  limits: ""\n- name: bob\n  role: read\n  limits: ""\n'
     )
     assert made not in run("key", "list").output
     assert "1 key of ann removed" in run("key", "revoke", "ann", "--dry-run").output

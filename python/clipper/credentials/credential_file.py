@@ -1,7 +1,8 @@
 """Files of credentials, such as `http.api_keys_file` and `params.tokens_file`.
 
 A line is `NAME sha256:HEX`, or `NAME ROLE sha256:HEX` in a file with roles, where HEX is the hash
-of the key as it is sent. Only the holder has the key itself. A key is 32 random bytes, so a plain
+of the key as it is sent. In a file of keys for queries, limits may stand before the hash
+(`KeyLimits`). Only the holder has the key itself. A key is 32 random bytes, so a plain
 hash does not reveal it, and the time of a lookup by the hash reveals to an attacker only what
 they sent.
 """
@@ -15,33 +16,47 @@ import secrets
 import stat
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from clipper.credentials.key_limits import KeyLimits
 from clipper.errors import ConfigError, InvalidInput, did_you_mean
 
 _log = logging.getLogger(__name__)
 _MARK = "sha256:"
 _START = "ck_"
+NO_LIMITS: Final = KeyLimits()
 
 
 class Credential(NamedTuple):
-    """A line of the file. digest: the hash of the key. role: empty in a file without roles."""
+    """A line of the file. digest: the hash of the key. role: empty in a file without roles.
+    limits: none in a file without limits."""
 
     digest: bytes
     name: str
     role: str
+    limits: KeyLimits = NO_LIMITS
 
 
 class CredentialFile:
     """The credentials of one file, found by their keys. Threads: any.
 
     setting: the setting that names the file, for errors. roles: those that a line may have; empty:
-    lines have none. role: of lines that have none; empty: each must have one. Raises ConfigError
-    for a file that cannot be read, or has a line of another form.
+    lines have none. role: of lines that have none; empty: each must have one. limited: whether
+    lines may have limits. Raises ConfigError for a file that cannot be read, or has a line of
+    another form.
     """
 
-    def __init__(self, path: str, setting: str, roles: Sequence[str] = (), role: str = "") -> None:
+    def __init__(
+        self,
+        path: str,
+        setting: str,
+        roles: Sequence[str] = (),
+        role: str = "",
+        *,
+        limited: bool = False,
+    ) -> None:
         self._path, self._setting, self._roles, self._role = path, setting, roles, role
+        self._limited = limited
         self._seen = stamp_of(path)
         self._credentials = self._read()
 
@@ -88,6 +103,10 @@ class CredentialFile:
         return found
 
     def _parse(self, words: Sequence[str], number: int) -> Credential:
+        limits = NO_LIMITS
+        if self._limited and any("=" in word for word in words[1:-1]):
+            limits = self._limits(words[1:-1], number)
+            words = [words[0], words[-1]]
         try:
             name, *role, mark = words
             digest = bytes.fromhex(mark.removeprefix(_MARK))
@@ -103,7 +122,13 @@ class CredentialFile:
                 hint="Add one with: clipper key NAME"
                 f"{' --role ROLE' if self._roles else ''} --file FILE",
             ) from None
-        return Credential(digest, name, "".join(role))
+        return Credential(digest, name, "".join(role), limits)
+
+    def _limits(self, words: Sequence[str], number: int) -> KeyLimits:
+        try:
+            return KeyLimits.parse(words)
+        except InvalidInput as error:
+            raise ConfigError(f"{self._path}:{number}: {error.message}", hint=error.hint) from None
 
 
 def stamp_of(path: str | Path) -> tuple[int, ...]:
@@ -120,21 +145,32 @@ def new_key() -> str:
     return _START + secrets.token_urlsafe(32)
 
 
-def line_of(name: str, key: str, role: str = "") -> str:
+def line_of(name: str, key: str, role: str = "", limits: KeyLimits = NO_LIMITS) -> str:
     """Return the line of the file that stands for a key."""
     hashed = hashlib.sha256(key.encode()).hexdigest()
-    return " ".join(filter(None, (name, role, f"{_MARK}{hashed}")))
+    return " ".join(filter(None, (name, role, *limits.words, f"{_MARK}{hashed}")))
 
 
-def owners_in(path: Path) -> list[tuple[str, str]]:
-    """Return the name and the role of each line of a file; the role is empty where there is none.
+class KeyLine(NamedTuple):
+    """The line of a key: the name of its owner, the role and the limits as they are written, each
+    empty where there is none."""
 
-    Raises InvalidInput if it cannot be read.
-    """
+    name: str
+    role: str
+    limits: str
+
+
+def owners_in(path: Path) -> list[KeyLine]:
+    """Return the owner of each line of a file. Raises InvalidInput if it cannot be read."""
     each = [line.split() for line in _lines_of(path)]
-    return [
-        (words[0], words[1] if len(words) > 2 else "") for words in each if _is_credential(words)
-    ]
+    return [_line_in(words) for words in each if _is_credential(words)]
+
+
+def _line_in(words: Sequence[str]) -> KeyLine:
+    between = words[1:-1]
+    limits = [word for word in between if "=" in word]
+    role = next((word for word in between if "=" not in word), "")
+    return KeyLine(words[0], role, " ".join(limits))
 
 
 def revoke_in(path: Path, name: str, *, dry: bool = False) -> int:
@@ -147,7 +183,7 @@ def revoke_in(path: Path, name: str, *, dry: bool = False) -> int:
     kept = [line for line in lines if line.split()[:1] != [name]]
     count = len(lines) - len(kept)
     if not count:
-        known = sorted({owner for owner, _ in owners_in(path)})
+        known = sorted({owner.name for owner in owners_in(path)})
         raise InvalidInput(
             f"{path} has no key of {name!r}{did_you_mean(name, known) or '.'}",
             hint=f"clipper key list --file {path} lists the names.",

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 from clipper.foreign_text import Sampler, printable
+from clipper.frontend.auth.api_keys import KeyOwner, key_of
 from clipper.frontend.http.messages import HttpRequest, HttpResponse, StreamedResponse
 from clipper.frontend.tracing.context import Trace, subject_of
 from clipper.metrics.http_counts import now_ns
@@ -57,16 +58,26 @@ class AccessLog:
             "status": response.status,
             "client": client,
             **({"actor": request.actor} if request.actor else {}),
+            **key_of(request.key),
             **subject_of(request),
         }
         what = f"{request.method} {path}: {response.status}"
         _write(what, request.began_ns, request.trace, about, left_out)
 
-    def call(self, trace: Trace | None, method: str, code: str, began_ns: int, client: str) -> None:
-        """Log a call of gRPC, if it is to be logged. client: its address."""
+    def call(
+        self,
+        trace: Trace | None,
+        method: str,
+        code: str,
+        began_ns: int,
+        client: str,
+        key: KeyOwner | None = None,
+    ) -> None:
+        """Log a call of gRPC, if it is to be logged. client: its address. key: its owner."""
         left_out = self._admit(trace)
         if left_out != _LEFT_OUT:
             about: dict[str, object] = {"method": method, "code": code, "client": client}
+            about |= key_of(key)
             _write(f"{method}: {code}", began_ns, trace, about, left_out)
 
     def _admit(self, trace: Trace | None) -> int:

@@ -131,6 +131,10 @@ class RouteDoor(Protocol):
     def counts_of(self, route: FastRoute) -> tuple[Counter, LatencyHistogram]:
         """Return what counts its requests that are answered, and their durations."""
 
+    def refusals_of(self, route: FastRoute) -> tuple[Counter | None, Counter | None]:
+        """Return what counts its requests that their key does not allow: to another application,
+        and too many; None where Python has them."""
+
     def set_table(self, table: HotTable) -> None:
         """Answer requests by these routes from now on. Raises MemoryError."""
 
@@ -315,6 +319,7 @@ class FastRoutes:
             self._node.config.limits.slo_ms_max,
             is_whole and resolved.rows is None,
             SINGLE_ROWS_MAX if form in _INFER_FORMS else 1,
+            *self._door.refusals_of(subject),
         )
 
     def _add_feedback(self, subject: FastRoute) -> None:
@@ -324,6 +329,7 @@ class FastRoutes:
         if core is None or stats is None or not self._door.takes(subject):
             return
         counters = stats.counters
+        forbidden, limited = self._door.refusals_of(subject)
         self._routes[subject.path] = HotRoute(
             core,
             subject.form,
@@ -335,4 +341,6 @@ class FastRoutes:
             counters.duration,
             *self._door.counts_of(subject),
             subject,
+            forbidden=forbidden,
+            limited=limited,
         )

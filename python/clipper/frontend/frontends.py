@@ -96,7 +96,12 @@ class Frontends:
         tls_counts = [
             self._tls_counts[key] for key in tls_of_listeners(node.config.http, node.config.grpc)
         ]
-        beside: list[MetricsSource] = [*self._counts.values(), self._grpc_counts, *tls_counts]
+        beside: list[MetricsSource] = [
+            *self._counts.values(),
+            self._grpc_counts,
+            *tls_counts,
+            self._access,
+        ]
         beside += [self._exporter] if self._exporter else []
         beside += [MeshMetrics(node.mesh.stats)] if node.mesh is not None else []
         if node.params is not None:

@@ -962,6 +962,13 @@ _TABLE: Final = (
         ("outcome",),
         "Pushes of metrics: `exported`, `refused` or `dropped`.",
     ),
+    # keys
+    Family(
+        "clipper_key_requests_total",
+        "counter",
+        ("key", "outcome"),
+        "Requests of the keys with a name: `admitted`, `not_permitted` or `limited`.",
+    ),
     # TLS
     Family(
         "clipper_tls_handshakes_total",

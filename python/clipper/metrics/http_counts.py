@@ -16,20 +16,27 @@ now_ns = time.monotonic_ns
 class RouteCounts:
     """The counts of one method and route.
 
-    ok: responses with status 200 from the native HTTP server; `by_code` has the others.
+    ok, forbidden, limited: responses of the native HTTP server with status 200, 403 and 429;
+    `by_code` has the others.
     """
 
-    __slots__ = ("by_code", "durations", "ok")
+    __slots__ = ("by_code", "durations", "forbidden", "limited", "ok")
 
     def __init__(self) -> None:
         self.by_code: dict[int, int] = {}
         self.ok = Counter()
+        self.forbidden = Counter()
+        self.limited = Counter()
         self.durations = LatencyHistogram()
 
     def codes(self) -> dict[int, int]:
         """Return the number of responses by status."""
-        codes, ok = self.by_code.copy(), self.ok.value
-        return {**codes, 200: codes.get(200, 0) + ok} if ok else codes
+        codes = self.by_code.copy()
+        of_core = ((200, self.ok), (403, self.forbidden), (429, self.limited))
+        for code, counter in of_core:
+            if counter.value:
+                codes[code] = codes.get(code, 0) + counter.value
+        return codes
 
 
 class TlsCounts:

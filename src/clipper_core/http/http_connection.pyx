@@ -26,13 +26,14 @@ from posix.unistd cimport close as close_fd
 
 from clipper_core.http.http_head cimport HEAD_PLAIN, HEAD_UNFINISHED, Head, head_read
 from clipper_core.http.http_route cimport (
-    ENDED, OPEN, OTHER, READ, VALUE, QueryOutcome, RouteState, has_key, query_answer, query_cancel,
-    query_drop, query_submit, route_at,
+    ENDED, OPEN, OTHER, READ, VALUE, QueryOutcome, RouteState, key_in, query_answer, query_cancel,
+    query_drop, query_submit, route_at, route_refuse,
 )
+from clipper_core.http.key_table cimport ADMITTED, NO_KEY, Admission, key_admit, key_take_back
 from clipper_core.http.json_value cimport large_body_drop, large_body_go_on
 from clipper_core.http.query_waits cimport query_next_open, query_wait, query_wait_no_more
 from clipper_core.runtime.allocation cimport make, make_room
-from clipper_core.runtime.machine cimport acquire, monotonic_us, relaxed, release
+from clipper_core.runtime.machine cimport acquire, i64, monotonic_us, relaxed, release
 from clipper_core.runtime.reactor cimport EPOLLIN, EPOLLOUT, connection_tag, tag_number
 from clipper_core.tls.libssl cimport TLS_DONE, TLS_FAILED, TlsOutcome, TlsSession
 from clipper_core.tls.relay cimport relay_open
@@ -606,10 +607,36 @@ cdef inline bint _must_wait(const Worker* w, const HttpConnection* connection,
     return w.turn_bytes >= TURN_BYTES and (taken or not connection.small)
 
 
+cdef inline bint _knows_key(Worker* w, const Head* head, i64* number) noexcept nogil:
+    """Return whether a request has the key that it needs, if it needs one, and which."""
+    if w.table.keys == NULL:
+        return True
+    number[0] = key_in(w.table, head)
+    return number[0] != NO_KEY
+
+
+cdef void _refuse(Worker* w, HttpConnection* connection, RouteState* route, const Head* head,
+                  const Admission* admission) noexcept nogil:
+    """Answer a request that its key does not allow."""
+    cdef Exchange* x = _exchange(w)
+    if x == NULL:
+        connection.starved = True
+        return
+    _made_up(w)
+    route_refuse(route, w.table, head, admission, w.date, &w.made, w.draining, &x.text)
+    w.turn_bytes += x.text.size()
+    _append(connection, x, w.draining)
+    _set_ready(x)
+    if connection.first == x:
+        _flush(w, connection)
+
+
 cdef u64 _parse(Worker* w, HttpConnection* connection, const u8* at, u64 n) noexcept nogil:
     """Parse the complete requests at the beginning of `at`. Return how many bytes they had."""
     cdef Head head
     cdef RouteState* route
+    cdef Admission admission
+    cdef i64 number = NO_KEY
     cdef u64 used = 0, whole, before
     cdef int found
     connection.full = False
@@ -628,15 +655,25 @@ cdef u64 _parse(Worker* w, HttpConnection* connection, const u8* at, u64 n) noex
         route = route_at(w.table, head.path, head.path_bytes)
         if (route == NULL or head.body_bytes >= WORKER_FROM
             or head.body_bytes > w.shared.settings.body_bytes_max
-            or (w.table.keys != NULL and not has_key(w.table, &head))):
+            or not _knows_key(w, &head, &number)):
             connection.leaving = True
             connection.accepted = connection.open != 0      # otherwise it goes to Python at once
             break
         whole = head.bytes + head.body_bytes
         if whole > n - used:
             break
+        admission.outcome = ADMITTED
+        if w.table.keys != NULL:
+            admission = key_admit(w.table.keys, number, head.path, head.path_bytes,
+                                  monotonic_us() * 1000)
+        if admission.outcome != ADMITTED:
+            _refuse(w, connection, route, &head, &admission)
+            used += whole
+            continue
         before = w.turn_bytes
         if not _request(w, connection, route, &head, at + used + head.bytes):
+            if w.table.keys != NULL:
+                key_take_back(w.table.keys, &admission)     # Python asks again
             connection.leaving = True
             break
         connection.small = w.turn_bytes - before < SMALL_BYTES and not _has_rest(connection)

@@ -14,14 +14,14 @@ from clipper_core.engine.engine cimport Engine
 from clipper_core.engine.model cimport Model
 from clipper_core.http.http_head cimport Head
 from clipper_core.http.json_value cimport LargeBody, Wanted
-from clipper_core.http.key_table cimport KeyState, KeyTable
+from clipper_core.http.key_table cimport Admission, KeyState, KeyTable
 from clipper_core.http.trace_parent cimport TRACE_PARENT_BYTES
 from clipper_core.learning.answer_window cimport Ring
 from clipper_core.results.answer cimport Answer
 from clipper_core.results.completion cimport Block, CompletionState
 from clipper_core.runtime.byte_buffer cimport Bytes
 from clipper_core.runtime.histogram cimport Counter, Histogram, LatencyHistogram
-from clipper_core.runtime.machine cimport atomic, u32, u64, u8
+from clipper_core.runtime.machine cimport atomic, i64, u32, u64, u8
 from clipper_core.scheduling.model_state cimport ModelState
 from clipper_core.scheduling.scheduler cimport EngineState
 from clipper_core.wire.prediction cimport Value
@@ -103,6 +103,8 @@ cdef cppclass RouteState:
     atomic[u64]* wins
     Histogram* took
     atomic[u64]* ok             # of HTTP
+    atomic[u64]* forbidden      # of HTTP: requests that their key does not allow
+    atomic[u64]* limited
     Histogram* requests
     Ring* window                # where answers are kept for feedback; NULL: they are not
     void* owner                 # of its answers there
@@ -149,8 +151,13 @@ cdef cppclass TableState:
 
 # Return the route of a path (of calls, of a name); NULL if there is none.
 cdef RouteState* route_at(const TableState* table, const u8* path, u64 n) noexcept nogil
-# Return whether a request has a key of the table, which needs one.
-cdef bint has_key(const TableState* table, const Head* head) noexcept nogil
+# Return the number of the key of a request; NO_KEY if it has none of the table, which needs one.
+cdef i64 key_in(const TableState* table, const Head* head) noexcept nogil
+# Append the response to a request that its key does not allow, and count it. made: as of
+# query_answer
+cdef void route_refuse(RouteState* route, const TableState* table, const Head* head,
+                       const Admission* admission, const char* date, const Bytes* made, bint close,
+                       Bytes* out) noexcept nogil
 # Submit a query whose route and began_us are set. rows: takes what was read. draws: of `span_new`
 cdef QueryOutcome query_submit(Query* q, const TableState* table, const Head* head,
                                const u8* body, Bytes* rows, u64* draws) noexcept nogil
@@ -203,6 +210,7 @@ cdef class HotRoute:
     cdef Model model
     cdef Application application           # schedules queries that were read; None: Python does
     cdef tuple counters
+    cdef tuple refused
     cdef object dtype                      # NumPy's, of a row
     cdef dict names                        # of models, as JSON, by tuple of models
     cdef readonly object subject           # the application or model, for responses that Python

@@ -29,6 +29,8 @@ class HotRoute:
         slo_ms_max: float = 0.0,
         takes_users: bool = False,
         rows_max: int = 1,
+        forbidden: Counter | None = None,
+        limited: Counter | None = None,
     ) -> None: ...
     def look_at_lanes(self) -> None: ...
     @property

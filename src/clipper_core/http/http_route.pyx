@@ -20,7 +20,9 @@ from clipper_core.http.json_value cimport (
     json_read_f64, json_read_i64, json_read_row, large_body, large_body_chunk, large_body_drop,
     value_belief,
 )
-from clipper_core.http.key_table cimport NO_KEY, KeyTable, key_find
+from clipper_core.http.key_table cimport (
+    NO_KEY, TOO_MANY, Admission, KeyTable, key_find, key_refusal,
+)
 from clipper_core.http.trace_parent cimport (
     TRACE_PARENT_BYTES, span_new, trace_parent_is_sampled, trace_parent_is_valid,
     trace_parent_put,
@@ -1260,9 +1262,22 @@ cdef RouteState* route_at(const TableState* table, const u8* path, u64 n) noexce
     return NULL
 
 
-cdef bint has_key(const TableState* table, const Head* head) noexcept nogil:
-    return (head.authorization != NULL and head.authorization_bytes <= AUTHORIZATION_MAX
-            and key_find(table.keys, head.authorization, head.authorization_bytes) != NO_KEY)
+cdef i64 key_in(const TableState* table, const Head* head) noexcept nogil:
+    if head.authorization == NULL or head.authorization_bytes > AUTHORIZATION_MAX:
+        return NO_KEY
+    return key_find(table.keys, head.authorization, head.authorization_bytes)
+
+
+cdef void route_refuse(RouteState* route, const TableState* table, const Head* head,
+                       const Admission* admission, const char* date, const Bytes* made, bint close,
+                       Bytes* out) noexcept nogil:
+    cdef const u8* id = made.at()
+    cdef u64 id_bytes = made.size()
+    if head.id_bytes and _is_quotable(head):
+        id = head.id
+        id_bytes = head.id_bytes
+    key_refusal(table.keys, admission, head.path, head.path_bytes, date, id, id_bytes, close, out)
+    count(route.limited if admission.outcome == TOO_MANY else route.forbidden, 1)
 
 
 cdef bint _number_of(object output, Value* value) except -1:
@@ -1377,10 +1392,11 @@ cdef class HotRoute:
     before the number. models: their names in an answer, in JSON; for `infer` and `call`, what is
     before the request's id. counts: counters of the application's stats: queries, answered,
     decided, used, wins. took: its durations, microseconds. ok, requests: of HTTP: responses with
-    200, and their durations. subject: returned with a query that Python answers. window: keeps the
-    answers for feedback, as those of `owner`, which it has; None: they are not kept. application:
-    schedules queries that were read; None: Python does. read_only: all queries are only read here,
-    not submitted. slo_ms_max: of queries with an SLO of their own; 0: Python has those.
+    200, and their durations. forbidden, limited: of HTTP: requests that their key did not allow.
+    subject: returned with a query that Python answers. window: keeps the answers for feedback, as
+    those of `owner`, which it has; None: they are not kept. application: schedules queries that
+    were read; None: Python does. read_only: all queries are only read here, not submitted.
+    slo_ms_max: of queries with an SLO of their own; 0: Python has those.
     takes_users: a query may name its user, who changes nothing of its answer. rows_max: of a
     request whose rows are queries of their own. Raises ValueError for a model whose rows cannot be
     read without Python.
@@ -1391,7 +1407,7 @@ cdef class HotRoute:
                  LatencyHistogram took, Counter ok, LatencyHistogram requests, subject,
                  AnswerWindow window=None, AnswerOwner owner=None, Application application=None,
                  bint read_only=False, double slo_ms_max=0.0, bint takes_users=False,
-                 u32 rows_max=1):
+                 u32 rows_max=1, forbidden=None, limited=None):
         cdef RouteState* r = new RouteState()
         self.state = r
         self.application = application
@@ -1412,6 +1428,9 @@ cdef class HotRoute:
                                           &(<Counter> decided).n)
         r.used, r.wins, r.ok = &(<Counter> used).n, &(<Counter> wins).n, &ok.n
         r.took, r.requests = took.h, requests.h
+        self.refused = (forbidden or Counter(), limited or Counter())
+        r.forbidden = &(<Counter> self.refused[0]).n
+        r.limited = &(<Counter> self.refused[1]).n
         if window is not None and owner is not None:
             r.window, r.owner = &window.rings[1], <void*> owner
         r.object = <void*> self

@@ -11,7 +11,9 @@ from clipper_core.http.http_route cimport (
     tensor_datatype, tensor_dtype, tensor_rows,
 )
 from clipper_core.http.json_value cimport Wanted, value_belief
-from clipper_core.http.key_table cimport NO_KEY, key_find
+from clipper_core.http.key_table cimport (
+    ADMITTED, NO_KEY, Admission, KeyState, key_admit_name, key_find, key_take_back,
+)
 from clipper_core.http.protobuf cimport (
     PROTO_END, PROTO_FIELD, PROTO_TEXT, PROTO_VARINT, ProtoField, ProtoReader, proto_next,
     proto_put_fixed64, proto_put_head, proto_put_text, proto_put_varint, proto_varint,
@@ -413,10 +415,28 @@ cdef bint _set_deadline(Query* q, const CallLimits* limits, const CallHead* head
     return True
 
 
-cdef bint _is_allowed(const TableState* table, const CallHead* head) noexcept nogil:
-    return table.keys == NULL or (
-        head.authorization != NULL and head.authorization_bytes <= AUTHORIZATION_MAX
-        and key_find(table.keys, head.authorization, head.authorization_bytes) != NO_KEY)
+cdef bint _is_allowed(const TableState* table, const CallHead* head, i64* number) noexcept nogil:
+    """Return whether a call has the key that it needs, if it needs one, and which."""
+    if table.keys == NULL:
+        return True
+    if head.authorization == NULL or head.authorization_bytes > AUTHORIZATION_MAX:
+        return False
+    number[0] = key_find(table.keys, head.authorization, head.authorization_bytes)
+    return number[0] != NO_KEY
+
+
+cdef QueryOutcome _submit_by_key(Query* q, const KeyState* keys, i64 number, const InferCall* call,
+                                 Bytes* rows) noexcept nogil:
+    """Submit the query of a call if its key allows it. Python refuses the others, and counts them
+    and what is not plain."""
+    cdef Admission admission = key_admit_name(keys, number, call.model, call.model_bytes,
+                                              monotonic_us() * 1000)
+    cdef QueryOutcome came = OTHER
+    if admission.outcome == ADMITTED:
+        came = query_answer_or_submit(q, rows)
+    if came == OTHER:
+        key_take_back(keys, &admission)
+    return came
 
 
 cdef bint _is_message(const u8* at, u64 n, u64 bytes_max) noexcept nogil:
@@ -445,8 +465,9 @@ cdef QueryOutcome call_submit(Query* q, const TableState* table, const CallLimit
                               u64* draws) noexcept nogil:
     cdef InferCall call
     cdef RouteState* r
+    cdef i64 number = NO_KEY
     q.route = NULL
-    if (not _is_allowed(table, head) or not _is_message(at, n, limits.message_bytes_max)
+    if (not _is_allowed(table, head, &number) or not _is_message(at, n, limits.message_bytes_max)
             or not _read(at + PREFIX_BYTES, n - PREFIX_BYTES, &call)):
         return OTHER
     r = _route_of(table, &call)
@@ -461,6 +482,8 @@ cdef QueryOutcome call_submit(Query* q, const TableState* table, const CallLimit
             or not _set_deadline(q, limits, head, call.parameters.timeout_us != 0)):
         return OTHER
     _put_id(q, head, &call)
+    if table.keys != NULL:
+        return _submit_by_key(q, table.keys, number, &call, rows)
     return query_answer_or_submit(q, rows)
 
 

@@ -43,6 +43,9 @@ def key() -> None:
     metavar="MODEL[:VERSION]",
     help="Print a token for a container of this model that is started by hand.",
 )
+@click.option("--rate", default="", help="Most requests to each application: 500/s, 30/min, 9/h.")
+@click.option("--apps", default="", help="Applications that the key is for, with commas; all.")
+@click.option("--groups", default="", help="Groups of its owner, with commas, for the logs.")
 @dry
 @with_output
 def create(
@@ -50,6 +53,9 @@ def create(
     path: Path,
     role: str | None,
     container: str | None,
+    rate: str,
+    apps: str,
+    groups: str,
     dry_run: bool,
     output: CommandOutput,
 ) -> None:
@@ -69,10 +75,12 @@ def create(
     \b
     clipper key create ann --file api-keys
     clipper key create trainers --role train --file params-tokens
+    clipper key create shop --rate 500/s --apps digits,fraud
     clipper key create gpu-1 --container digits:3
     curl -H "Authorization: Bearer $KEY" http://HOST:8000/api
     """
     from clipper.credentials.credential_file import line_of, new_key
+    from clipper.credentials.key_limits import KeyLimits
     from clipper.errors import InvalidInput
 
     if not name.isprintable() or len(name.split()) != 1 or name.startswith("#"):
@@ -84,6 +92,11 @@ def create(
         token = _container_token(name, container)
         output.say({"name": name, "key": token, "dry_run": dry_run}, token)
         return
+    limits = KeyLimits.of(rate, _listed(apps), _listed(groups))
+    if role is not None and limits.words:
+        raise InvalidInput(
+            "a token with a role has no limits.", hint="Remove --role or the limits."
+        )
     if dry_run:
         output.say({"name": name, "dry_run": True}, f"dry run: a key of {name} is added to {path}")
         return
@@ -94,7 +107,7 @@ def create(
             "a",
             encoding="utf-8",
         ) as file:
-            file.write(f"{line_of(name, made, role or '')}\n")
+            file.write(f"{line_of(name, made, role or '', limits)}\n")
     except OSError as error:
         raise InvalidInput(
             f"cannot write {path}: {error.strerror or error}.", hint="Name another with --file."
@@ -104,6 +117,10 @@ def create(
         f"the hash of this key is in {path}, under {name!r}; the key itself is not stored",
         err=True,
     )
+
+
+def _listed(text: str) -> list[str]:
+    return [one.strip() for one in text.split(",") if one.strip()]
 
 
 def _container_token(name: str, container: str) -> str:
@@ -128,7 +145,7 @@ def _container_token(name: str, container: str) -> str:
 @_file
 @with_output
 def list_keys(path: Path, output: CommandOutput) -> None:
-    """List the names in a file of keys, with their roles.
+    """List the names in a file of keys, with their roles and limits.
 
     \b
     clipper key list --file api-keys
@@ -136,9 +153,9 @@ def list_keys(path: Path, output: CommandOutput) -> None:
     from clipper.credentials.credential_file import owners_in
 
     owners = owners_in(path)
-    rows = [{"name": name, "role": role} for name, role in owners]
-    lines = [(name, role or "-") for name, role in owners]
-    output.say(rows, table([("NAME", "ROLE"), *lines], f"{path} has no keys"))
+    rows = [owner._asdict() for owner in owners]
+    lines = [(owner.name, owner.role or "-", owner.limits or "-") for owner in owners]
+    output.say(rows, table([("NAME", "ROLE", "LIMITS"), *lines], f"{path} has no keys"))
 
 
 @key.command(short_help="Revoke the keys of a name.")

@@ -1,39 +1,82 @@
 """API keys for queries (`http.api_keys_file`) and named tokens of managers (`http.tokens_file`)."""
 
 import contextlib
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
 
-from clipper.credentials.credential_file import CredentialFile
-from clipper.errors import NotAllowed
-from clipper_core.http.key_table import KeyTable
+from clipper.credentials.credential_file import Credential, CredentialFile
+from clipper.errors import Forbidden, NotAllowed, RateExceeded
+from clipper.frontend.http.messages import problem
+from clipper.metrics.samples import Samples
+from clipper_core.http.key_table import KeyTable, KeyUse
+
+_OUTCOMES: Final = ("admitted", "not_permitted", "limited")  # by KeyOutcome of the core
+_NOT_PERMITTED: Final = 1
+_TOO_MANY: Final = 2
+
+
+class KeyOwner(NamedTuple):
+    """The owner of a key: who makes a request. name: empty: who has the management token."""
+
+    name: str
+    groups: tuple[str, ...] = ()
+
+
+def key_of(owner: KeyOwner | None) -> dict[str, str]:
+    """Return what a log or a span tells of the owner of a key."""
+    if owner is None or not owner.name:
+        return {}
+    return {"key": owner.name, **({"groups": ",".join(owner.groups)} if owner.groups else {})}
 
 
 class _Known(NamedTuple):
-    """The keys of a file as it was read. names: of their owners, by the numbers of the table."""
+    """The keys of a file as it was read, by the numbers of the table. The last is the management
+    token."""
 
     table: KeyTable
-    names: list[str]
+    credentials: list[Credential]
 
 
 class ApiKeys:
     """The keys of one file. Threads: any.
 
-    token: the management token, which is always valid; empty for none. Raises ConfigError for a
-    file that cannot be read, or has a line of another form.
+    token: the management token, which is always valid; empty for none. limited: whether keys may
+    have limits. Raises ConfigError for a file that cannot be read, or has a line of another form.
     """
 
-    def __init__(self, path: str, token: str = "", setting: str = "http.api_keys_file") -> None:
+    def __init__(
+        self,
+        path: str,
+        token: str = "",
+        setting: str = "http.api_keys_file",
+        *,
+        limited: bool = True,
+    ) -> None:
         self._token = token.encode()
-        self._file = CredentialFile(path, setting)
+        self._file = CredentialFile(path, setting, limited=limited)
+        self._uses: dict[str, KeyUse] = {}
         self._known = self._read()
         self._is_stale = False  # the file has changed, and not everybody has been told
         self._listeners: list[Callable[[], None]] = []
 
     def _read(self) -> _Known:
         credentials = self._file.credentials
-        table = KeyTable([one.digest for one in credentials], self._token)
-        return _Known(table, [*(one.name for one in credentials), ""])
+        names = dict.fromkeys(one.name for one in credentials)
+        self._uses = {name: self._uses.get(name) or KeyUse() for name in names}
+        limits = [
+            (
+                self._uses[one.name],
+                one.limits.interval_ns,
+                one.limits.ahead_ns,
+                one.limits.applications,
+                one.limits.policy.encode(),
+                _body_of(_not_permitted(one)),
+                _body_of(_too_many(one, 0.0)),
+            )
+            for one in credentials
+        ]
+        table = KeyTable([one.digest for one in credentials], self._token, limits)
+        return _Known(table, [*credentials, Credential(b"", "", "")])
 
     @property
     def table(self) -> KeyTable:
@@ -71,10 +114,61 @@ class ApiKeys:
         authorization: the value of the header. Raises NotAllowed for an unknown or missing key.
         """
         known = self._known
+        return known.credentials[self._number(known, authorization)].name
+
+    def admit(self, authorization: bytes, applications: Sequence[str] = ("",)) -> KeyOwner:
+        """Count a request against its key, and return whose it is.
+
+        authorization: the value of the header. applications: that it is about, or models by their
+        names. Raises NotAllowed for an unknown or missing key, Forbidden if the key is for other
+        applications, RateExceeded.
+        """
+        known = self._known
+        number = self._number(known, authorization)
+        credential = known.credentials[number]
+        for application in applications:
+            outcome, wait_ns = known.table.admit(number, application)
+            if outcome == _NOT_PERMITTED:
+                raise _not_permitted(credential)
+            if outcome == _TOO_MANY:
+                raise _too_many(credential, wait_ns / 1e9)
+        return KeyOwner(credential.name, credential.limits.groups)
+
+    def collect(self, into: Samples) -> None:
+        """Add the counts of the keys' requests to `into`."""
+        for name, use in self._uses.copy().items():
+            counts = dict(zip(_OUTCOMES, use.requests, strict=True))
+            into.add_by("clipper_key_requests_total", counts, name)
+
+    @staticmethod
+    def _number(known: _Known, authorization: bytes) -> int:
+        """Return the number of a key. Raises NotAllowed."""
         number = known.table.find(authorization)
         if number is not None:
-            return known.names[number]
+            return number
         wrong = "the key is not known here" if authorization else "this server requires a key"
         raise NotAllowed(
             f"{wrong}.", hint="Send Authorization: Bearer KEY; `clipper key NAME` makes one."
         )
+
+
+def _not_permitted(credential: Credential) -> Forbidden:
+    return Forbidden(
+        f"the key of {credential.name!r} is for other applications.",
+        hint="Use a key that is for this one; `clipper key list` shows which are.",
+    )
+
+
+def _too_many(credential: Credential, wait_s: float) -> RateExceeded:
+    limits = credential.limits
+    return RateExceeded(
+        f"{credential.name!r} makes more requests than its key allows: {limits.rate}.",
+        hint="Send fewer, after the time in Retry-After.",
+        retry_after_s=wait_s,
+        policy=limits.policy,
+    )
+
+
+def _body_of(error: Forbidden | RateExceeded) -> bytes:
+    """Return the body of the response to an error, up to the request's id, which is its end."""
+    return problem(error, b"").body.removesuffix(b'"}')

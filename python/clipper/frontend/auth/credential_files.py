@@ -2,6 +2,7 @@
 files."""
 
 import logging
+import urllib.parse
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -11,14 +12,16 @@ from clipper.frontend.auth.api_keys import ApiKeys
 from clipper.frontend.http.health import PROBES
 from clipper.frontend.http.messages import HttpError, HttpRequest
 from clipper.frontend.openapi.endpoint import PUBLIC
-from clipper.metrics import TlsCounts
+from clipper.metrics import Samples, TlsCounts
 from clipper.params.tokens import TokenFile
 from clipper.settings.grpc import GrpcSettings, grpc_tls, own_address
 from clipper.settings.http import HttpSettings, TlsFiles, admin_tls, query_tls
 from clipper.tls import Certificate
+from clipper_core.http.key_table import application_of
 
 _log = logging.getLogger(__name__)
 _CHECK_S = 1.0
+_MODEL_IDS = (b"mm-model-id", b"mm-vmodel-id")
 Admit = Callable[[HttpRequest], None]
 # paths that need no credentials: probes, and the page of the documentation
 OPEN = PUBLIC | PROBES
@@ -82,7 +85,12 @@ class CredentialFiles:
     def add_tokens(self, path: str, token: str) -> None:
         """Load the tokens for management. Raises ConfigError."""
         if path:
-            self.tokens = ApiKeys(path, token, "http.tokens_file")
+            self.tokens = ApiKeys(path, token, "http.tokens_file", limited=False)
+
+    def collect(self, into: Samples) -> None:
+        """Add the counts of the keys' requests to `into`."""
+        if self.keys is not None:
+            self.keys.collect(into)
 
     def start(self) -> None:
         """Start the thread that checks the files, if there are any. Raises NotStarted."""
@@ -117,8 +125,8 @@ class CredentialFiles:
         self._worker.end()
 
     def key_check(self) -> Admit | None:
-        """Return a check that raises HttpError for requests without an API key; None if no keys
-        are configured.
+        """Return a check that raises HttpError for requests without an API key, and for those that
+        their key does not allow; None if no keys are configured.
 
         Health probes and the files of the documentation page need no key.
         """
@@ -129,10 +137,20 @@ class CredentialFiles:
         def check(request: HttpRequest) -> None:
             if request.path not in OPEN:
                 try:
-                    keys.check(request.headers.get(b"authorization", b""))
+                    given = request.headers.get(b"authorization", b"")
+                    request.key = keys.admit(given, _applications_of(request))
                 except NotAllowed as error:
                     raise HttpError(
                         401, error.message, error.hint, ((b"www-authenticate", b"Bearer"),)
                     ) from None
 
         return check
+
+
+def _applications_of(request: HttpRequest) -> list[str]:
+    """Return the applications, and models by their names, that a request is about; an empty name
+    if it is about none."""
+    path = urllib.parse.unquote_to_bytes(request.path)
+    named = [request.headers.get(name, b"") for name in _MODEL_IDS]
+    ids = [id.strip() for id in b",".join(named).decode("latin-1").split(",")]
+    return [application_of(path), *filter(None, ids)]

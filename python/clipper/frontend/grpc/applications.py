@@ -57,6 +57,7 @@ class ApplicationService:
         return await self._predict(request, call, True)
 
     async def _predict(self, request: Message, call: GrpcCall, until_deadline: bool) -> Message:
+        self._calls.admit_query(call, [request.application])
         resolved = self._node.resolve(request.application)
         row = row_of(request.input, input_of(resolved), "input")
         slo_us = self._slo_us(request, resolved, call, until_deadline)
@@ -91,6 +92,7 @@ class ApplicationService:
 
         A failed query has its error in its reply. The call fails only if no query has an answer.
         """
+        self._calls.admit_query(call, [request.application])
         most = self._node.config.grpc.queries_max
         if not 1 <= len(request.inputs) <= most:
             hint = "See grpc.queries_max; ModelInfer takes arrays of any length."
@@ -130,6 +132,7 @@ class ApplicationService:
 
     async def feedback(self, request: Message, call: GrpcCall) -> Message:
         """Record feedback by id or by input."""
+        self._calls.admit_query(call, [request.application])
         resolved = self._node.resolve(request.application)
         row = (
             row_of(request.input, input_of(resolved), "input")

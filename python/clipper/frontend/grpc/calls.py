@@ -26,7 +26,7 @@ from google.protobuf.message import DecodeError, Message
 
 from clipper.errors import ClipperError, DeadlineExceeded, InvalidInput, Overloaded, ShuttingDown
 from clipper.frontend.access_log import AccessLog
-from clipper.frontend.auth.api_keys import ApiKeys
+from clipper.frontend.auth.api_keys import ApiKeys, KeyOwner
 from clipper.frontend.grpc.call_context import CallAborted, CallContext, Code
 from clipper.frontend.grpc.method import CallMethod, CallMethods, Run, ServiceMethods
 from clipper.frontend.http.messages import retry_after_s
@@ -57,14 +57,16 @@ Requests = bytes | AsyncIterator[bytes]
 
 
 class GrpcCall:
-    """One call. Threads: the event loop's. began_ns: of the monotonic clock."""
+    """One call. Threads: the event loop's. began_ns: of the monotonic clock. key: the owner of the
+    key of a query; None: it has none."""
 
-    __slots__ = ("_metadata", "began_ns", "context", "trace")
+    __slots__ = ("_metadata", "began_ns", "context", "key", "trace")
 
     def __init__(self, context: CallContext, exporter: SpanExporter | None) -> None:
         self.context, self.began_ns = context, now_ns()
         self._metadata: dict[str, str | bytes] | None = None
         self.trace: Trace | None = None
+        self.key: KeyOwner | None = None
         metadata = self.metadata
         if exporter is not None or "traceparent" in metadata:
             parent, state = (
@@ -164,6 +166,12 @@ class GrpcDispatcher:
             for future in futures:
                 future.cancel()
             raise
+
+    def admit_query(self, call: "GrpcCall", applications: Sequence[str]) -> None:
+        """Count a query against its key. applications: that it is about, or models by their names.
+        Raises NotAllowed, Forbidden, RateExceeded."""
+        if self._keys is not None:
+            call.key = self._keys.admit(call.authorization, applications)
 
     def manages(self, call: "GrpcCall") -> bool:
         """Return whether a call has the management token."""
@@ -318,7 +326,7 @@ class GrpcDispatcher:
         trace, began_ns = call.trace, call.began_ns
         if trace is not None or self._access_log.logs_all:
             method = f"{counts.service}/{counts.method}"
-            self._access_log.call(trace, method, code, began_ns, call.peer)
+            self._access_log.call(trace, method, code, began_ns, call.peer, call.key)
         if trace is not None and trace.sampled and self._exporter is not None:
             self._exporter.put(finished_call(trace, counts.service, counts.method, code, began_ns))
 

@@ -102,6 +102,10 @@ class FastCalls:
         """Return what counts calls that are answered, and their durations."""
         return self._method.ok, self._method.durations
 
+    def refusals_of(self, route: FastRoute) -> tuple[Counter | None, Counter | None]:
+        """Return what counts calls that their key does not allow: Python has them, and counts."""
+        return None, None
+
     def set_table(self, table: HotTable) -> None:
         """Answer calls by these routes from now on."""
         self._calls.set_table(table)

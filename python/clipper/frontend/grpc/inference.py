@@ -134,7 +134,9 @@ class InferenceService:
                 call, None if until_deadline and given_ms is None else named_us, named_us
             )
 
-        if (ids := ids_in(call.context.invocation_metadata() or ())) is not None:
+        ids = ids_in(call.context.invocation_metadata() or ())
+        self._calls.admit_query(call, [request.model_name] if ids is None else ids.names)
+        if ids is not None:
             return await self._infer_several(
                 MultiModelRequest(models, ids, request_in), slo_us_of, call
             )

@@ -67,6 +67,7 @@ class PayloadMethods:
                 where = f"field {'.'.join(map(str, path))} of its payload, or {where}"
             raise InvalidInput(f"the call names no model: {where} would.")
         ids = ModelIds((found,), True) if ids is None else ids
+        self._calls.admit_query(call, ids.names)
         targets = [self._checked(target) for target in those_known(ids, self._models.target)]
         pending = submit_each(
             partial(self._one, method, target, payload, call) for target in targets

@@ -276,6 +276,11 @@ class FastPath:
         row = self.counts.row("POST", route.pattern)
         return row.ok, row.durations
 
+    def refusals_of(self, route: FastRoute) -> tuple[Counter | None, Counter | None]:
+        """Return what counts its requests that their key does not allow."""
+        row = self.counts.row("POST", route.pattern)
+        return row.forbidden, row.limited
+
     def set_table(self, table: HotTable) -> None:
         """Answer requests by these routes from now on. Raises MemoryError."""
         self.core_server.set_table(table)

@@ -21,6 +21,7 @@ from clipper.errors import (
     InvalidInput,
     OutOfMemory,
     Overloaded,
+    RateExceeded,
     ShuttingDown,
     TooLarge,
 )
@@ -31,6 +32,7 @@ from clipper.serving.query.future_watcher import Future
 from clipper.types import UserValue
 
 if TYPE_CHECKING:
+    from clipper.frontend.auth.api_keys import KeyOwner
     from clipper.frontend.inference.json_inputs import JsonText
     from clipper.frontend.tracing.context import Trace
 
@@ -51,7 +53,8 @@ class HttpRequest:
 
     began_ns: when it was read in full, by the monotonic clock. headers: those of `KNOWN_HEADERS`,
     by lower-case name. route: the pattern that matched. params: the values of the pattern's `{}`.
-    actor: the owner of the management token. trace: a Trace, or None.
+    actor: the owner of the management token. key: the owner of the key; None: it has none. trace: a
+    Trace, or None.
     """
 
     __slots__ = (
@@ -60,6 +63,7 @@ class HttpRequest:
         "began_ns",
         "body",
         "headers",
+        "key",
         "method",
         "params",
         "path",
@@ -81,6 +85,7 @@ class HttpRequest:
         self.params: tuple[str, ...] = ()
         self.route = self.actor = ""
         self.trace: Trace | None = None
+        self.key: KeyOwner | None = None
         self.began_ns = now_ns()
         self._id = b""
 
@@ -317,9 +322,21 @@ def problem(error: Exception, request_id: bytes, content_type: bytes = PROBLEM) 
         "request_id": request_id.decode("ascii"),
     }
     headers = list(error.headers) if isinstance(error, HttpError) else []
+    headers += _rate_headers(error) if isinstance(error, RateExceeded) else []
     if status in (429, 503) and not any(name == b"retry-after" for name, _ in headers):
         headers.append((b"retry-after", b"%d" % retry_after_s(error)))
     return HttpResponse(status, to_json(body), content_type, headers, request_id)
+
+
+def _rate_headers(error: RateExceeded) -> list[tuple[bytes, bytes]]:
+    """Return the headers of draft-ietf-httpapi-ratelimit-headers, and Retry-After."""
+    wait_s = b"%d" % retry_after_s(error)
+    policy = error.policy.encode()
+    return [
+        (b"ratelimit-policy", policy),
+        (b"ratelimit", b'"key";r=0;t=' + wait_s),
+        (b"retry-after", wait_s),
+    ]
 
 
 def _slug(error: ClipperError, status: int) -> str:

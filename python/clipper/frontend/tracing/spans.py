@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from clipper.clock import wall_time_us
+from clipper.frontend.auth.api_keys import key_of
 from clipper.frontend.http.messages import HttpRequest, HttpResponse, StreamedResponse
 from clipper.frontend.tracing.context import Trace, TracedQuery, new_id, subject_of
 from clipper.frontend.tracing.otlp import SERVER, Attribute, Span, SpanLink
@@ -68,6 +69,7 @@ def finished_request(
         "url.path": request.path.decode("ascii", "replace")[:_PATH_MAX],
         "clipper.request_id": id.decode("ascii", "replace"),
         **{f"clipper.{key}": name for key, name in subject_of(request).items()},
+        **{f"clipper.{name}": text for name, text in key_of(request.key).items()},
     }
     if request.route:
         attributes["http.route"] = request.route
