@@ -3,6 +3,7 @@
 
 export const FINE_MAX = 310;
 export const COARSE_MAX = 365;
+const DAY_MAX = 288; // by five minutes
 const SILENT_MS = 15000; // the server sends something at least every five seconds
 const PAUSE_MS_MAX = 10000;
 const ANSWER_MS = 60000; // a request that is not answered by then has failed
@@ -79,6 +80,7 @@ export class Feed {
     this.onChange = onChange;
     this.fine = [];
     this.coarse = [];
+    this.day = [];
     this.about = null;
     this.now = null;
     this.readMs = 0; // when `now` came, by performance.now()
@@ -157,6 +159,7 @@ export class Feed {
     if (name === "about") this.about = data;
     else if (name === "row") keep(this.fine, data, FINE_MAX);
     else if (name === "past") for (const row of data) keep(this.fine, row, FINE_MAX);
+    else if (name === "day") for (const row of data) keep(this.day, row, DAY_MAX);
     else if (name === "coarse") for (const row of data) keep(this.coarse, row, COARSE_MAX);
     else if (name === "now") {
       this.now = data;

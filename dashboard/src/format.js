@@ -56,3 +56,6 @@ export function example(type) {
   const fill = (rest) => (rest.length ? Array.from({ length: rest[0] }, () => fill(rest.slice(1))) : 0);
   return JSON.stringify(fill(dims)).replaceAll(",", ", ");
 }
+
+/** A count with its noun: 1 model, 2 models. */
+export const plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;

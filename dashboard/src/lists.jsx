@@ -13,7 +13,7 @@ export function Slowest({ now, nowS }) {
   const most = Math.max(1, ...rows.map((row) => row.us));
   return (
     <Panel id="slowest" title="Slowest queries" aside={<span class="unit">of the last 5 min</span>}>
-      {rows.length === 0 ? <Empty command="clipper predict APP VALUE">No query in the last five minutes.</Empty> : (
+      {rows.length === 0 ? <Empty command="clipper predict APP VALUE">No query of an application in the last five minutes.</Empty> : (
         <Scroll label="Slowest queries" tall>
           <p class="key">
             <i class="swatch" style={{ background: `var(${WAITED})` }} aria-hidden="true" /> on the network and in the queue <i class="swatch" style={{ background: `var(${SERVED})` }} aria-hidden="true" /> in the container, by the model's usual time <i class="swatch hatched" style={{ background: "var(--error)" }} aria-hidden="true" /> no answer <i class="swatch tick" aria-hidden="true" /> the query is answered
@@ -81,7 +81,7 @@ export function Events({ about, nowS }) {
                   <div><b>{one.verb}</b> <span class="muted">by {one.actor}</span>{one.lines.map((line) => <div class="line" key={line}>{line}</div>)}</div>
                 ) : (
                   <div class={one.event === "started" || one.event === "stopped" ? "" : "bad-text"}>
-                    container <b>{one.model}/{one.replica}</b> {one.event} {one.detail}{one.last && <div class="line">{one.last}</div>}
+                    container <b>{one.model}/{one.replica}</b> {one.event}{one.detail ? `: ${one.detail}` : ""}{one.last && <div class="line">{one.last}</div>}
                   </div>
                 )}
               </li>

@@ -4,7 +4,7 @@ import { render } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { redrawAll } from "./chart.jsx";
 import { request, Feed, token } from "./feed.js";
-import { ago, bytes, micros, number, percent } from "./format.js";
+import { ago, bytes, micros, number, percent, plural } from "./format.js";
 import { Configuration, Events, Slowest } from "./lists.jsx";
 import { Mesh } from "./mesh.jsx";
 import { Batching, isReady, Models } from "./models.jsx";
@@ -16,7 +16,8 @@ import { TryIt } from "./trying.jsx";
 import "uplot/dist/uPlot.min.css";
 import "./style.css";
 
-const WINDOWS = { "5 min": 300, "1 h": 3600 };
+const WINDOWS = { "5 min": 300, "1 h": 3600, "1 d": 86400 };
+const NONE = "none yet";
 // id, when it is there, title
 const PANELS = [
   ["throughput", ({ apps }) => apps.length, "Throughput"],
@@ -59,7 +60,7 @@ function Login({ trouble, onToken }) {
 
 function Header({ feed, view, setView, paused, setPaused, theme, setTheme, onLogout }) {
   const { about } = feed;
-  const words = about ? `${about.applications.length} applications · ${about.models.length} models · ${about.state} · up ${ago(about.started_us, Date.now() / 1000)}` : "";
+  const words = about ? `${plural(about.applications.length, "application")} · ${plural(about.models.length, "model")} · ${about.state} · up ${ago(about.started_us, Date.now() / 1000)}` : "";
   return (
     <header class="top">
       <div class="brand"><h1>clipper</h1> <span class="muted">{about?.version}</span></div>
@@ -130,10 +131,16 @@ function busiest(rows, kind, key) {
   return Object.entries(sums).sort((a, b) => b[1] - a[1])[0]?.[0];
 }
 
+/** The rows of a time: coarser ones are not there yet when the server has just started. */
+function rowsOf(shot, view) {
+  if (view === "1 d" && shot.day.length > 1) return shot.day;
+  return view !== "5 min" && shot.coarse.length > 1 ? shot.coarse : shot.fine;
+}
+
 function Board({ shot, view, act }) {
   const { about, now } = shot;
   const window = WINDOWS[view];
-  const rows = view === "1 h" && shot.coarse.length > 1 ? shot.coarse : shot.fine;
+  const rows = rowsOf(shot, view);
   const [app, setApp] = useAddress("application", "");
   const [model, setModel] = useAddress("model", "");
   const apps = about.applications.map((one) => one.name);
@@ -152,7 +159,7 @@ function Board({ shot, view, act }) {
       <Tiles fine={shot.fine} about={about} now={now} />
       <div class="row pick">
         <Choice label="application" value={all} options={[ALL, ...apps]} onChange={(name) => setApp(name === ALL ? "" : name)} />
-        <Choice label="model" value={chosen} options={models.length ? models : ["none yet"]} onChange={setModel} />
+        <Choice label="model" value={chosen || NONE} options={models.length ? models : [NONE]} onChange={setModel} />
       </div>
       <nav class="jump" aria-label="Panels">
         {PANELS.filter(([, needs]) => !needs || needs({ about, apps, models })).map(([id, , title]) => <a key={id} href={`#${id}`}>{title}</a>)}
@@ -207,7 +214,7 @@ function App() {
       setToast({ text: `${error.message} ${error.hint ?? ""}`, kind: "bad" });
     }
   };
-  const pause = (on) => setFrozen(on ? { about: current.about, now: current.now, fine: [...current.fine], coarse: [...current.coarse] } : null);
+  const pause = (on) => setFrozen(on ? { about: current.about, now: current.now, fine: [...current.fine], coarse: [...current.coarse], day: [...current.day] } : null);
   const login = (text) => {
     token.set(text);
     current.become("connecting");
@@ -216,7 +223,7 @@ function App() {
   const logout = () => {
     token.set("");
     current.stop();
-    Object.assign(current, { fine: [], coarse: [], about: null, now: null, lastId: "" });
+    Object.assign(current, { fine: [], coarse: [], day: [], about: null, now: null, lastId: "" });
     current.become("login");
   };
   if (current.state === "login") return <Login trouble={current.trouble} onToken={login} />;

@@ -76,11 +76,11 @@ export function Mesh({ about, now, nowS }) {
   const instances = nodes?.instances ?? [];
   const held = instances.reduce((sum, one) => sum + (one.models ?? 0), 0);
   return (
-    <Panel id="mesh" title="Mesh" wide aside={<span class="unit">{instances.length} {instances.length === 1 ? "node" : "nodes"} · {number(now.mesh?.models_registered ?? 0)} models registered · {number(held)} copies held{failed.length > 0 && ` · ${number(failed.length)} failed`} · this is {about.mesh}</span>}>
+    <Panel id="mesh" title="Mesh" wide aside={<span class="unit">{instances.length} {instances.length === 1 ? "node" : "nodes"} · {number(now.mesh?.models_registered ?? 0)} models registered · {number(held)} loaded{failed.length > 0 && ` · ${number(failed.length)} failed`} · this is {about.mesh}</span>}>
       {(trouble || missed) && <p class="bad-text" role="alert">{trouble || missed}</p>}
       <Nodes instances={instances} nowS={nowS} />
       <div class="row pick">
-        <label class="choice"><span>prefix of model ids</span><input type="search" value={word} onInput={(event) => setWord(event.currentTarget.value.trim())} /></label>
+        <label class="choice"><span>search by the beginning of ids</span><input type="search" value={word} onInput={(event) => setWord(event.currentTarget.value.trim())} /></label>
       </div>
       {failed.length > 0 && after.length === 0 && (
         <>
@@ -109,8 +109,8 @@ function Nodes({ instances, nowS }) {
       <table class="nodes">
         <thead>
           <tr>
-            <th scope="col">node</th><th scope="col">how full</th><th scope="col" class="n">used</th><th scope="col" class="n">of</th><th scope="col" class="n">models</th>
-            <th scope="col" class="n">oldest use</th><th scope="col" class="n">loading</th><th scope="col" class="n">queries/min</th><th scope="col">labels</th><th scope="col">zone</th>
+            <th scope="col">node</th><th scope="col">memory</th><th scope="col" class="n">used</th><th scope="col" class="n">capacity</th><th scope="col" class="n">models</th>
+            <th scope="col" class="n">unused for up to</th><th scope="col" class="n">loading</th><th scope="col" class="n">queries/min</th><th scope="col">labels</th><th scope="col">zone</th>
           </tr>
         </thead>
         <tbody>
@@ -157,7 +157,7 @@ function Held({ models, label, instances, nowS, why, explain }) {
                 {instances.map((one) => <td key={one.id}><Copy copy={model.copies?.find((copy) => copy.instance === one.id)} /></td>)}
                 <td class="n">{bytes(Math.max(model.info?.size_bytes ?? 0, ...(model.copies ?? []).map((copy) => copy.size_bytes ?? 0)) || null)}</td>
                 <td class="n">{since(model.used_ms, nowS)}</td>
-                <td class="actions"><button type="button" class="small" aria-expanded={why?.id === model.id} onClick={() => explain(model.id)}>why</button></td>
+                <td class="actions"><button type="button" class="small" aria-expanded={why?.id === model.id} onClick={() => explain(model.id)}>explain</button></td>
               </tr>
             ))}
           </tbody>

@@ -1,5 +1,6 @@
 // Small things that several panels are made of.
 
+import { Fragment } from "preact";
 import { useState } from "preact/hooks";
 
 export function Panel({ id, title, aside, wide, children }) {
@@ -11,8 +12,11 @@ export function Panel({ id, title, aside, wide, children }) {
   );
 }
 
+/** A command, whose words are not broken: a hyphen at the end of a line would be taken for one of its own. */
+export const Command = ({ text }) => <code class="command">{text.split(" ").map((word, at) => <Fragment key={at}>{at ? " " : ""}<span>{word}</span></Fragment>)}</code>;
+
 export function Empty({ children, command }) {
-  return <p class="empty">{children}{command && <><br />Next: <code>{command}</code></>}</p>;
+  return <p class="empty">{children}{command && <><br />Next: <Command text={command} /></>}</p>;
 }
 
 const MARKS = { ok: "●", warn: "▲", bad: "■", off: "○" };

@@ -13,7 +13,7 @@ function Rollout({ one, nowS, act }) {
   return (
     <article class="rollout" aria-label={`Rollout of ${one.model} in ${one.application}`}>
       <p>
-        <b>{one.model}</b> in place of {one.control} in <b>{one.application}</b> <Mark kind={STATES[one.state] ?? "off"}>{one.state}</Mark>{" "}
+        <b>{one.model}</b> replaces {one.control} in <b>{one.application}</b> <Mark kind={STATES[one.state] ?? "off"}>{one.state}</Mark>{" "}
         <span class="muted">{one.reason} · {ago(one.stage_us, nowS)} ago</span>
       </p>
       <ol class="stages" aria-label="Stages">

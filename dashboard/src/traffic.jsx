@@ -3,7 +3,7 @@
 import { Chart, columns } from "./chart.jsx";
 import { Evaluation } from "./evaluation.jsx";
 import { half, micros, number, percent } from "./format.js";
-import { Empty, Interval, Panel, Scroll } from "./parts.jsx";
+import { Command, Empty, Interval, Panel, Scroll } from "./parts.jsx";
 
 export const ALL = "all applications";
 export const COLORS = ["--c1", "--c2", "--c3", "--c4", "--c5", "--c6", "--c7", "--c8"];
@@ -113,7 +113,7 @@ export function Selection({ rows, app, label, about, now, window }) {
         </table>
       </Scroll>
       {models.every((name) => !now.apps[app].models[name].feedback.n) && (
-        <p class="note">No feedback yet. {record?.policy === "ensemble" ? "The policy does not learn from it; it measures accuracy: " : "Next: "}<code>clipper feedback {app} ID --label VALUE</code></p>
+        <p class="note">No feedback yet. {record?.policy === "ensemble" ? "The policy does not learn from it; it measures accuracy: " : "Next: "}<Command text={`clipper feedback ${app} ID --label VALUE`} /></p>
       )}
       {models.some((name) => now.apps[app].models[name].feedback.n) && <Evaluation key={app} app={app} running={record?.policy} />}
     </Panel>

@@ -247,13 +247,13 @@ def test_a_viewer_gets_the_present_and_the_past_and_then_each_second(clock: list
     ticked(feed, clock, 25, sources)
     page = Page().watch(feed)
     events = page.events()
-    assert [name for name, _, _ in events] == ["about", "coarse", "past", "now"]
+    assert [name for name, _, _ in events] == ["about", "day", "coarse", "past", "now"]
     assert events[0][1] == {"name": "first"}
-    assert [row["dt"] for row in events[1][1]] == [COARSE_EACH, COARSE_EACH]
-    assert [row["apps"]["a"]["q"] for row in events[1][1]] == [20, 20]
-    past = events[2][1]
+    assert [row["dt"] for row in events[2][1]] == [COARSE_EACH, COARSE_EACH]
+    assert [row["apps"]["a"]["q"] for row in events[2][1]] == [20, 20]
+    past = events[3][1]
     assert [row["t"] for row in past] == [1002 + i for i in range(24)]
-    assert events[2][2] == 10250  # the newest row's time
+    assert events[3][2] == 10250  # the newest row's time
     ticked(feed, clock, 1, sources)
     assert [(name, id) for name, _, id in page.events()] == [("row", 10260), ("now", 0)]
     sources.name = "second"
@@ -280,6 +280,17 @@ def test_the_past_is_bounded(clock: list[float]) -> None:
         if name in rows:
             rows[name] += data
     assert (len(rows["past"]), len(rows["coarse"])) == (FINE_ROWS, COARSE_ROWS)
+
+
+def test_a_day_is_kept_by_five_minutes(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clipper.manage.dashboard.feed.DAY_EACH", 4)
+    monkeypatch.setattr("clipper.manage.dashboard.feed.DAY_ROWS", 3)
+    sources = Scripted()
+    feed = Feed(sources, 4)
+    ticked(feed, clock, 4 * 5 + 1, sources)
+    (rows,) = [data for name, data, _ in Page().watch(feed).events() if name == "day"]
+    assert [row["dt"] for row in rows] == [4, 4, 4]
+    assert [row["t"] for row in rows] == [1013, 1017, 1021]
 
 
 def test_a_page_too_many_is_refused_and_one_that_leaves_makes_room(clock: list[float]) -> None:

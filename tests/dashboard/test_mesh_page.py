@@ -55,7 +55,7 @@ def test_memory_and_models_of_each_node(page: Page, server: clipper.ClipperServe
     fill(page, "#mesh input", "odd")
     page.until("document.querySelectorAll('#mesh .held tbody tr').length === 1")
     page.until_text("<b>no</b> ONNX")
-    press(page, "#mesh", "why")
+    press(page, "#mesh", "explain")
     page.until_text("it waits for its first query")
     page.until_text("holds least")
     fill(page, "#mesh input", "nobody")
@@ -71,7 +71,7 @@ def test_readers_of_screens_and_small_screens(
     page.size(375, 700)
     opened(page, server)
     page.until("document.querySelectorAll('#mesh .held tbody tr').length === 50")
-    press(page, "#mesh", "why")
+    press(page, "#mesh", "explain")
     page.until_text("it waits for its first query")
     assert page.run("document.documentElement.scrollWidth") <= 375
     if AXE.exists():

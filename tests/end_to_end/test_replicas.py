@@ -2,6 +2,7 @@
 and none is answered twice."""
 
 import contextlib
+import logging
 import os
 import signal
 import threading
@@ -307,6 +308,29 @@ def test_a_model_that_raises_while_it_loads(server, names):
 def test_a_module_that_is_not_there(server, names):
     with pytest.raises(DeployFailed, match=r"No module named 'no_such_module'"):
         server.deploy(next(names), "no_such_module:predict")
+
+
+def test_an_error_of_a_module_is_told_once_and_in_the_log_by_its_last_line(
+    server, names, tmp_path, monkeypatch, caplog
+):
+    """Three attempts have the same traceback: the error has one, with the name of the user's file,
+    and its hint on a line of its own; the log has one line per attempt, and one for the end."""
+    (tmp_path / "half_done.py").write_text("import no_such_package\n\ndef f(rows): ...\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    name = next(names)
+    with caplog.at_level(logging.WARNING), pytest.raises(DeployFailed) as caught:
+        server.deploy(name, "half_done:f", input="f64[4]")
+    lines = str(caught.value).splitlines()
+    assert sum("Traceback" in line for line in lines) == 1
+    assert sum('half_done.py", line 1' in line for line in lines) == 1
+    assert lines[-1] == f"Its whole log: clipper logs {name}:1"
+    told = [one.getMessage() for one in caplog.records if f"container {name}:1/0" in one.message]
+    last = "Its last line: ModuleNotFoundError: No module named 'no_such_package'"
+    assert told[:3] == [f"container {name}:1/0 exited: exit 3. {last}"] * 3
+    assert told[3].startswith(f"container {name}:1/0 failed: exit 3; stopped after 3 exits")
+    assert told[3].endswith(last)
+    assert not told[4:]
 
 
 def test_a_container_that_is_too_slow_to_load(names):

@@ -582,7 +582,7 @@ def test_up_serves_a_file_until_it_is_stopped(here: Path, number: signal.Signals
     assert seen.endswith("closed\n")
     assert "models: doubler:1" in seen
     assert "applications: double" in seen
-    assert "clipper-container serve MODULE:MODEL --connect unix:" in seen
+    assert "clipper-container" not in seen, "how a container is started by hand concerns few"
 
 
 def test_up_keeps_pauses_short(here: Path) -> None:
@@ -597,7 +597,7 @@ def test_up_keeps_pauses_short(here: Path) -> None:
         "-c",
         f"import atexit, gc, sys; {report_script}; import clipper.cli as c; c.main(['up'])",
     ]
-    with Program(*command, until="--name NAME") as process:
+    with Program(*command, until="state: memory") as process:
         assert process.stop() == 0
     assert "frozen True 0.001" in process.output
 

@@ -56,7 +56,9 @@ class ClipperError(Exception):
         return str(self.args[0]) if self.args else ""
 
     def __str__(self) -> str:
-        return f"{self.message} {self.hint}".strip()
+        # behind a traceback the hint has a line of its own
+        between = "\n" if "\n" in self.message else " "
+        return f"{self.message}{between}{self.hint}".strip()
 
 
 class InvalidInput(ClipperError, ValueError):

@@ -861,8 +861,9 @@ class Deployment:
         last = next((line for line in reversed(notice.log_tail) if line.strip()), "")[
             :INCIDENT_CHARS_MAX
         ]
-        detail = f"{notice.detail}. Its last line: {printable(last)}" if last else notice.detail
-        _log.log(level, "container %s/%d %s %s", id_, replica, notice.kind, detail, extra=about)
+        told = f"{notice.kind}: {notice.detail}" if notice.detail else str(notice.kind)
+        told = f"{told}. Its last line: {printable(last)}" if last else told
+        _log.log(level, "container %s/%d %s", id_, replica, told, extra=about)
         self.incidents.append(
             Incident(wall_time_us(), str(id_), replica, str(notice.kind), notice.detail, last)
         )

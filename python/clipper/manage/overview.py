@@ -215,12 +215,18 @@ def _own_trouble(
     if tight:
         app = min(tight, key=lambda app: app.slo_ms)
         return (
-            f"one row takes {one_us / 1000:.3g} ms, the SLO of {app.name} is {app.slo_ms:g} ms",
+            f"one row takes {_in_ms(one_us)} ms, the SLO of {app.name} is {app.slo_ms:g} ms",
             f"clipper profile {model.id}",
         )
     if not replicas and not model.target:
         return "", "clipper-container serve"
     return "", ""
+
+
+def _in_ms(us: float) -> str:
+    """Return a time in milliseconds, without an exponent. us: microseconds."""
+    ms = us / 1000
+    return f"{ms:.3g}" if ms < 100 else f"{ms:.0f}"
 
 
 def one_row_us(replicas: Sequence[ReplicaStats]) -> float:

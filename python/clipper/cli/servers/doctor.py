@@ -351,6 +351,8 @@ def containers() -> Iterator[Finding]:
         )
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+            # docker asks behind its reason whether its daemon runs
+            last = last.partition(". Is the ")[0]
             yield Finding(
                 "skip",
                 f"{name} is installed, but its engine does not answer: {last.rstrip('.?!')}. Run:"

@@ -35,7 +35,7 @@ def greeting(server: "ClipperServer", title: str, *, made_up: bool, by_hand: boo
     lines.append(f"models: {', '.join(str(model.id) for model in view.models()) or 'none yet'}")
     lines.append(f"applications: {', '.join(sorted(view.applications)) or 'none yet'}")
     lines.append(f"state: {_state(server.config)}")
-    if by_hand and server.config.server.address:
+    if by_hand and server.config.server.address not in ("", "unix"):
         lines += _containers(server)
     return "\n".join(lines)
 

@@ -4,7 +4,8 @@ ones.
 A viewer gets three kinds of events. `about`: applications, models and their settings, after a
 change; `row`: the counts of a second (seconds.py), with its time as the id; `now`: values of
 which only the latest counts. A viewer starts with `about` and the rows that it has not seen: the
-last minutes by the second (`past`), the hour by ten seconds (`coarse`). Rows are encoded once.
+last minutes by the second (`past`), the hour by ten seconds (`coarse`), the day by five minutes
+(`day`). Rows are encoded once.
 
 A viewer that does not read for a while is disconnected, and reconnects by itself: only its
 socket buffers data for it. Reading may cost a hundredth of a core; with so many models that it
@@ -33,6 +34,8 @@ from clipper.metrics.samples import Stats
 FINE_ROWS: Final = 300  # by the second
 COARSE_ROWS: Final = 360  # by ten
 COARSE_EACH: Final = 10
+DAY_ROWS: Final = 288  # by five minutes
+DAY_EACH: Final = 300
 STALLED_TICKS: Final = 10  # a viewer that took nothing for so long is cut off
 PAST_BYTES: Final = 128 << 10  # of the past, in one event
 SLOWEST_S: Final = 300.0
@@ -65,20 +68,31 @@ class Sources(Protocol):
         """Return (trouble, cause, next command) of models that have one."""
 
 
+class LongerRows:
+    """The last rows over a longer time: `name` of their events, of `each` so many readings."""
+
+    def __init__(self, name: bytes, each: int, most: int) -> None:
+        self.name, self.each = name, each
+        self.rows: deque[tuple[float, bytes]] = deque(maxlen=most)
+        self.before: tuple[float, Stats] | None = None
+
+
 class Feed:
     """Threads: any. One of its own reads; viewers are written to on the event loop."""
 
     def __init__(self, sources: Sources, viewers_max: int, period_s: float = 1.0) -> None:
         self._sources, self._viewers_max, self._period_s = sources, viewers_max, period_s
         self._fine: deque[tuple[float, bytes]] = deque(maxlen=FINE_ROWS)
-        self._coarse: deque[tuple[float, bytes]] = deque(maxlen=COARSE_ROWS)
+        self._longer = (
+            LongerRows(b"day", DAY_EACH, DAY_ROWS),
+            LongerRows(b"coarse", COARSE_EACH, COARSE_ROWS),
+        )
         self._about = self._now = b"{}"
         self._slowest: list[Row] = []
         self._viewers: set[Viewer] = set()
         self._lock = threading.Lock()
         self._worker = Worker("clipper-dashboard", self._run, again=Backoff(period_s, PAUSE_S_MAX))
         self._before: tuple[float, Stats] | None = None
-        self._coarse_before: tuple[float, Stats] | None = None
         self._turn = 0
 
     def start(self) -> None:
@@ -141,20 +155,22 @@ class Feed:
         now = to_json({**now_of(stats), "t": round(wall_s, 1), **more})
         if row is not None:
             messages.append(encode_event(row, name=b"row", id=int(wall_s * 10)))
-        coarse = None
-        if self._turn % COARSE_EACH == 0:
-            coarse = self._row(self._coarse_before, stats, shares, now_s, wall_s)
-            self._coarse_before = now_s, stats
-        if coarse is not None:
-            messages.append(encode_event(b"[%s]" % coarse, name=b"coarse"))
+        added: list[tuple[LongerRows, bytes]] = []
+        for longer in self._longer:
+            if self._turn % longer.each == 0:
+                sum_ = self._row(longer.before, stats, shares, now_s, wall_s)
+                longer.before = now_s, stats
+                if sum_ is not None:
+                    messages.append(encode_event(b"[%s]" % sum_, name=longer.name))
+                    added.append((longer, sum_))
         messages.append(encode_event(now, name=b"now"))
         self._turn += 1
         with self._lock:
             self._about, self._now = about, now
             if row is not None:
                 self._fine.append((wall_s, row))
-            if coarse is not None:
-                self._coarse.append((wall_s, coarse))
+            for longer, sum_ in added:
+                longer.rows.append((wall_s, sum_))
             viewers = tuple(self._viewers)
         self._before = now_s, stats
         data = b"".join(messages)
@@ -204,11 +220,13 @@ class Feed:
     def _first_message(self, since_s: float) -> Iterator[bytes]:
         """Return the first messages of a viewer, as copies. The caller holds the lock."""
         fine = [row for at_s, row in self._fine if at_s > since_s]
-        coarse = [row for at_s, row in self._coarse if at_s > since_s]
         last_id = int(self._fine[-1][0] * 10) if self._fine else 0
         about, now = self._about, self._now
         first = encode_event(about, name=b"about", retry_ms=_RETRY_MS) if about != b"{}" else b""
-        rows = [*_packed(coarse, b"coarse", 0), *_packed(fine, b"past", last_id)]
+        rows = []
+        for longer in self._longer:
+            rows += _packed([row for at_s, row in longer.rows if at_s > since_s], longer.name, 0)
+        rows += _packed(fine, b"past", last_id)
         return iter(
             [HEARTBEAT + first, *rows, encode_event(now, name=b"now") if now != b"{}" else b""]
         )
