@@ -1249,7 +1249,7 @@ cdef class QueryHandle:
 
     @cython.binding(False)
     def predict(self, x, user=None, slo_ms=None, salt=0, context=None, id="", outputs=(),
-                stream=False, part_slo_ms=None, slo_total_ms=None):
+                bint stream=False, part_slo_ms=None, slo_total_ms=None):
         """Schedule one query and return the Future of its `Answer` at once.
 
         x: one input of the application's type; of named tensors a dict.  user: whose selection

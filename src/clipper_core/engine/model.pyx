@@ -786,7 +786,7 @@ cdef class Model:
         return future_at_once(self.engine.completion, OK, &value, finish, extra)
 
     @cython.binding(False)
-    def predict(self, x, slo_ms=None, salt=0, stream=False, part_slo_ms=None,
+    def predict(self, x, slo_ms=None, salt=0, bint stream=False, part_slo_ms=None,
                 slo_total_ms=None):
         """Schedule one prediction and return its Future at once. Raises only for an input of the
         wrong type or shape.
@@ -798,8 +798,7 @@ cdef class Model:
         limited by the next one), and `slo_total_ms` the time until the end, a minute if not given.
         """
         if stream or part_slo_ms is not None or slo_total_ms is not None:
-            return self.predict_parts(x, slo_ms, salt, bool(stream), part_slo_ms, slo_total_ms,
-                                      None)
+            return self.predict_parts(x, slo_ms, salt, stream, part_slo_ms, slo_total_ms, None)
         return self._predict(x, self.slo_us if slo_ms is None else slo_of_ms(slo_ms, 0),
                              salt_of(salt), None, None)
 

@@ -281,7 +281,10 @@ class ShardConnection:
             pause_s = backoff.next_s()
             if time.monotonic() + pause_s > until:
                 why = why.removeprefix(f"{self.name}: ").removesuffix(".")
-                hint = "Do the shards run? `clipper params up` starts them, `clipper params ps` lists them."
+                hint = (
+                    "Do the shards run? `clipper params up` starts them, `clipper params ps` lists "
+                    "them."
+                )
                 raise ShardAway(f"{self.name}: {why}.", hint=hint)
             time.sleep(pause_s)
 
