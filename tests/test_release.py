@@ -39,6 +39,8 @@ def test_a_release_is_dated_committed_and_not_tagged(release: ModuleType, tmp_pa
     git(tmp_path, "commit", "-m", "one")
     assert [*release.not_in_order("0.2.0")] == []
     assert [*release.not_in_order("0.3.0")] == ['CHANGELOG.md has no section "## 0.3.0, DATE"']
+    (development,) = release.not_in_order("0.2.0.dev0")
+    assert "0.2.0.dev0 is a version of development" in development
     (tmp_path / "more").touch()
     git(tmp_path, "tag", "v0.2.0")
     assert [*release.not_in_order("0.2.0")] == [

@@ -240,6 +240,7 @@ GROUPS: dict[str, Group] = {
             ("frameworks",),
             dropped=("pandas/tests",),
         ),
+        Packages("notebooks", "the notebook of the tutorial", ("notebooks",)),
         Packages(
             "artifacts",
             "tests of s3:// and gs://",

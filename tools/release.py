@@ -31,7 +31,7 @@ CHANGES = ROOT / "CHANGELOG.md"
 SBOM = "sbom.cdx.json"
 PROVENANCE = "PROVENANCE.txt"
 MODULES = (clipper, clipper_client, clipper_container)
-_VERSION = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)((a|b|rc)(0|[1-9]\d*))?")
+_VERSION = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)((a|b|rc|\.dev)(0|[1-9]\d*))?")
 _SECTION = re.compile(r"^## (\S+), (unreleased|\d{4}-\d\d-\d\d)$", re.MULTILINE)
 
 
@@ -43,7 +43,7 @@ def git(*words: str) -> str:
 
 def version() -> str:
     """Return the version of the distributions. Raises SystemExit if they differ, or if it is not
-    one of three numbers, with or without a1, b1 or rc1."""
+    one of three numbers, with or without a1, b1, rc1 or .dev1."""
     found = {
         f"{folder}/pyproject.toml": declared(folder)["project"]["version"] for folder in FOLDERS
     }
@@ -61,7 +61,9 @@ def version() -> str:
 def not_in_order(number: str) -> Iterator[str]:
     """Yield what keeps this commit from being the release of this version."""
     sections = dict(_SECTION.findall(CHANGES.read_text()))
-    if number not in sections:
+    if ".dev" in number:
+        yield f"{number} is a version of development: write the one to release"
+    elif number not in sections:
         yield f'CHANGELOG.md has no section "## {number}, DATE"'
     elif sections[number] == "unreleased":
         yield f"CHANGELOG.md says that {number} is unreleased: write its date"

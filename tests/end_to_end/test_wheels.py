@@ -232,7 +232,7 @@ def test_wheels_are_the_same_for_the_same_files(wheels: tuple[Path, Path], tmp_p
             for name in shipped.namelist()
             if not name.startswith("clipper_container-")
         }
-        commands = "clipper_container-0.1.0.dist-info/entry_points.txt"
+        commands = "clipper_container-0.2.0.dev0.dist-info/entry_points.txt"
         assert built.read(commands).split() == shipped.read(commands).split()
 
 

@@ -308,7 +308,7 @@ def version2() -> list[Vector]:
         "protocol": 2,
         "token": "0123456789abcdef0123456789abcdef01",
         "pid": 4121,
-        "sdk": "clipper-container 0.1.0",
+        "sdk": "clipper-container 0.2.0.dev0",
         "shared": True,
     }
     welcome = {

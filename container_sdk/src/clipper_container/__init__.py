@@ -15,5 +15,5 @@ Importing this package does not import numpy, so a process can still set its thr
 
 from clipper_container.model import Model, RowPart, Scored, session_of
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 __all__ = ["Model", "RowPart", "Scored", "__version__", "session_of"]

@@ -132,7 +132,7 @@ cdef Future ensemble_future(tuple models, Decider decider, object x, const void*
 cdef object true_bools(object array)
 cpdef u64 slo_of_ms(object slo_ms, u64 otherwise) except? 0
 cdef u64 slo_of(object slo_us, u64 otherwise) except? 0
-cdef u64 salt_of(object salt) except? 0
+cdef u64 salt_of(object salt) except? 1
 
 # -- Querying several models at once and answering as soon as a decider can: the entry to ensemble
 # calls (ensemble_call.pxd).

@@ -144,7 +144,7 @@ cpdef u64 slo_of_ms(object slo_ms, u64 otherwise) except? 0:
 cdef object NO_SALT = 0         # the default: it is not converted
 
 
-cdef u64 salt_of(object salt) except? 0:
+cdef u64 salt_of(object salt) except? 1:
     """Return the salt of a query. Raises BAD_INPUT. Threads: any."""
     if salt is NO_SALT:
         return 0

@@ -49,7 +49,7 @@ LABEL org.opencontainers.image.title="clipper model svm" \\
       org.opencontainers.image.version="3" \\
       clipper.model="svm:3" \\
       clipper.content="sha256:CONTENT" \\
-      clipper.sdk="0.1.0"
+      clipper.sdk="0.2.0.dev0"
 ENTRYPOINT ["python", "-X", "faulthandler", "-m", "clipper_container", "serve", "/model/svm-3-PACKED.pkl", "--name", "svm", \
 "--version", "3", "--input", "f64[2]", "--sha256", "CONTENT", "--token-file", "/run/secrets/clipper_token", \
 "--alive-file", "/tmp/clipper.alive"]

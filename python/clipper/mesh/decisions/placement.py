@@ -246,7 +246,7 @@ def unfit(model: MeshModel, instance: Instance, constraint: Constraint, size_byt
     if instance.stopping:
         return "it is stopping"
     if instance.types and model.type not in instance.types:
-        return f"it does not run {model.type!r}"
+        return f"it does not run {model.type!r}: its package is not installed there"
     for label in (*constraint.required, *model.policy.requires):
         if label not in instance.labels:
             return f"it has not the label {label!r}"
