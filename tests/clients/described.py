@@ -25,6 +25,9 @@ LEFT_OUT = (
     "importState",
     "stream",
     "createTable",  # which settings are possible depends on the optimizer
+    # a URL of Redis is described as any text
+    "createStream",
+    "createModelStream",
 )
 _PATIENCE_S = 900
 

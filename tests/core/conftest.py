@@ -1,6 +1,7 @@
 """Fixtures of the core's tests: one engine on a clock that only the test moves, and fake containers
 that read and write frames."""
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from clipper_core.wire.codec import Kind, decode_header, encode_frame, encode_ro
 
 STATIC = 3  # batching that is always size_max rows: nothing learned, nothing guessed
 TICK_US = 64  # a deadline is kept this late at most
+WORLDS_MANY = 8  # of one test; then their memory is freed at its end
 
 
 class Container:
@@ -158,6 +160,10 @@ def new_world() -> Iterator[Callable[..., World]]:
     yield make
     for world in worlds:
         world.close()
+    # a test of many worlds keeps them in circles; those of many tests at once would fill the memory
+    if len(worlds) >= WORLDS_MANY:
+        worlds.clear()
+        gc.collect()
 
 
 @pytest.fixture

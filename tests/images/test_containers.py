@@ -268,7 +268,7 @@ def test_what_a_killed_server_left_is_removed_at_the_next_start(engine, tmp_path
         (now,) = engine.containers("kept:1")
         assert now != orphan
         mount = engine.run("inspect", "--format", "{{range .Mounts}}{{.Source}} {{end}}", now)
-        assert re.search(r"/clipper-\w+/token", mount)
+        assert re.search(r"/clipper-\w+/secret-", mount)
     assert engine.containers("kept:1") == []
 
 

@@ -313,8 +313,14 @@ def test_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     two = future(200, ["svm:3"], [ok], [0])
     rows = future(300, ["svm:3", "svm:3"], [ok, ok, ok], [1, 2, 3])  # an array: no spans
     large = future(400, [f"m:{i}" for i in range(70)], [ok] * 70, [5] * 70)
-    made = Object(method="POST", path=b"/api/" + b"x" * 300, route="/api/{}/predict", began_ns=500)
-    plain = Object(method="GET", path=b"/\xff", route="", began_ns=700)
+    made = Object(
+        method="POST",
+        path=b"/api/" + b"x" * 300,
+        route="/api/{}/predict",
+        began_ns=500,
+        key=Object(name="shop", groups=("web",)),
+    )
+    plain = Object(method="GET", path=b"/\xff", route="", began_ns=700, key=None)
     requests = []
     for seen, status, futures in ((made, 200, [one, two, rows]), (plain, 500, [large])):
         trace = Trace("ab" * 16, "cd" * 8, True, b"k=v")
