@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clipper.deploy.docker.image import Image
-from clipper.deploy.kubernetes.chart import ChartContents, chart, write_chart
+from clipper.deploy.kubernetes.chart import ChartContents, chart, semantic, write_chart
 from clipper.deploy.kubernetes.manifests import (
     EXTRAS,
     Shipment,
@@ -103,6 +103,19 @@ def test_what_is_exported() -> None:
     check_files("manifests.txt", exported())
 
 
+@pytest.mark.parametrize(
+    ("version", "semantic_version"),
+    [
+        ("0.2.0", "0.2.0"),
+        ("0.10.12rc1", "0.10.12-rc.1"),
+        ("0.2.0.dev0", "0.2.0-dev.0"),
+        ("1.0.0a2", "1.0.0-a.2"),
+    ],
+)
+def test_the_version_of_a_chart_is_semantic(version: str, semantic_version: str) -> None:
+    assert semantic(version) == semantic_version
+
+
 def test_charts() -> None:
     check_files("charts-of-helm.txt", charts())
 
@@ -139,6 +152,7 @@ def check_files(expected: str, cases: dict[str, dict[str, str]]) -> None:
             shown += [f"-- {name}", *(lines if not before else difference(before, lines))]
             first[name] = before or lines
     text = "".join(f"{line.rstrip()}\n" for line in shown)
+    text = text.replace(f'\nversion: "{semantic(VERSION)}"', '\nversion: "CHART_VERSION"')
     check_expected(expected, text.replace(VERSION, "VERSION"))
 
 

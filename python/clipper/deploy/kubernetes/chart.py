@@ -151,6 +151,12 @@ def chart(contents: ChartContents) -> dict[str, str]:
     return made
 
 
+def semantic(version: str) -> str:
+    """Return a version of Python's (0.2.0rc1, 0.2.0.dev0) as Helm needs it: 0.2.0-rc.1,
+    0.2.0-dev.0."""
+    return re.sub(r"(?<=\d)\.?(a|b|rc|dev)(\d+)$", r"-\1.\2", version)
+
+
 def _about() -> Document:
     about = "Clipper: predictions from models in containers of their own, each by its deadline."
     return {
@@ -158,7 +164,7 @@ def _about() -> Document:
         "name": "clipper",
         "description": about,
         "type": "application",
-        "version": VERSION,
+        "version": semantic(VERSION),
         "appVersion": VERSION,
         "kubeVersion": ">=1.27.0-0",
     }
