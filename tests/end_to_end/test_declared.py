@@ -94,7 +94,8 @@ def test_start_names_the_declared_model_that_does_not_run_and_the_reason(
     assert "sums:1" in message
     assert "exit 3" in message
     assert "no weights at here.bin" in message
-    deaths = [record.getMessage() for record in caplog.records if " exited: " in record.getMessage()]
+    told = [record.getMessage() for record in caplog.records]
+    deaths = [line for line in told if " exited: " in line]
     assert deaths
     assert all("Its last line: no weights at here.bin\\x1b[31m" in line for line in deaths)
 
