@@ -511,8 +511,9 @@ def test_the_first_example_of_the_page(
         exec(block, known)
     printed = capsys.readouterr().out.splitlines()
     assert printed[-1] == "LOADED"
-    assert printed[0].startswith("6.0")
-    assert " False" in printed[0]
+    output, is_default, *_ = printed[0].split()
+    assert float(output) == pytest.approx(6.0)  # its last digits depend on the processor
+    assert is_default == "False"
 
 
 def test_a_query_whose_load_would_be_late_is_refused_at_once(tmp_path: Path) -> None:
