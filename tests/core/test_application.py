@@ -366,7 +366,9 @@ def test_a_choice_by_features_is_by_chance_where_the_policy_draws(world):
     """`lints` chooses each model about as often as in Python."""
     served = Served(world, "lints", 3)
     served.learn(random.Random(1), ("a", "b"), 60, 2)
-    features, chosen, expected = (0.5, -1.0), [], []
+    features = (0.5, -1.0)
+    chosen = []
+    expected = []
     state = served.learner.state(None)
     for i in range(600):
         query = served.core.predict(np.full(2, float(i)), "", SLO_US, 0, "", features).extra
@@ -425,7 +427,7 @@ def test_contexts_of_a_table_are_read_in_python(world):
     ],
 )
 def test_a_context_is_read_as_python_reads_it(world, context):
-    """What the handle does not read itself, Python reads."""
+    """Contexts of any form choose alike; the handle leaves those it does not read to Python."""
     served = Served(world, "linucb", 1)
     table = ApplicationTable()
     table.replace({"app": served.core})
@@ -697,7 +699,8 @@ def test_answers_with_missing_predictions_equal_pythons(new_world, monkeypatch, 
 
 
 def test_a_side_of_a_rollout_counts_its_answers_as_python_does(new_world):
-    """What the guards of a rollout read: answers, defaults, durations and those beyond a limit."""
+    """The core counts for the guards of a rollout as Python does: answers, defaults, durations, and
+    those beyond a limit."""
     rng = random.Random(7)
     sides = SideStats([1_000, 10_000]), SideStats([1_000, 10_000])
     served, twin = (

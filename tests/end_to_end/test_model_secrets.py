@@ -1,4 +1,4 @@
-"""What a model's process has of the server's: nothing but a token for its own model."""
+"""A model's process has no secret of the server but a token for its own model."""
 
 import os
 from pathlib import Path

@@ -202,7 +202,9 @@ def test_replicas_snapshots_and_recoveries_are_reported(shards: Shards) -> None:
     metrics = samples(back)
     assert metrics.get("clipper_params_epoch", "1") == found[1]["server"]["epoch"] + 1
     assert "replica" in back[1]["recovery"]["source"]
-    assert 0 < float(metrics.get("clipper_params_recovery_last_duration_seconds", "1") or 0) < 20  # type: ignore[arg-type]
+    recovery_s = metrics.get("clipper_params_recovery_last_duration_seconds", "1")
+    assert isinstance(recovery_s, float)
+    assert 0 < recovery_s < 20
     age = metrics.get("clipper_params_snapshot_age_seconds", "0")
     assert isinstance(age, float)
     assert 0 <= age < 60

@@ -71,13 +71,11 @@ class FastRoute:
     def __init__(
         self, resolved: ResolvedApplication, form: str, pattern: str, name: str, version: str = ""
     ) -> None:
-        self.resolved, self.form, self.pattern, self.name, self.version = (
-            resolved,
-            form,
-            pattern,
-            name,
-            version,
-        )
+        self.resolved = resolved
+        self.form = form
+        self.pattern = pattern
+        self.name = name
+        self.version = version
         self.path = pattern.format(name, version).encode()
 
     @property

@@ -153,10 +153,16 @@ cdef class AnswerPart:
     def __init__(self, output, u64 index, *, confidence=None, bint is_last=False,
                  bint complete=True, bint is_default=False, reason=None, u64 latency_us=0,
                  id=None, str request_id=""):
-        self.output, self.index, self.confidence = output, index, confidence
-        self.is_last, self.complete, self.is_default = is_last, complete, is_default
-        self.reason, self.latency_us = reason, latency_us
-        self.id, self.request_id = id, request_id
+        self.output = output
+        self.index = index
+        self.confidence = confidence
+        self.is_last = is_last
+        self.complete = complete
+        self.is_default = is_default
+        self.reason = reason
+        self.latency_us = latency_us
+        self.id = id
+        self.request_id = request_id
 
     def __repr__(self):
         name = "whole" if self.is_last else f"part {self.index}"

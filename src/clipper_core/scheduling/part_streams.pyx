@@ -45,7 +45,9 @@ cdef PartStreams* part_streams_new(u64 ahead, u64 bytes_max, u32 per_replica) no
     p.touched = make[vector[u32]]()
     p.line = make[vector[PartStreamPointer]]()
     p.due_us = NEVER
-    p.ahead, p.bytes_max, p.per_replica = ahead, bytes_max, per_replica
+    p.ahead = ahead
+    p.bytes_max = bytes_max
+    p.per_replica = per_replica
     p.next_serial = 1
     if p.all == NULL or p.free == NULL or p.touched == NULL or p.line == NULL:
         part_streams_free(p)

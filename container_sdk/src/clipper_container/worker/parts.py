@@ -130,7 +130,9 @@ class PartsModel:
     """
 
     def __init__(self, model: Model, row_by_row: bool, output: np.dtype | None) -> None:
-        self._model, self._row_by_row, self._output = model, row_by_row, output
+        self._model = model
+        self._row_by_row = row_by_row
+        self._output = output
 
     def begin(self, rows: Rows) -> Iterator[object]:
         """Return the generator of the parts of a row. Raises: UnicodeDecodeError, and what the
@@ -187,7 +189,10 @@ class PartAnswers:
         checked: bool,
         failure: Callable[[BaseException], str],
     ) -> None:
-        self._model, self._name, self._ahead, self._checked = model, name, ahead, checked
+        self._model = model
+        self._name = name
+        self._ahead = ahead
+        self._checked = checked
         self._failure = failure
         self._open: OrderedDict[int, OpenAnswer] = OrderedDict()
 

@@ -45,7 +45,9 @@ class StreamOperations:
     """
 
     def __init__(self, server: StreamServer, actor: str, *, dry_run: bool = False) -> None:
-        self._server, self._actor, self._dry_run = server, actor, dry_run
+        self._server = server
+        self._actor = actor
+        self._dry_run = dry_run
 
     @contextmanager
     def _doing(self, verb: str) -> Iterator[Change]:

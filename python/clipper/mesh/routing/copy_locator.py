@@ -80,7 +80,9 @@ class CopyLocator:
             settings,
         )
         self._run_blocking, self._tasks = run_blocking, tasks
-        self._log, self._here, self._host = log, here, host
+        self._log = log
+        self._here = here
+        self._host = host
         self._find_route, self._fail_queries = find_route, fail_queries
         self._constraints = constraints
         self._rng = rng or Random()

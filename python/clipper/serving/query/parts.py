@@ -32,8 +32,11 @@ class WholeAnswers:
         request_id: str,
         outputs: tuple[str, ...],
     ) -> None:
-        self._resolved, self._plan, self._user = resolved, plan, user
-        self._request_id, self._outputs = request_id, outputs
+        self._resolved = resolved
+        self._plan = plan
+        self._user = user
+        self._request_id = request_id
+        self._outputs = outputs
 
     def __call__(self, whole: AnswerPart, status: int, number: int) -> AnswerPart:
         """Return the whole answer. whole: what the parts are.  status: how they ended.  number: of

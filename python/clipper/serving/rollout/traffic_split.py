@@ -193,7 +193,9 @@ class TrafficSplit:
     ) -> None:
         rollout = stage.of
         self.new, self.before = new, before
-        self.stage, self.cores, self.share = stage, cores, rollout.share
+        self.stage = stage
+        self.cores = cores
+        self.share = rollout.share
         self._salt, self._draw = f"{rollout.application}\0{rollout.model}\0{rollout.began_us}", draw
 
     def takes(self, user: str | None) -> bool:
