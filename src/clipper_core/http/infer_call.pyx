@@ -391,10 +391,10 @@ cdef u32 _read_rows(const InferCall* call, const Wanted* wanted, bint finite, u3
 cdef RouteState* _route_of(const TableState* table, const InferCall* call) noexcept nogil:
     """Return the route of a request: of a model, or of a version of one."""
     cdef u8[ROUTE_BYTES_MAX] path
+    if call.model_bytes == 0 or call.model_bytes + call.version_bytes >= ROUTE_BYTES_MAX:
+        return NULL
     if call.version_bytes == 0:
         return route_at(table, call.model, call.model_bytes)
-    if call.model_bytes + call.version_bytes >= ROUTE_BYTES_MAX:
-        return NULL
     memcpy(path, call.model, call.model_bytes)
     path[call.model_bytes] = 47
     memcpy(path + call.model_bytes + 1, call.version, call.version_bytes)
@@ -455,7 +455,7 @@ cdef void _put_id(Query* q, const CallHead* head, const InferCall* call) noexcep
     q.fields.id_bytes = <u32> head.id_bytes
     if head.id_bytes:
         memcpy(q.fields.id, head.id, head.id_bytes)
-    else:
+    elif call.id_bytes:
         q.fields.id_bytes = <u32> call.id_bytes
         memcpy(q.fields.id, call.id, call.id_bytes)
 
