@@ -180,7 +180,7 @@ def test_what_is_wrong_with_a_call_is_reported() -> None:
     for call, message in [
         (
             lambda: table.push([1, 2], np.ones((1, 4))),
-            r"expected contiguous f32\[2, 4\], got float32\[1, 4\]",
+            r"expected contiguous f32\[2, 4\], got f32\[1,4\]",
         ),
         (lambda: table.push([1], np.ones((1, 5))), r"expected contiguous f32\[1, 4\]"),
         (lambda: table.push([1.5], np.ones((1, 4))), "ids are whole numbers, not float64"),

@@ -167,7 +167,7 @@ def test_whole_numbers_of_a_list_of_rows_are_taken_by_their_values(
     for rows in ([[1, 2, 256]], [[-1, 0, 0]]):
         with pytest.raises(StatusError, match=r"a value lies beyond 0 to 255$"):
             model.predict_many(rows)
-    with pytest.raises(StatusError, match=r"got int64\[1, 3\]"):
+    with pytest.raises(StatusError, match=r"got i64\[1,3\]"):
         model.predict_many(np.array([[1, 2, 3]], "i8"))
 
 

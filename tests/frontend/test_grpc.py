@@ -271,7 +271,7 @@ def test_what_is_wrong_is_reported(
 def test_another_dtype_is_named(client: Client) -> None:
     error = client.refused(INFERENCE, "ModelInfer", tensor_of("whole", [[1, 2]]))
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "expected i32[2], got float64[2]" in error.details()
+    assert "expected i32[2], got f64[2]" in error.details()
 
 
 def test_a_message_that_is_none_and_one_too_large(client: Client) -> None:

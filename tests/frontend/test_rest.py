@@ -73,7 +73,7 @@ WRONG: dict[str, tuple[bytes, str]] = {
     "no inputs": (b'{"inputs": []}', "`$.inputs` holds no rows"),
     "a word": (b'{"input": [1,"2",3]}', "`$.input[1]`"),
     "a wrong row": (b'{"inputs": [[1,2,3],[1,2,true]]}', "`$.inputs[1][2]`"),
-    "too short": (b'{"input": [1,2]}', "expected f64[3], got float64[2]"),
+    "too short": (b'{"input": [1,2]}', "expected f64[3], got f64[2]"),
     "a scalar": (b'{"input": 1}', "`$.input`"),
     "nested": (b'{"input": [[1,2,3]]}', "`$.input[0]`"),
     "another member": (b'{"input": [1,2,3], "slo": 1}', "did you mean 'slo_ms'?"),

@@ -75,7 +75,7 @@ FIXED = Tensors.parse({"a": "f32[2]", "b": "i64", "c": "str"})
     [
         ({"a": [1, 2], "b": 1}, "c", "tensor 'c' is missing"),
         ({"a": [1, 2], "b": 1, "c": "x", "d": 1}, "d", "unknown tensor 'd'"),
-        ({"a": [1, 2], "b": 1.5, "c": "x"}, "b", "tensor 'b': expected i64, got float64"),
+        ({"a": [1, 2], "b": 1.5, "c": "x"}, "b", "tensor 'b': expected i64, got f64"),
         ({"a": [1, 2, 3], "b": 1, "c": "x"}, "a", r"tensor 'a': expected f32\[2\], got shape"),
         ({"a": ["x", "y"], "b": 1, "c": "x"}, "a", "tensor 'a': expected"),
         ({"a": [1, [2]], "b": 1, "c": "x"}, "a", "tensor 'a': expected"),

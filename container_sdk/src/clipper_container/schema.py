@@ -47,6 +47,7 @@ from clipper_container.tensor_spec import (
     InvalidTensor,
     NumpyType,
     TensorSpec,
+    array_type,
 )
 
 __all__ = [
@@ -620,7 +621,7 @@ def by_column(table: UserValue) -> object:
 
 def _kind_of(value: object) -> str:
     if isinstance(value, np.ndarray):
-        return f"{value.dtype}{list(value.shape)}"
+        return array_type(value)
     return f"a {type(value).__name__}"
 
 

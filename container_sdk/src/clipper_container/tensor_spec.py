@@ -193,7 +193,7 @@ class TensorSpec:
         ):
             is_array = isinstance(value, np.ndarray)
             raise self._refusal(
-                f"{array.dtype}{list(array.shape)}"
+                array_type(array)
                 if is_array or array.dtype.kind in "biuf"
                 else f"a {type(value).__name__}"
             )
@@ -228,6 +228,14 @@ class TensorSpec:
 
     def _refusal(self, got: str) -> InvalidTensor:
         return InvalidTensor(self.name, f"tensor {self.name!r}: expected {self.type}, got {got}.")
+
+
+def array_type(array: Array) -> str:
+    """Return the type of an array in the public notation, for texts of errors: `f64[2,3]`. Types of
+    numpy that rows cannot have keep numpy's name."""
+    numpy_name = str(array.dtype)
+    name = _OTHER_NAMES.get(numpy_name, numpy_name)
+    return f"{name}[{','.join(map(str, array.shape))}]" if array.ndim else name
 
 
 def true_bools(array: Array) -> Array:

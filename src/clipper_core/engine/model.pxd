@@ -64,6 +64,7 @@ cdef class Model:
     cdef object _without_mask(self, object x)
     cdef object _converted(self, object x, object array)
     cdef bint _fits(self, cnp.ndarray array)
+    cdef bint _is_batch(self, object x)
     cdef object _refuse(self, object x, object cause)
 
     # queries and results

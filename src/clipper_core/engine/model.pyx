@@ -54,7 +54,7 @@ from clipper_core.wire.prediction cimport (
 )
 from clipper_core.wire.record cimport RecordLayout, RecordPart, RecordPlace, record_place
 
-from clipper_core.runtime.dtype import NAMES
+from clipper_core.runtime.dtype import NAMES, array_type
 from clipper_core.wire.record import pack_vectors
 
 cnp.import_array()
@@ -77,6 +77,14 @@ cdef int check_similar(str name, str dtype, tuple shape) except -1:
         raise_for(BAD_INPUT,
                   f"{name}: similar rows are f32 or f64 of one shape, not {dtype}{list(shape)}")
     return 0
+
+
+cdef str _counted(object values):
+    """Return how many values a list holds, and of what: `64 values of type str`."""
+    kinds = {type(one).__name__ for one in values}
+    if len(kinds) != 1:
+        return f"{len(values)} values"
+    return f"{len(values)} values of type {kinds.pop()}"
 
 
 cdef int check_type(str name, str dtype, tuple shape) except -1:
@@ -359,17 +367,31 @@ cdef class Model:
         return True
 
     @cython.final
+    cdef bint _is_batch(self, object x):
+        """Return whether an array holds rows of this model's shape."""
+        cdef int i
+        cdef int rank = self.state.spec.rank
+        if self.state.spec.variable or not isinstance(x, np.ndarray) or x.ndim != rank + 1:
+            return False
+        for i in range(rank):
+            if x.shape[i + 1] != self.state.spec.dims[i]:
+                return False
+        return True
+
+    @cython.final
     cdef object _refuse(self, object x, object cause):
         wanted = self.describe_input()
         if isinstance(x, np.ndarray):
-            got = f"{x.dtype}{list(x.shape)}"
+            got = array_type(x)
         elif isinstance(x, (list, tuple)):
-            got = f"a {type(x).__name__} of {len(x)}"
+            got = f"a {type(x).__name__} of {_counted(x)}"
         else:
             got = f"{type(x).__name__}"
         text = f"input for {self.name}: expected {wanted}, got {got}"
         if cause is not None:
             text += f": {cause}"
+        elif self._is_batch(x):
+            text += ". For a batch of rows: predict_many"
         if self.guessed and self.state.tally.evaluated.load(relaxed) == 0:
             text += (f". {wanted} is what its first query had, and no query has been answered yet: "
                      "if that one was wrong, deploy the model again with input=")

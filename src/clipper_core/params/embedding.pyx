@@ -20,6 +20,8 @@ from clipper_core.params.optimizer cimport (
 from clipper_core.runtime.machine cimport acq_rel, aligned_new, i64, relaxed, u32, u64, u8
 from clipper_core.runtime.status cimport BAD_INPUT, NO_MEMORY, raise_for
 
+from clipper_core.runtime.dtype import array_type
+
 cnp.import_array()
 
 cdef enum:
@@ -345,7 +347,7 @@ cdef cnp.ndarray _out(array, cnp.npy_intp n, u32 width):
     if (array.dtype != np.float32 or array.shape != (n, width)
         or not cnp.PyArray_IS_C_CONTIGUOUS(array)):
         raise_for(BAD_INPUT,
-                  f"expected contiguous f32[{n}, {width}], got {array.dtype}{list(array.shape)}")
+                  f"expected contiguous f32[{n}, {width}], got {array_type(array)}")
     return array
 
 

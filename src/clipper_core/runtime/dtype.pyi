@@ -1,5 +1,7 @@
 from enum import IntEnum
 
+import numpy as np
+
 class DType(IntEnum):
     ANY = 0
     BOOL = 1
@@ -19,4 +21,5 @@ class DType(IntEnum):
 
 NAMES: dict[str, DType]
 
+def array_type(array: np.ndarray) -> str: ...
 def item_bytes(dtype: int) -> int: ...

@@ -5,6 +5,7 @@ from clipper_core.runtime.machine cimport u16
 NAMES = {"bool": BOOL, "u8": U8, "i8": I8, "u16": U16, "i16": I16, "u32": U32, "i32": I32,
          "u64": U64, "i64": I64,
          "f16": F16, "f32": F32, "f64": F64, "str": STR, "bytes": BYTES}
+_KINDS = {"b": "bool", "u": "u", "i": "i", "f": "f"}
 
 cdef extern from *:
     """
@@ -30,6 +31,18 @@ cdef bint all_finite(int dtype, const void* row, u64 nbytes) noexcept nogil:
             if (<const u16*> row)[i] & 0x7C00 == 0x7C00:
                 return False
     return True
+
+
+def array_type(array):
+    """Return the type of an array of numpy in the public notation, for texts of errors:
+    `f64[2,3]`. Types of numpy that rows cannot have keep numpy's name. Threads: any."""
+    numpy = array.dtype
+    name = str(numpy)
+    if numpy.kind in _KINDS:
+        name = _KINDS[numpy.kind]
+        if name != "bool":
+            name += str(8 * numpy.itemsize)
+    return f"{name}[{','.join(map(str, array.shape))}]" if array.ndim else name
 
 
 def item_bytes(int dtype):
