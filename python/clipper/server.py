@@ -724,7 +724,7 @@ class ClipperServer(RequestScheduler):
     def mesh(self) -> MeshNode:
         """The mesh, whose models are loaded on demand: docs/mesh.md.
 
-        Raises NotAllowed without `mesh=True`.
+        Raises DoesNotFit without `mesh=True`.
         """
         return self._mesh.required_node
 
@@ -748,7 +748,7 @@ class ClipperServer(RequestScheduler):
         type: `onnx`, `skops`, `python` ("module:attribute"), `packed`, or another that a runtime
         opens; empty: by the path's suffix. input, output: `f32[64]`, or a dict of types by name;
         empty: as its first copy reports. load_now: load it at once; sync: and wait for it.
-        Repeating a registration has no effect; AlreadyExists when it differs. Raises NotAllowed
+        Repeating a registration has no effect; AlreadyExists when it differs. Raises DoesNotFit
         without `mesh=True`.
         """
         self._check_open()
@@ -770,7 +770,7 @@ class ClipperServer(RequestScheduler):
     def params(self) -> "Client":
         """A client of the shards whose tables this server's models use.
 
-        It handles one request at a time, so a worker makes its own. Raises NotAllowed without
+        It handles one request at a time, so a worker makes its own. Raises DoesNotFit without
         `params=`.
         """
         return self._parameters.client

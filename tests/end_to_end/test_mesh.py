@@ -23,8 +23,8 @@ import pytest
 import clipper
 from clipper.errors import (
     AlreadyExists,
+    DoesNotFit,
     InvalidInput,
-    NotAllowed,
     StillLinked,
     StoreError,
     UnknownModel,
@@ -509,7 +509,7 @@ def test_the_least_worthy_goes_where_there_is_no_room(folder: Path) -> None:
 
 
 def test_without_a_mesh_there_is_none() -> None:
-    with clipper.start() as server, pytest.raises(NotAllowed, match="mesh=True"):
+    with clipper.start() as server, pytest.raises(DoesNotFit, match="mesh=True"):
         _ = server.mesh
 
 

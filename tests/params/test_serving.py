@@ -21,7 +21,6 @@ from clipper.errors import (
     DeployFailed,
     DoesNotFit,
     InvalidInput,
-    NotAllowed,
     ShardAway,
     TypeConflict,
     UnknownTable,
@@ -269,7 +268,7 @@ def test_a_model_with_tables_needs_a_server_with_a_set() -> None:
         ) as told:
             server.deploy("scores", Scores)
         assert "clipper.start(params=" in told.value.hint
-        with pytest.raises(NotAllowed, match="no tables"):
+        with pytest.raises(DoesNotFit, match="no tables"):
             server.params  # noqa: B018
         with pytest.raises(
             DoesNotFit, match=r"context_table='users', and this server has no tables"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import clipper
-from clipper.errors import InvalidInput, NotAllowed, TypeConflict, UnknownTable
+from clipper.errors import DoesNotFit, InvalidInput, TypeConflict, UnknownTable
 from clipper.params import TableSpec
 from clipper.params.local.live_reshard import request_in
 from tests.frontend.conftest import warm_workers
@@ -178,6 +178,6 @@ def test_a_server_without_tables_refuses_table_requests() -> None:
     with (
         clipper.start(http={"admin": "127.0.0.1:0"}, warmup=False) as server,
         clipper.connect(f"http://{server.admin_address}") as remote,
-        pytest.raises(NotAllowed, match="no tables"),
+        pytest.raises(DoesNotFit, match="no tables"),
     ):
         remote.request("POST", "/admin/tables/a/drop", {})

@@ -12,7 +12,7 @@ from clipper.child_environment import child_environment
 from clipper.component import Health
 from clipper.config import Config
 from clipper.credentials.container_tokens import ContainerTokens
-from clipper.errors import NotAllowed, UnknownModel
+from clipper.errors import DoesNotFit, UnknownModel
 from clipper.mesh.loading.model_host import HostProcesses
 from clipper.mesh.node.node import MeshNode
 from clipper.mesh.node.platform import NodePlatform
@@ -75,9 +75,9 @@ class MeshMembership:
 
     @property
     def required_node(self) -> MeshNode:
-        """The node. Raises NotAllowed when the server is not a member of a mesh."""
+        """The node. Raises DoesNotFit when the server is not a member of a mesh."""
         if self._node is None:
-            raise NotAllowed(
+            raise DoesNotFit(
                 "this server is not a node of a mesh.", hint="Start it by clipper.start(mesh=True)."
             )
         return self._node

@@ -46,7 +46,7 @@ class TableClient:
     """The routes `/admin/tables` and `/admin/shards` as methods. Threads: any, as Client.
 
     With dry_run a change is checked, and nothing is changed. A change is in the history. All
-    methods raise NotAllowed if the server has no tables, UnknownTable, InvalidInput, and ShardAway.
+    methods raise DoesNotFit if the server has no tables, UnknownTable, InvalidInput, and ShardAway.
     """
 
     def __init__(self, client: TableRequests) -> None:

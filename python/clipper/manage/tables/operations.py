@@ -58,14 +58,14 @@ class TableServer(Protocol):
 
     @property
     def params(self) -> "Client":
-        """A client of the shards. Raises NotAllowed without tables."""
+        """A client of the shards. Raises DoesNotFit without tables."""
 
 
 class TableOperations:
     """Operations on tables. Threads: any. actor: who acts, for the history. dry_run: check, and
     change nothing.
 
-    All raise NotAllowed if the server has no tables, UnknownTable, and ShardAway.
+    All raise DoesNotFit if the server has no tables, UnknownTable, and ShardAway.
     """
 
     def __init__(self, server: TableServer, actor: str, *, dry_run: bool = False) -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from clipper.component import Health
 from clipper.config import Config
-from clipper.errors import DoesNotFit, InvalidInput, NotAllowed
+from clipper.errors import DoesNotFit, InvalidInput
 from clipper.selection import create_policy, takes_context
 from clipper.serving.models.reads import check_reads
 from clipper.types import Model
@@ -60,9 +60,9 @@ class ParameterSet:
 
     @property
     def client(self) -> "Client":
-        """A client of the shards. Raises NotAllowed without tables."""
+        """A client of the shards. Raises DoesNotFit without tables."""
         if self.served is None:
-            raise NotAllowed(
+            raise DoesNotFit(
                 "this server has no tables of parameters.",
                 hint="Start it by clipper.start(params='FOLDER').",
             )
