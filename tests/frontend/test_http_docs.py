@@ -29,6 +29,10 @@ def scale(columns: Any) -> Any:
     return {"scaled": scaled, "total": scaled.sum(axis=1)}
 
 
+def spell(text: str) -> Iterator[str]:
+    yield from text
+
+
 @pytest.fixture(scope="module")
 def page_server() -> Iterator[clipper.ClipperServer]:
     with clipper.start(http="127.0.0.1:0", admin="127.0.0.1:0", **QUICK) as server:
@@ -40,6 +44,8 @@ def page_server() -> Iterator[clipper.ClipperServer]:
         inputs, outputs = {"x": "f64[2]", "factor": "f64"}, {"scaled": "f64[2]", "total": "f64"}
         server.deploy("scale", scale, inputs=inputs, outputs=outputs)
         server.app("pair", models=["scale"], slo_ms=20_000)
+        server.deploy("spell", spell, input="str", output="str", row_by_row=True, cache=False)
+        server.app("letters", models=["spell"], slo_ms=20_000)
         warm_workers(server)
         yield server
 

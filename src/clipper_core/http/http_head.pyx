@@ -36,7 +36,8 @@ cdef enum Meaning:
     AUTHORIZATION = 6
     TRACE = 7
     DEADLINE = 8
-    FOREIGN = 9                 # a header that requests something that is not supported here
+    ACCEPT = 9
+    FOREIGN = 10                # a header that requests something that is not supported here
 
 cdef struct Known:
     u32 n
@@ -46,7 +47,7 @@ cdef struct Known:
 cdef Known[KNOWN_COUNT] _known = [
     Known(4, "host", HOST), Known(14, "content-length", LENGTH), Known(12, "x-request-id",
                                                                        REQUEST_ID),
-    Known(10, "connection", CONNECTION), Known(6, "accept", NOTHING),
+    Known(10, "connection", CONNECTION), Known(6, "accept", ACCEPT),
     Known(31, "inference-header-content-length", JSON_LENGTH),
     Known(17, "transfer-encoding", FOREIGN), Known(16, "content-encoding", FOREIGN), Known(6,
             "expect", FOREIGN),
@@ -127,6 +128,9 @@ cdef bint _is_plain(Meaning meaning, const u8* at, const u8* end, Head* head) no
     cdef const u8* p = at
     if meaning == NOTHING:
         return True
+    if meaning == ACCEPT:
+        # text/e... may ask for an answer in parts
+        return end - at <= 5 or (at[0] | 32) != 116 or (at[5] | 32) != 101
     if meaning == HOST:
         head.hosts = 1
         return at < end

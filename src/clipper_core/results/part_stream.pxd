@@ -15,6 +15,9 @@ from clipper_core.runtime.machine cimport atomic, u32, u64, u8
 from clipper_core.runtime.status cimport Status
 from clipper_core.wire.prediction cimport Value
 
+cdef enum:
+    ALL_PARTS = 0x10000000000   # more than an answer has
+
 cdef enum StreamPlace:          # PartStream.place; loop only
     STREAM_NEW = 0              # the loop has not seen it
     STREAM_WAITING = 1          # for a container
@@ -60,6 +63,7 @@ cdef cppclass PartStream:
     Value why                   # text: why it ended otherwise
     Block* block                # of the slot that waits for the next part; NULL: nobody waits
     u32 slot
+    u64 wanted                  # the part that the slot waits for
     # loop only
     u8 place
     u8 tries
@@ -84,7 +88,7 @@ cdef bint part_stream_is_ended(PartStream* s) noexcept nogil
 
 # -- What Python holds.
 cdef class AnswerPart:
-    cdef readonly object output, confidence, reason, id, request_id
+    cdef readonly object output, confidence, reason, id, request_id, models, missing
     cdef readonly u64 index, latency_us
     cdef readonly bint is_last, complete, is_default
 

@@ -2,6 +2,8 @@ from collections.abc import AsyncIterator, Generator, Iterator
 from types import TracebackType
 from typing import Any, final
 
+from clipper_core.results.future import Future
+
 @final
 class AnswerPart:
     output: Any
@@ -14,6 +16,8 @@ class AnswerPart:
     latency_us: int
     id: str | None
     request_id: str
+    models: tuple[Any, ...]
+    missing: tuple[Any, ...]
     def __init__(
         self,
         output: Any,
@@ -27,6 +31,8 @@ class AnswerPart:
         latency_us: int = 0,
         id: str | None = None,
         request_id: str = "",
+        models: tuple[Any, ...] = (),
+        missing: tuple[Any, ...] = (),
     ) -> None: ...
 
 def joined_parts(outputs: list[Any]) -> Any: ...
@@ -34,6 +40,9 @@ def joined_parts(outputs: list[Any]) -> Any: ...
 @final
 class PartsFuture:
     def __init__(self) -> None: ...
+    def pending(self) -> Future | None: ...
+    def ending(self) -> Future | None: ...
+    def error(self) -> Exception | None: ...
     def done(self) -> bool: ...
     def cancelled(self) -> bool: ...
     def cancel(self) -> bool: ...

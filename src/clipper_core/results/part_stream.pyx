@@ -94,9 +94,9 @@ cdef void _wake(PartStream* s, Block* block, u32 slot, u64 now_us) noexcept nogi
 
 
 cdef bint part_stream_add(PartStream* s, Value* part, u64 now_us) noexcept nogil:
-    cdef Block* block
+    cdef Block* block = NULL
     cdef ArrivedPart arrived
-    cdef u32 slot
+    cdef u32 slot = 0
     arrived.value = part[0]
     arrived.latency_us = _took_us(s, now_us)
     spin_lock(s.lock)
@@ -105,8 +105,9 @@ cdef bint part_stream_add(PartStream* s, Value* part, u64 now_us) noexcept nogil
         value_drop(part)
         return False
     s.parts.push_back(arrived)
-    block, slot = s.block, s.slot
-    s.block = NULL
+    if s.parts.size() > s.wanted:
+        block, slot = s.block, s.slot
+        s.block = NULL
     spin_unlock(s.lock)
     _wake(s, block, slot, now_us)
     return True
@@ -147,12 +148,13 @@ cdef class AnswerPart:
     parts; False: the parts until then, and `reason` says why there are no more. is_default: no part
     arrived, and the output is the application's default. latency_us: from the query to this part;
     of the whole to the end. id: of the query to an application, for feedback; None for a model's.
-    request_id: the caller's own id of the query.
+    request_id: the caller's own id of the query. models, missing: of an application's whole: the
+    model that gave the parts, and the one that gave none.
     """
 
     def __init__(self, output, u64 index, *, confidence=None, bint is_last=False,
                  bint complete=True, bint is_default=False, reason=None, u64 latency_us=0,
-                 id=None, str request_id=""):
+                 id=None, str request_id="", tuple models=(), tuple missing=()):
         self.output = output
         self.index = index
         self.confidence = confidence
@@ -163,6 +165,8 @@ cdef class AnswerPart:
         self.latency_us = latency_us
         self.id = id
         self.request_id = request_id
+        self.models = models
+        self.missing = missing
 
     def __repr__(self):
         name = "whole" if self.is_last else f"part {self.index}"
@@ -272,6 +276,7 @@ cdef class PartsFuture:
             if not is_waited_for:
                 stale = s.block
                 s.block, s.slot = block, slot
+                s.wanted = i
         spin_unlock(s.lock)
         if stale != NULL:
             block_drop(self.completion.state, stale, 1)
@@ -292,6 +297,22 @@ cdef class PartsFuture:
         if n + s.ahead // 2 >= s.allowed.load(acquire):
             part_stream_announce(s)
         return 0
+
+    def pending(self):
+        """Return the Future that is done once the next iteration has something to give, a part or
+        the whole; None if it has that now. Only one may wait at a time. Threads: any."""
+        return self._next(self.at) if self._must_wait() else None
+
+    def ending(self):
+        """Let the model give all its parts, and return the Future that is done once no more come;
+        None if that is so now. Only one may wait at a time. Threads: any."""
+        return self._next(ALL_PARTS) if self._status() == PENDING else None
+
+    def error(self):
+        """Return the error that the parts ended with; None if there is none, or they have not
+        ended. Threads: any."""
+        cdef u8 status = self._status()
+        return None if status == PENDING or status == OK else error_for(status, self._why())
 
     def done(self):
         """Return whether all parts have arrived, or no more will. Threads: any."""

@@ -21,10 +21,12 @@ from clipper.frontend.http.messages import (
     StreamedResponse,
     WorkerTask,
     answer_json,
+    problem,
     read_json,
 )
-from clipper.frontend.http.prediction_stream import PredictionStream
+from clipper.frontend.http.prediction_stream import PartEvents, PredictionStream
 from clipper.frontend.http.router import HttpRouter
+from clipper.frontend.http.server_sent_events import encode_event
 from clipper.frontend.inference.json_inputs import (
     InputReaders,
     Row,
@@ -40,8 +42,9 @@ from clipper.selection import features_of
 from clipper.serving.feedback.ground_truth import truth_of, weight_of
 from clipper.serving.feedback.observe import observe, observe_many, rehearse
 from clipper.serving.query.future_watcher import Future
+from clipper.serving.query.parts import predict_parts
 from clipper.serving.query.processor import ResolvedApplication, predict
-from clipper.types import Answer, InputType, PredictionRequest, Qualifiers, UserValue
+from clipper.types import Answer, AnswerPart, InputType, PredictionRequest, Qualifiers, UserValue
 
 SALT_MAX = 2**63 - 1
 Inputs = list[msgspec.Raw] | msgspec.Raw
@@ -50,7 +53,10 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 
 
 class PredictRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of a predict request. context: as in ApplicationHandle.predict."""
+    """The body of a predict request. context: as in ApplicationHandle.predict. stream: answer in
+    parts; null: if the request accepts server-sent events. part_slo_ms, slo_total_ms: of such an
+    answer.
+    """
 
     input: msgspec.Raw = _NOTHING
     inputs: msgspec.Raw = _NOTHING
@@ -58,6 +64,9 @@ class PredictRequest(msgspec.Struct, forbid_unknown_fields=True):
     context: list[float] | None = None
     slo_ms: float | None = None
     salt: int | float = 0
+    stream: bool | None = None
+    part_slo_ms: float | None = None
+    slo_total_ms: float | None = None
 
 
 class FeedbackRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -110,6 +119,30 @@ class PredictResponse(msgspec.Struct):
     qualifiers: dict[str, Qualifiers] | msgspec.UnsetType = msgspec.UNSET
     decided_by: str | msgspec.UnsetType = msgspec.UNSET
     set: UserValue = msgspec.UNSET
+
+
+class PartEvent(msgspec.Struct):
+    """A part of an answer in parts. confidence: present if the model gave one with the part."""
+
+    index: int
+    output: UserValue
+    confidence: float | msgspec.UnsetType = msgspec.UNSET
+
+
+class WholeEvent(msgspec.Struct):
+    """The whole of an answer in parts. parts: how many there were. complete: whether the model gave
+    all of them; `reason` says why not."""
+
+    id: str
+    output: UserValue
+    confidence: float | None
+    default: bool
+    complete: bool
+    reason: str
+    models: list[str]
+    missing: list[str]
+    parts: int
+    latency_us: int
 
 
 _read_predict = functools.partial(read_json, msgspec.json.Decoder(PredictRequest))
@@ -173,7 +206,41 @@ class ApplicationRoutes:
             raise InvalidInput(
                 "the request lacks `input`.", hint='Write {"input": ...} or {"inputs": [...]}.'
             )
-        return _with_types(resolved, body, slo_us, functools.partial(self._predict, request, body))
+        answer = self._predict_parts if _asks_for_parts(request, body) else self._predict
+        return _with_types(resolved, body, slo_us, functools.partial(answer, request, body))
+
+    def _predict_parts(
+        self,
+        request: HttpRequest,
+        body: PredictRequest,
+        resolved: ResolvedApplication,
+        slo_us: int,
+    ) -> HandlerResult:
+        """Answer a query in parts, by server-sent events."""
+        for limit_ms in (body.part_slo_ms, body.slo_total_ms):
+            self._node.slo_us(limit_ms, 0)
+        row = self._inputs.reader(resolved)(body.input, "$.input")
+        future = predict_parts(
+            resolved,
+            row,
+            body.user,
+            slo_us,
+            salt_of(body.salt),
+            body.context,
+            request.given_id.decode("ascii"),
+            (),
+            body.part_slo_ms,
+            body.slo_total_ms,
+        )
+        events = PartEvents(
+            future,
+            resolved,
+            _part_event,
+            functools.partial(_error_event, request.id),
+            request.id,
+            self._node.config.http.heartbeat_s,
+        )
+        return events.outcome()
 
     def _predict(
         self,
@@ -214,6 +281,11 @@ class ApplicationRoutes:
         body: PredictRequest = _reading(_read_predict, request.body, PredictRequest)
         if (body.input is _NOTHING) == (body.inputs is _NOTHING):
             raise InvalidInput("a request has `input` or `inputs`, one of the two.")
+        if _asks_for_parts(request, body, if_accepted=False):
+            raise InvalidInput(
+                "this route sends whole answers, not parts of one.",
+                hint="POST /api/APP/predict takes `stream`.",
+            )
         slo_us = resolved.slo_us if body.slo_ms is None else self._node.slo_us(body.slo_ms, 0)
         return _with_types(resolved, body, slo_us, functools.partial(self._stream, request, body))
 
@@ -431,6 +503,23 @@ def _names_tensors(body: PredictRequest) -> bool:
     return bytes(memoryview(given)).lstrip(b"[ \t\r\n").startswith(b"{")
 
 
+def _asks_for_parts(request: HttpRequest, body: PredictRequest, if_accepted: bool = True) -> bool:
+    """Return whether a request is to be answered in parts. if_accepted: also one that says nothing
+    of it, but accepts server-sent events above all. Raises InvalidInput."""
+    is_asked = body.stream
+    if is_asked is None and if_accepted:
+        accepted = request.headers.get(b"accept", b"").lower()
+        is_asked = accepted.startswith(b"text/event-stream")
+    if is_asked and body.inputs is not _NOTHING:
+        raise InvalidInput(
+            "an answer in parts is of one `input`.",
+            hint="POST /api/APP/predict/stream sends the answers of several, each when it is made.",
+        )
+    if not is_asked and (body.part_slo_ms is not None or body.slo_total_ms is not None):
+        raise InvalidInput('`part_slo_ms` and `slo_total_ms` are for requests with "stream": true.')
+    return bool(is_asked)
+
+
 def salt_of(salt: int | float) -> int:
     """Return the salt as an integer. Raises InvalidInput unless it is a whole number of 0 to
     SALT_MAX."""
@@ -480,6 +569,31 @@ def _predicted(answer: Answer) -> PredictResponse:
         answer.decided_by if answer.decided_by not in ("", "all") else msgspec.UNSET,
         answer.set or msgspec.UNSET,
     )
+
+
+def _part_event(part: AnswerPart) -> bytes:
+    """Return the event of a part, or of the whole."""
+    if not part.is_last:
+        sure = msgspec.UNSET if part.confidence is None else part.confidence
+        event = PartEvent(part.index, part.output, sure)
+        return encode_event(b"".join(json_texts(event)), name=b"part")
+    whole = WholeEvent(
+        part.id or "",
+        part.output,
+        part.confidence,
+        part.is_default,
+        part.complete,
+        part.reason or "",
+        [_name_of(model) for model in part.models],
+        [_name_of(model) for model in part.missing],
+        part.index,
+        part.latency_us,
+    )
+    return encode_event(b"".join(json_texts(whole)), name=b"answer")
+
+
+def _error_event(request_id: bytes, error: Exception) -> bytes:
+    return encode_event(problem(error, request_id).body, name=b"error")
 
 
 def _qualifiers(answer: Answer) -> dict[str, Qualifiers]:

@@ -129,8 +129,7 @@ class Exchange:
         if not self.is_working:
             self._give_back()
         if self.later is not None:
-            for future in self.later.futures:
-                future.cancel()
+            self.later.cancel()
         if self.body is not None:
             self.body.lose()
 

@@ -20,10 +20,15 @@ from clipper.frontend.http.messages import (
     StreamedResponse,
     WorkerTask,
     answer_json,
+    problem,
     read_json,
+    to_json,
 )
+from clipper.frontend.http.prediction_stream import PartEvents
 from clipper.frontend.http.router import HttpRouter
+from clipper.frontend.http.server_sent_events import encode_event
 from clipper.frontend.inference import codec
+from clipper.frontend.inference.generation import PendingText, TextRequest, generate
 from clipper.frontend.inference.multi_model import MultiModelRequest, ids_in
 from clipper.frontend.inference.operations import (
     InferenceOperations,
@@ -33,6 +38,7 @@ from clipper.frontend.inference.operations import (
 )
 from clipper.frontend.inference.whole_answers import asks_for_answers
 from clipper.frontend.server_interface import ServerInterface
+from clipper.types import AnswerPart
 
 
 class IndexRequest(msgspec.Struct):
@@ -41,6 +47,7 @@ class IndexRequest(msgspec.Struct):
     ready: bool = False
 
 
+_GENERATE: "msgspec.json.Decoder[TextRequest]" = msgspec.json.Decoder(TextRequest)
 _INDEX: "msgspec.json.Decoder[IndexRequest]" = msgspec.json.Decoder(IndexRequest)
 
 
@@ -61,6 +68,8 @@ class InferenceRoutes:
             routes.add("GET", f"{model}/config", self.config)
             routes.add("GET", f"{model}/stats", self.statistics)
             routes.add("POST", f"{model}/infer", self.infer)
+            routes.add("POST", f"{model}/generate", self.generate)
+            routes.add("POST", f"{model}/generate_stream", self.generate_stream)
         routes.add("POST", "/v2/repository/index", self.index)
         routes.add("POST", "/v2/repository/models/{}/load", self.load)
         routes.add("POST", "/v2/repository/models/{}/unload", self.unload)
@@ -159,6 +168,41 @@ class InferenceRoutes:
             return self._infer(target, infer_request, request, slo_ms, waited_us)
 
         return WorkerTask(wait)
+
+    def generate(self, request: HttpRequest) -> HandlerResult:
+        """Answer a text by the whole text that a model generates. Raises UnknownModel,
+        UnknownVersion, InvalidInput."""
+        pending = self._generation(request)
+        ending = pending.future.ending()
+        if ending is None:
+            return answer_json(pending.whole())
+        return DeferredResponse(
+            (ending,), lambda: answer_json(pending.whole()), pending.future.cancel
+        )
+
+    def generate_stream(self, request: HttpRequest) -> HandlerResult:
+        """Answer a text by the parts of the text that a model generates, as server-sent events."""
+        pending = self._generation(request)
+
+        def part_event(part: AnswerPart) -> bytes:
+            return encode_event(to_json(pending.event(part)))
+
+        def error_event(error: Exception) -> bytes:
+            return encode_event(problem(error, request.id).body)
+
+        return PartEvents(
+            pending.future,
+            pending.target.resolved,
+            part_event,
+            error_event,
+            request.id,
+            self._node.config.http.heartbeat_s,
+        ).outcome()
+
+    def _generation(self, request: HttpRequest) -> PendingText:
+        target = self._target(request)
+        asked = read_json(_GENERATE, request.body)
+        return generate(self._node, target, asked, request.given_id.decode("ascii"))
 
     def _infer_target(self, request: HttpRequest) -> InferenceTarget:
         """Return the target of an infer request. Raises UnknownModel; UnknownApplication if whole

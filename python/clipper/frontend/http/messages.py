@@ -169,14 +169,29 @@ class HttpResponse:
 
 
 class DeferredResponse:
-    """A response that is made on the event loop, by `make`, once all `futures` are done."""
+    """A response that is made on the event loop, by `make`, once all `futures` are done.
 
-    __slots__ = ("futures", "make")
+    on_gone: called if the client disconnects before; else the futures are cancelled.
+    """
+
+    __slots__ = ("_on_gone", "futures", "make")
 
     def __init__(
-        self, futures: Sequence[Future], make: "Callable[[], HttpResponse | StreamedResponse]"
+        self,
+        futures: Sequence[Future],
+        make: "Callable[[], HttpResponse | StreamedResponse]",
+        on_gone: "Callable[[], object] | None" = None,
     ) -> None:
         self.futures, self.make = futures, make
+        self._on_gone = on_gone
+
+    def cancel(self) -> None:
+        """Stop the work for a client that has disconnected."""
+        if self._on_gone is not None:
+            self._on_gone()
+            return
+        for future in self.futures:
+            future.cancel()
 
 
 class StreamedResponse:

@@ -4,6 +4,8 @@ A handler returns `StreamedResponse(begin)` and writes to the StreamedBody that 
 Source: the HTML standard, section 9.2.
 """
 
+import asyncio
+from collections.abc import Callable
 from typing import Final
 
 from clipper.frontend.http.messages import HttpRequest
@@ -36,6 +38,35 @@ def encode_event(data: bytes, *, name: bytes = b"", id: int = 0, retry_ms: int =
         b"data: " + line for line in data.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
     ]
     return b"\n".join(lines) + b"\n\n"
+
+
+class Heartbeat:
+    """Calls `beat` after each interval without a `note`. Threads: the event loop's."""
+
+    def __init__(self, interval_s: float, beat: Callable[[], None]) -> None:
+        self._interval_s = interval_s
+        self._beat = beat
+        self._is_quiet = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Begin an interval."""
+        self._is_quiet = True
+        self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._end)
+
+    def note(self) -> None:
+        """Note that something was written."""
+        self._is_quiet = False
+
+    def stop(self) -> None:
+        """Call `beat` no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _end(self) -> None:
+        if self._is_quiet:
+            self._beat()
+        self.start()
 
 
 def _one_line(text: bytes) -> bytes:

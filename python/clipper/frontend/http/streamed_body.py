@@ -90,6 +90,7 @@ class StreamedBody:
         if self.gone or self.ended:
             return
         self.ended = True
+        self._forget_handler()
         if self._chunked:
             self._outlet.write_body(b"0\r\n\r\n")
         if self._started:
@@ -134,5 +135,13 @@ class StreamedBody:
         if self.gone or self.ended:
             return
         self.gone = True
-        if self.on_gone is not None:
-            self.on_gone()
+        on_gone = self.on_gone
+        self._forget_handler()
+        if on_gone is not None:
+            on_gone()
+
+    def _forget_handler(self) -> None:
+        """Let the handler go, which refers to this body: it is not called any more."""
+        self.on_room = None
+        self.on_turn = None
+        self.on_gone = None

@@ -42,6 +42,7 @@ from clipper.types import Answer, InputType, Model, PredictionRequest, UserValue
 Rows = UserValue  # an array (n, ...), a list of n, or NamedRows
 EXTENSIONS = [
     "binary_tensor_data",
+    "generate",
     "model_configuration",
     "model_repository",
     "schedule_policy",
@@ -326,7 +327,7 @@ class InferenceOperations:
 
     def rows(self, target: InferenceTarget, request: codec.InferRequest) -> Rows:
         """Return the queries of a request, in order. Raises InvalidInput."""
-        _whole(request, "priority", 0)
+        whole_number(request, "priority", 0)
         if asks_for_answers(request):
             self.check_application(target)
         if request.outputs:
@@ -390,8 +391,8 @@ class InferenceOperations:
     ) -> PendingInference:
         """Submit the queries of a request. id: of the request; `request.id` is used if
         it is empty."""
-        resolved, user, salt = target.resolved, _user(request), _whole(request, "salt", 0)
-        context = _context(request)
+        resolved, user, salt = target.resolved, user_of(request), whole_number(request, "salt", 0)
+        context = context_of(request)
         if trace is not None:
             trace.start_query()
         pending = self._submit(
@@ -454,11 +455,12 @@ def timeout_ms(request: codec.InferRequest) -> float | None:
             "parameters.slo_ms is not known here.",
             hint="Write parameters.timeout, in microseconds.",
         )
-    timeout_us = _whole(request, "timeout", 0)
+    timeout_us = whole_number(request, "timeout", 0)
     return timeout_us / 1000 if timeout_us else None
 
 
-def _whole(request: codec.InferRequest, key: str, otherwise: int) -> int:
+def whole_number(request: codec.InferRequest, key: str, otherwise: int) -> int:
+    """Return a parameter that is a whole number from 0, also as text. Raises InvalidInput."""
     value = request.parameters.get(key, otherwise)
     if isinstance(value, str) and value.isdecimal() and len(value) < 20:
         value = int(value)
@@ -467,7 +469,7 @@ def _whole(request: codec.InferRequest, key: str, otherwise: int) -> int:
     return value
 
 
-def _context(request: codec.InferRequest) -> object:
+def context_of(request: codec.InferRequest) -> object:
     """Return `parameters.context`: a list, or a string of JSON, as gRPC's parameters are no
     lists."""
     context = request.parameters.get("context")
@@ -497,7 +499,8 @@ def _beside(answer: Answer) -> dict[str, object]:
     return parameters
 
 
-def _user(request: codec.InferRequest) -> str | None:
+def user_of(request: codec.InferRequest) -> str | None:
+    """Return `parameters.user`. Raises InvalidInput."""
     user = request.parameters.get("user")
     if user is not None and not isinstance(user, str):
         raise InvalidInput("parameters.user is a string.")

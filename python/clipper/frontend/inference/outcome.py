@@ -5,7 +5,7 @@ import numpy as np
 from clipper.errors import BadOutput, Cancelled, ClipperError, Overloaded
 from clipper.serving.query.future_watcher import Future
 from clipper.serving.query.processor import ResolvedApplication
-from clipper.types import Answer, Answers
+from clipper.types import Answer, AnswerPart, Answers, PartsFuture
 
 
 def answer_of(future: Future, resolved: ResolvedApplication) -> Answer:
@@ -32,6 +32,21 @@ def answers_of(future: Future, resolved: ResolvedApplication) -> Answers:
             [future.error(row + n * i) for i in range(len(future) // n)], "; ".join(answers.reasons)
         )
     return answers
+
+
+def check_begun(future: PartsFuture, resolved: ResolvedApplication) -> None:
+    """Raise the error of an answer in parts that has ended without a part, if the application has
+    no default: one of those of `answer_of`. It is begun or has ended."""
+    if future.done():
+        whole_of(future, resolved)
+
+
+def whole_of(future: PartsFuture, resolved: ResolvedApplication) -> AnswerPart:
+    """Return the whole of an answer in parts that has ended. Raises what check_begun raises."""
+    whole = future.result(0)
+    if whole.is_default and resolved.default is None:
+        raise _error([future.error()], whole.reason or "")
+    return whole
 
 
 def _error(errors: list[Exception | None], reason: str) -> ClipperError:

@@ -35,6 +35,7 @@ APPLICATIONS, PROTOCOL, ORIGINAL, SERVER = (
     "server",
 )
 OF = ("management", "queries")
+_EVENT_STREAM = "text/event-stream"
 _QUERY_ERRORS = (404, 429, 500, 503, 504)  # statuses of failed queries
 _READ_ERRORS = (404,)
 
@@ -85,12 +86,12 @@ class RouteList(msgspec.Struct):
     routes: list[str]
 
 
-def _slo(most: float) -> Schema:
+def _slo(most: float, about: str = "instead of the application's") -> Schema:
     return {
         "type": ["number", "null"],
         "exclusiveMinimum": 0,
         "maximum": most,
-        "description": "instead of the application's",
+        "description": about,
     }
 
 
@@ -105,6 +106,15 @@ def _query_members(slo_ms_max: float) -> dict[str, Schema]:
             "maximum": applications.SALT_MAX,
             "description": "another salt, another cache entry",
         },
+    }
+
+
+def _parts_members(slo_ms_max: float) -> dict[str, Schema]:
+    """Return the members of a request that is answered in parts."""
+    return {
+        "stream": {"type": ["boolean", "null"], "description": "answer in parts, by events"},
+        "part_slo_ms": _slo(slo_ms_max, "from a part to the next one"),
+        "slo_total_ms": _slo(slo_ms_max, "until the end; a minute if not given"),
     }
 
 
@@ -151,11 +161,16 @@ def predict_schemas(
     if columns is not None:
         many = {"anyOf": [many, columns]}
     whole = members(
-        applications.PredictRequest, input=input, inputs=many, **_query_members(limits.slo_ms_max)
+        applications.PredictRequest,
+        input=input,
+        inputs=many,
+        **_query_members(limits.slo_ms_max),
+        **_parts_members(limits.slo_ms_max),
     )
     rest_of = ("user", "context", "slo_ms", "salt")
+    of_parts = ("stream", "part_slo_ms", "slo_total_ms")
     return {
-        "Predict": only(whole, "input", *rest_of, required=["input"]),
+        "Predict": only(whole, "input", *rest_of, *of_parts, required=["input"]),
         "PredictMany": only(whole, "inputs", *rest_of, required=["inputs"]),
     }
 
@@ -273,6 +288,44 @@ _INFERRED: Schema = {
         "outputs": {"type": "array", "items": _tensor(codec.OUTPUT)},
     },
     "required": ["model_name", "outputs"],
+}
+_MICROSECONDS: Schema = {"type": "integer", "minimum": 0}
+_GENERATE: Schema = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string"},
+        "text_input": {"type": "string"},
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "timeout": {**_MICROSECONDS, "description": "until the first part"},
+                "part_timeout": {**_MICROSECONDS, "description": "from a part to the next one"},
+                "total_timeout": {**_MICROSECONDS, "description": "until the end"},
+                "user": {"type": "string"},
+                "salt": {"type": "integer", "minimum": 0, "maximum": applications.SALT_MAX},
+            },
+        },
+    },
+    "required": ["text_input"],
+}
+_GENERATED: Schema = {
+    "type": "object",
+    "properties": {
+        "model_name": {"type": "string"},
+        "model_version": {"type": "string"},
+        "id": {"type": "string"},
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "prediction_id": {"type": "string"},
+                "default": {"type": "boolean"},
+                "complete": {"type": "boolean"},
+                "reason": {"type": "string"},
+            },
+        },
+        "text_output": {"type": "string"},
+    },
+    "required": ["model_name", "text_output"],
 }
 _OLD_PREDICT: Schema = {
     "type": "object",
@@ -427,8 +480,10 @@ def of_applications() -> RouteTable:
             summary="Query an application, with one input or several",
             tag=APPLICATIONS,
             names=("application",),
+            more=_PARTS,
             takes=_one_of("Predict", "PredictMany"),
             gives=_one_of("PredictResponse", "PredictManyResponse"),
+            also=(_EVENT_STREAM,),
             errors=_QUERY_ERRORS,
         ),
         ("POST", "/api/{}/predict/stream"): RouteInfo(
@@ -439,7 +494,7 @@ def of_applications() -> RouteTable:
             more=_EVENTS,
             takes=_one_of("Predict", "PredictMany"),
             gives={},
-            media="text/event-stream",
+            media=_EVENT_STREAM,
             errors=_READ_ERRORS,
         ),
         ("POST", "/api/{}/feedback"): RouteInfo(
@@ -477,6 +532,8 @@ def of_applications() -> RouteTable:
 
 _EVENTS = """Server-sent events: `answer` with the `index` of its input and the members of Predicted, `error` with its `index` and
 those of Problem, and last `done`, with how many there were of either. Comments are signs of life."""  # noqa: E501
+_PARTS = """With `stream` (or `Accept: text/event-stream`) one input is answered by server-sent events: `part` with the members of
+PartEvent for each part, and `answer` with those of WholeEvent, or `error` with those of Problem."""  # noqa: E501
 
 
 def of_protocol() -> RouteTable:
@@ -544,6 +601,24 @@ def of_protocol() -> RouteTable:
                 headers=_DEADLINE,
                 errors=(429, 500, 503, 504),
             ),
+            ("POST", f"{model}/generate"): about(
+                f"generate{'' if of == 'Model' else 'Version'}",
+                "Send a text, and get the text that the model generates",
+                names,
+                takes=_GENERATE,
+                gives=_GENERATED,
+                errors=(429, 500, 503, 504),
+            ),
+            ("POST", f"{model}/generate_stream"): about(
+                f"generateStream{'' if of == 'Model' else 'Version'}",
+                "The same, each part of the text as an event",
+                names,
+                more=_TEXTS,
+                takes=_GENERATE,
+                gives={},
+                media=_EVENT_STREAM,
+                errors=(429, 500, 503, 504),
+            ),
         }
     return found
 
@@ -575,6 +650,10 @@ def of_repository() -> RouteTable:
 _BINARY = """An application or a model. Tensors may follow the JSON as bytes, little-endian, in order: then the header
 `Inference-Header-Content-Length` is the JSON's length, and `binary_data_size` of each tensor its bytes. With
 `binary_data_output` the answer comes so, as `application/octet-stream`."""  # noqa: E501
+
+
+_TEXTS = """Server-sent events with the members of a response to generate, whose texts are the whole together. The last one has no
+text, but the parameters of the whole. An event with the members of Problem ends what fails later."""  # noqa: E501
 
 
 def _ref(name: str) -> Schema:
@@ -640,9 +719,10 @@ def describe_application(
             id=f"predict_{app.name}",
             summary=f"Query {app.name} with one input or several",
             tag=APPLICATIONS,
-            more=more,
+            more=f"{more}. {_PARTS}",
             takes=inputs,
             gives=_one_of("PredictResponse", "PredictManyResponse"),
+            also=(_EVENT_STREAM,),
             errors=_QUERY_ERRORS,
             example={"input": row} if row is not None else None,
             links=_feedback_link(app) if app.learns else {},
@@ -658,7 +738,7 @@ def describe_application(
             more=_EVENTS,
             takes=inputs,
             gives={},
-            media="text/event-stream",
+            media=_EVENT_STREAM,
             errors=_READ_ERRORS,
             example={"inputs": [row, row]} if row is not None else None,
         ),
@@ -683,6 +763,8 @@ def describe_application(
 
 SHARED: tuple[type[msgspec.Struct], ...] = (
     applications.PredictResponse,
+    applications.PartEvent,
+    applications.WholeEvent,
     PredictManyResponse,
     FeedbackResponse,
     Counted,

@@ -64,6 +64,8 @@ class WholeAnswers:
             latency_us=whole.latency_us,
             id=id_of(resolved, number),
             request_id=self._request_id,
+            models=() if is_default else (model,),
+            missing=(model,) if is_default else (),
         )
 
     def _why(self, status: Status, model: VersionedModel, detail: str) -> str | None:
