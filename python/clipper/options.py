@@ -24,17 +24,18 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
 
     replicas: int | tuple[int, int] = 1  # (1, 4): as many of 1 to 4 as the load requires
     deployer: str = ""  # "process", "docker" or "podman"; empty: server.deployer
-    memory_mib: int = 0  # Docker and Podman: memory of each container; 0: no limit
+    memory_mib: int = 0  # memory of each container; 0: no limit
     cpus: float = 0.0  # the same of its CPUs
-    gpus: str = ""  # the same of its GPUs: "all", a number, or ids such as "0,2"
+    gpus: str = ""  # Docker and Podman: GPUs of each: "all", a number, or ids such as "0,2"
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
-    """The Python environment of a model. The default is that of the server."""
+    """The environment of a model. The default is that of the server."""
 
     requirements: str | os.PathLike[str] | Sequence[str] = ()  # a file, or lines for pip
     python: str = ""  # "3.12", or the path of an interpreter
     code: str | Sequence[str] = ()  # folders or files that the model imports
+    env: Mapping[str, str] | None = None  # environment variables: {"MODE": "fast"}
 
 
 class TableAccess(msgspec.Struct, frozen=True, kw_only=True):

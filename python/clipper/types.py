@@ -474,9 +474,10 @@ class Model(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.model/
     finite: inputs with NaN or infinities are refused.  row_by_row: the model takes one input at a
     time.  code: folders its container needs on sys.path. requirements: lines for pip: its
     containers run in an environment of its own, with these; none: in the server's. python: of that
-    environment, "3.11" or the path of an interpreter; empty: the server's. deployer: "process" (or
-    empty), "docker" or "podman"; for the last two: memory_mib, cpus (0: no limit) and gpus ("all",
-    a number, or ids as "0,2") of each container. tables: of parameters that it uses, by name:
+    environment, "3.11" or the path of an interpreter; empty: the server's. env: environment
+    variables of its containers. deployer: "process" (or empty), "docker" or "podman". memory_mib,
+    cpus (0: no limit): of each container; gpus of one of the last two: "all", a number, or ids as
+    "0,2". tables: of parameters that it uses, by name:
     {"factors": {"dim": 8}}; for its other settings see docs/params.md. reads: rows that a
     prediction is made of: columns of the input by table, or `module:function`; tolerance: how far
     these may move, as a share of their norm, until a cached one is forgotten. warmup: what its
@@ -518,6 +519,7 @@ class Model(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.model/
     folder: str = ""
     source: PulledFrom | None = None
     columns: tuple[str, ...] = ()
+    env: dict[str, str] = {}
 
     @property
     def id(self) -> VersionedModel:

@@ -63,6 +63,7 @@ EXAMPLES: dict[str, Any] = {
     "warmup": [[1.0, 2.0, 3.0]],
     "requirements": ["numpy"],
     "python": "3.12",
+    "env": {"MODE": "fast"},
     "deployer": "docker",
     "memory_mib": 512,
     "cpus": 1.5,
@@ -91,6 +92,7 @@ AS_TEXT = {  # what the command line has for it
     "similar": "width=0.5,projections=8",
     "reads": ("taste=0,1",),
     "tables": ("factors:dim=8",),
+    "env": ("MODE=fast",),
     "warmup": "[[1.0, 2.0, 3.0]]",
     "requirements": "requirements.txt",
 }
@@ -345,7 +347,7 @@ def test_keywords_say_what_http_says(name: str) -> None:
     keywords: Any = {name: EXAMPLES[name]}
     found, expected = model_spec("m", keywords), from_http(name)
     config = load(env={}, limits={"replicas_max": 64})
-    if name in ("memory_mib", "cpus", "gpus"):
+    if name == "gpus":
         config = load(env={}, deployer="docker")
     if name == "deployer":
         assert found.deployer == expected.deployer
@@ -355,8 +357,13 @@ def test_keywords_say_what_http_says(name: str) -> None:
 @pytest.mark.parametrize(
     ("members", "why"),
     [
-        ({"memory_mib": 512}, "memory_mib is for containers of docker"),
-        ({"memory_mib": 8, "deployer": "docker"}, "16 or more"),
+        ({"gpus": "all"}, "gpus is for containers of docker"),
+        ({"memory_mib": 8}, "16 or more"),
+        ({"env": {"CLIPPER_TOKEN": "x"}}, "CLIPPER_TOKEN is Clipper's own"),
+        ({"env": {"A-B": "x"}}, "'A-B' is no variable"),
+        ({"env": {"A": "x\0"}}, "'A' is no variable"),
+        ({"env": {f"A{i}": "" for i in range(65)}}, "at most 64 variables"),
+        ({"env": {"A": "x" * (16 << 10)}}, "and 16384 bytes"),
         ({"warmup": []}, "warmup of model"),
         ({"schema": "f64 -> f64", "input": "f64"}, "schema is given beside"),
         ({"replicas": (3, 2)}, "are no bounds"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from typing import Final
 
 EXIT_NOT_FOUND: Final = 127
 GROUP_ENV: Final = "CLIPPER_CONTROL_GROUP"  # the file by which a process joins its control group
+LIMITS_ENV: Final = "CLIPPER_PROCESS_LIMITS"  # bytes of data, and cores, of each process; 0: any
 _PR_SET_PDEATHSIG: Final = 1
 
 
@@ -25,7 +27,8 @@ def end_with_parent(
     ignores_ctrl_c: bool = False,
 ) -> None:
     """Let the kernel send a signal to this process when the thread that started it ends, and join
-    the control group that was made for this process, if any: all that it starts ends with it.
+    the control group that was made for this process, if any: all that it starts ends with it. Then
+    take the limits that the group does not have.
 
     parent: process id that its parent must have; with another one the parent has ended already,
     and the signal is sent at once. 0: whichever it is. ignores_ctrl_c: Ctrl-C reaches all processes
@@ -35,11 +38,30 @@ def end_with_parent(
     if group:
         with contextlib.suppress(OSError), open(group, "w", encoding="ascii") as file:
             file.write("0")
+    limits = os.environ.pop(LIMITS_ENV, "")
+    if limits:
+        _limit(*map(int, limits.split()))
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, sent, 0, 0, 0)
     if parent and os.getppid() != parent:
         os.kill(os.getpid(), sent)
     if ignores_ctrl_c:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _limit(data_bytes: int, cores: int) -> None:
+    """Limit the memory that this process writes to, with what it reserves, and the cores that it
+    runs on; what it starts has the same limits, each for itself.
+
+    cores: those after the one that its process id names, so that processes share them evenly.
+    """
+    if data_bytes:
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        bound = data_bytes if hard == resource.RLIM_INFINITY else min(data_bytes, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (bound, bound))
+    if cores:
+        allowed = sorted(os.sched_getaffinity(0))
+        at = os.getpid() * cores % len(allowed)
+        os.sched_setaffinity(0, (allowed * 2)[at : at + min(cores, len(allowed))])
 
 
 def command(words: Sequence[str], folder: str, nice: int = 0) -> list[str]:

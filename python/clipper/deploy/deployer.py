@@ -23,9 +23,9 @@ class ContainerSpec:
     clipper-container installed. code: directories for sys.path. env: added to the environment.
     env_pass: variables of the server that a process gets besides the usual ones.
 
-    deployer: "process", "docker" or "podman". For the last two only: memory_mib and cpus (0: no
-    limit), gpus ("all", a number, or ids as "0,2"), needs: contents of the image, secrets: texts to
-    mount, by path.
+    deployer: "process", "docker" or "podman". memory_mib, cpus: limits of each; 0: none. For the
+    last two only: gpus ("all", a number, or ids as "0,2"), needs: contents of the image, secrets:
+    texts to mount, by path.
 
     command: words of a program that is the container, run in `folder`; empty for Python.
     """
@@ -111,6 +111,7 @@ def spec_of(
         gpus=model.gpus,
         command=model.command,
         folder=model.folder,
+        env=model.env,
         connect=connect,
         token=token,
         threads=threads,

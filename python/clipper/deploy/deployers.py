@@ -27,11 +27,10 @@ def placing(deployer: str, memory_mib: int, cpus: float, gpus: str) -> dict[str,
             hint=f"Deployers: {', '.join(KINDS)}.",
         )
     limits = {"memory_mib": memory_mib, "cpus": cpus, "gpus": gpus}
-    if deployer == "process" and (given := [key for key, value in limits.items() if value]):
-        hint = 'Remove it, or set deployer="docker".'
+    if deployer == "process" and gpus:
+        hint = 'Set CUDA_VISIBLE_DEVICES in its env, or deployer="docker".'
         raise InvalidInput(
-            f"{given[0]} is for containers of docker and podman; this model runs in a process.",
-            hint=hint,
+            "gpus is for containers of docker and podman; this model runs in a process.", hint=hint
         )
     for key, value in (("memory_mib", memory_mib), ("cpus", cpus)):
         if (

@@ -647,10 +647,11 @@ class Deployment:
             if s.state not in ("stopped", "failed", "held")
         }
         tables, secrets = self._with_table_access(model)
+        spec = self._spec(model)
         spec = dataclasses.replace(
-            self._spec(model),
+            spec,
             python=python,
-            env={**(_APART if own else {}), **tables},
+            env={**spec.env, **(_APART if own else {}), **tables},
             env_pass=self.config.server.env_pass,
             secrets=secrets,
         )

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import cast
 
 from clipper.config import Config, merge_batching
+from clipper.deploy.declared_variables import declared_variables
 from clipper.deploy.deployers import placing
 from clipper.deploy.packages.artifact import trusting
 from clipper.deploy.packages.environments import lines_of
@@ -110,6 +111,7 @@ def record_fields(
         "warmup": warmup,
         "requirements": lines_of(spec.requirements),
         "python": spec.python,
+        "env": declared_variables(name, spec.env),
         "tables": dict(spec.tables),
         "reads": declaration_of(name, spec.reads) if spec.reads else {},
         "tolerance": float(spec.tolerance),

@@ -33,8 +33,9 @@ class InspectedServer(Protocol):
 def processes(server: InspectedServer) -> list[dict[str, object]]:
     """Return a row for each version in service: name, version, latest, roles (by application),
     state, ready and wanted replicas, rss_bytes, pss_bytes (a page that n processes share counts
-    1/n), starts (by replica: "forked", or "plain: " and why), queued, batch (the largest that a
-    replica takes now), why, error and next (the command that helps), both perhaps empty.
+    1/n), starts (by replica: "forked", or "plain: " and why; then its limits), queued, batch (the
+    largest that a replica takes now), why, error and next (the command that helps), both perhaps
+    empty.
     """
     view, stats = server.catalog.view, server.stats()["models"]
     return [

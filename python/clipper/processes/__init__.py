@@ -6,6 +6,7 @@ from clipper.processes.handle import (
     Handle,
     Notice,
     NoticeKind,
+    ProcessLimits,
     Told,
     describe_exit,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "Notice",
     "NoticeKind",
     "Outcome",
+    "ProcessLimits",
     "RestartPolicy",
     "Spawned",
     "StartCommand",

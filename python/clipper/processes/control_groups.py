@@ -2,21 +2,31 @@
 it, also what has left its process group.
 
 A supervisor has a group of its own below the one that its process is in, and one below that for
-each start. No controller is enabled in them, so memory and cores are limited and shared as without
-them. A server that is killed leaves its group; the next one that starts in the same place removes
-it, with what is in it. A lock on the folder tells which groups are in use.
+each start. A server that is killed leaves its group; the next one that starts in the same place
+removes it, with what is in it. A lock on the folder tells which groups are in use.
+
+The memory and the cores of a start that has limits are limited by its group, if that has the
+controllers. The kernel allows them only below a group without processes: below the root, or below
+the group of a unit of systemd with `DelegateSubgroup=`, which puts the server itself into a group
+below. Elsewhere each process of the start has limits of its own (`clipper_container.parent_death`).
 """
 
 import contextlib
 import fcntl
 import itertools
+import math
 import os
 import re
 import secrets
 import signal
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
+
+from clipper.processes.handle import NO_LIMITS, End, ProcessLimits
+from clipper_container.parent_death import GROUP_ENV, LIMITS_ENV
 
 NAME: Final = "clipper-"
 MOUNTS: Final = Path("/proc/self/mountinfo")
@@ -25,6 +35,11 @@ END_S: Final = 5.0  # from SIGKILL to the end of processes; the kernel may hold 
 _PAUSE_S: Final = 0.002
 _KILL: Final = "cgroup.kill"  # Linux 5.14
 _PROCESSES: Final = "cgroup.procs"
+CONTROLLERS: Final = ("memory", "cpu")
+_CONTROL: Final = "cgroup.subtree_control"
+_DELEGATED: Final = "user.delegate"  # set by systemd on a group that is another's to divide
+_PERIOD_US: Final = 100_000  # of `cpu.max`
+_KILLED_FOR_MEMORY: Final = 137  # as of a shell: by SIGKILL, but not from outside
 _TRIES: Final = 3  # another server may take a new group for an old one
 
 
@@ -41,9 +56,65 @@ def own_group(mounts: Path = MOUNTS, own: Path = OWN) -> Path:
                 continue  # outside of what this container sees
             found = Path(point) / place.relative_to(root)
             if os.access(found, os.W_OK) and os.access(found / _PROCESSES, os.W_OK):
-                return found
+                return found.parent if _is_delegated(found.parent) else found
             why = f"{found} cannot be written"
     raise OSError(why)
+
+
+@dataclass(frozen=True, slots=True)
+class StartGroup:
+    """The control group and the limits of the processes of one start. folder: of the group; None:
+    they have none. held: the controllers that limit the group; other limits are those of each
+    process.
+    """
+
+    folder: Path | None
+    limits: ProcessLimits = NO_LIMITS
+    held: frozenset[str] = frozenset()
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """The environment variables by which the process of the start joins the group, and limits
+        itself."""
+        found = {} if self.folder is None else {GROUP_ENV: str(self.folder / _PROCESSES)}
+        data_bytes = 0 if "memory" in self.held else self.limits.memory_mib << 20
+        cores = 0 if "cpu" in self.held else math.ceil(self.limits.cpus)
+        return {**found, LIMITS_ENV: f"{data_bytes} {cores}"} if data_bytes or cores else found
+
+    @property
+    def text(self) -> str:
+        """The limits, and what holds them, for people; empty without limits."""
+        memory = "its group" if "memory" in self.held else "the data of each process (RLIMIT_DATA)"
+        cpu = "its group" if "cpu" in self.held else "the cores it may run on"
+        each = (
+            (self.limits.memory_mib, f"memory_mib={self.limits.memory_mib} of {memory}"),
+            (self.limits.cpus, f"cpus={self.limits.cpus:g} of {cpu}"),
+        )
+        return ", ".join(text for limit, text in each if limit)
+
+    def explained(self, end: End) -> End:
+        """Return the end of its process, with the limit that it met."""
+        limit = f"its limit, memory_mib, is {self.limits.memory_mib}"
+        if not self.limits.memory_mib or end.own or end.code == 0:
+            return end
+        if "memory" not in self.held:
+            text = f"{end.detail} (the limit of its data, memory_mib, is {self.limits.memory_mib})"
+            return end if end.is_stop else replace(end, detail=text)
+        if self.folder is not None and _was_short_of_memory(self.folder):
+            return replace(end, code=_KILLED_FOR_MEMORY, detail=f"killed for memory ({limit})")
+        return end
+
+    def _hold(self) -> None:
+        """Set the limits of the group. Raises: OSError."""
+        assert self.folder is not None
+        if "memory" in self.held:
+            (self.folder / "memory.max").write_text(str(self.limits.memory_mib << 20))
+            (self.folder / "memory.oom.group").write_text("1")
+            with contextlib.suppress(FileNotFoundError):  # the kernel counts no swap
+                (self.folder / "memory.swap.max").write_text("0")
+        if "cpu" in self.held:
+            quota_us = max(1000, round(self.limits.cpus * _PERIOD_US))
+            (self.folder / "cpu.max").write_text(f"{quota_us} {_PERIOD_US}")
 
 
 class ControlGroups:
@@ -56,6 +127,7 @@ class ControlGroups:
         self._folder: Path | None = None
         self._lock = -1
         self._numbers = itertools.count(1)
+        self._holds: frozenset[str] = frozenset()  # controllers of the groups of starts
 
     def open(self) -> None:
         """Remove the groups of servers that have ended, and make one for this one."""
@@ -71,6 +143,7 @@ class ControlGroups:
                     os.close(lock)
             for _ in range(_TRIES):
                 if self._make(place / f"{NAME}{os.getpid()}-{secrets.token_hex(4)}"):
+                    self._holds = _enabled(place) & _enabled(self._folder)
                     return
 
     def _make(self, folder: Path) -> bool:
@@ -86,16 +159,23 @@ class ControlGroups:
             self._folder, self._lock = folder, lock
         return lock >= 0
 
-    def new(self) -> Path | None:
-        """Make a group; return the file by which a process joins it. None where there is none."""
+    def new(self, limits: ProcessLimits = NO_LIMITS) -> StartGroup:
+        """Make a group for a start with these limits."""
         if self._folder is None:
-            return None
-        group = self._folder / str(next(self._numbers))
+            return StartGroup(None, limits)
+        wanted = {"memory": limits.memory_mib, "cpu": limits.cpus}
+        held = frozenset(name for name in self._holds if wanted[name])
+        group = StartGroup(self._folder / str(next(self._numbers)), limits, held)
+        assert group.folder is not None
         try:
-            group.mkdir()
+            group.folder.mkdir()
         except OSError:  # there are limits
-            return None
-        return group / _PROCESSES
+            return StartGroup(None, limits)
+        try:
+            group._hold()
+        except OSError:
+            return replace(group, held=frozenset())
+        return group
 
     def close(self) -> None:
         """End all that is left in the groups. Idempotent."""
@@ -116,6 +196,36 @@ def end(group: Path) -> bool:
         for folder, _, _ in os.walk(group, topdown=False):
             os.rmdir(folder)
     return not group.exists()
+
+
+def _is_delegated(group: Path) -> bool:
+    """Return whether a group is this user's to divide, and has no process of its own."""
+    try:
+        is_ours = os.getxattr(group, _DELEGATED) == b"1"
+        return is_ours and os.access(group, os.W_OK) and not (group / _PROCESSES).read_bytes()
+    except OSError:
+        return False
+
+
+def _enabled(group: Path | None) -> frozenset[str]:
+    """Enable the controllers in a group for those below it; return those that are."""
+    if group is None:
+        return frozenset()
+    found: set[str] = set()
+    for name in CONTROLLERS:
+        with contextlib.suppress(OSError):  # it has none, or it has processes
+            (group / _CONTROL).write_text(f"+{name}")
+    with contextlib.suppress(OSError):
+        found = {*(group / _CONTROL).read_text().split()}
+    return frozenset(CONTROLLERS) & found
+
+
+def _was_short_of_memory(group: Path) -> bool:
+    """Return whether the kernel has killed a process of a group because of its limit."""
+    with contextlib.suppress(OSError):
+        counts = dict(line.split() for line in (group / "memory.events").read_text().splitlines())
+        return int(counts.get("oom_kill", 0)) > 0
+    return False
 
 
 def _end_until(group: Path, until_s: float) -> None:

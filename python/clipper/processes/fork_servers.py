@@ -24,7 +24,7 @@ from functools import partial
 from typing import Final, Protocol, TypeVar
 
 from clipper.processes.child import SHORT, TRIED
-from clipper.processes.handle import Notice, NoticeKind
+from clipper.processes.handle import NO_LIMITS, Notice, NoticeKind, ProcessLimits
 from clipper.processes.restarts import RestartPolicy
 from clipper.processes.spawned import Spawned, StartCommand
 from clipper.processes.supervisor import TAIL_LINES, Supervisor
@@ -59,7 +59,8 @@ class Program:
     environment: what the child will have; without secrets. imports: modules of installed packages.
     preload: modules from any place. session: whether the child gets a session of its own, and goes
     on when its fork server ends. urgent: whether nothing serves in its place now; then a fork
-    server that is started for it imports at the usual CPU priority.
+    server that is started for it imports at the usual CPU priority. limits: of a child without a
+    session.
     """
 
     id: Hashable
@@ -70,6 +71,7 @@ class Program:
     python: str = sys.executable
     session: bool = False
     urgent: bool = False
+    limits: ProcessLimits = NO_LIMITS
 
 
 class Requester(Protocol):

@@ -101,7 +101,7 @@ class ForkedChild:
             return program
         request = {**self._work.request(self._number)}
         if not program.session:
-            request["environment"] = {**program.environment, **self._told.group()}
+            request["environment"] = {**program.environment, **self._told.group(program.limits)}
         self._message = json.dumps(request).encode()
         if len(self._message) > REQUEST_BYTES_MAX:
             return "its arguments are too long for a fork server"

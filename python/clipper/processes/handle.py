@@ -11,6 +11,17 @@ STOPS: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessLimits:
+    """The limits of the processes of a start. memory_mib: of memory; cpus: cores; 0: none."""
+
+    memory_mib: int = 0
+    cpus: float = 0.0
+
+
+NO_LIMITS: Final = ProcessLimits()
+
+
+@dataclass(frozen=True, slots=True)
 class End:
     """The end of a process. code: its exit code, negative for a signal; None: not known. detail:
     says it for people, "killed (SIGKILL)". own: it ended with something of the server's, as its
@@ -46,9 +57,10 @@ class Told(Protocol):
     again. Threads: the supervisor's, but for `post`.
     """
 
-    def group(self) -> Mapping[str, str]:
+    def group(self, limits: ProcessLimits = NO_LIMITS) -> Mapping[str, str]:
         """Return the environment variables by which the process of this start joins a control group
-        of its own (`clipper_container.parent_death`); what is in it ends with the start.
+        of its own, and keeps to its limits (`clipper_container.parent_death`); what is in the group
+        ends with the start.
         """
 
     def started(self, pid: int, how: str = "") -> None:

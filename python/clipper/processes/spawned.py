@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Protocol
 
-from clipper.processes.handle import End, Told, describe_exit
+from clipper.processes.handle import NO_LIMITS, End, ProcessLimits, Told, describe_exit
 from clipper.processes.output import Output
 from clipper_container.start_folder import ROOT, StartFolder
 
@@ -23,7 +23,8 @@ class StartCommand:
     """A program and what it gets. fds: descriptors that it inherits under their numbers. stdin: a
     descriptor; -1: nothing to read. stderr: a descriptor; -1: that of its output. session: whether
     it gets a session of its own, besides its process group. joins: whether it joins a control group
-    of its own, as `clipper_container.parent_death` does: it runs code that is not ours.
+    of its own, as `clipper_container.parent_death` does: it runs code that is not ours. limits: of
+    one that joins.
     """
 
     words: Sequence[str]
@@ -33,6 +34,7 @@ class StartCommand:
     stderr: int = -1
     session: bool = False
     joins: bool = False
+    limits: ProcessLimits = NO_LIMITS
 
     def command(self, number: int) -> "StartCommand":
         """See Commands: the same command for each start."""
@@ -42,7 +44,7 @@ class StartCommand:
         """Return the command of one start."""
         if not self.joins:
             return self
-        return replace(self, environment={**self.environment, **told.group()})
+        return replace(self, environment={**self.environment, **told.group(self.limits)})
 
 
 class Commands(Protocol):

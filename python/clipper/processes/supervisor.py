@@ -27,11 +27,18 @@ from clipper.component import State as ComponentState
 from clipper.errors import NotStarted, ShuttingDown
 from clipper.foreign_text import printable
 from clipper.processes.child import Child, ChildEvent
-from clipper.processes.control_groups import ControlGroups, end
-from clipper.processes.handle import ChildListener, End, Handle, Notice, NoticeKind
+from clipper.processes.control_groups import ControlGroups, StartGroup, end
+from clipper.processes.handle import (
+    NO_LIMITS,
+    ChildListener,
+    End,
+    Handle,
+    Notice,
+    NoticeKind,
+    ProcessLimits,
+)
 from clipper.processes.restarts import RestartPolicy, Spacing, StartLimit
 from clipper.processes.state import Action, ChildState, Happened
-from clipper_container.parent_death import GROUP_ENV
 from clipper_container.shortage import SpareDescriptors, is_own
 
 _LOOK_S: Final = 0.005  # from SIGKILL to the end of what a child has left; doubles
@@ -590,16 +597,16 @@ class _Told:
         self._fds: set[int] = set()
         self._timers: list[asyncio.TimerHandle] = []
         self._open = True
-        self._group: Path | None = None
+        self._group: StartGroup | None = None
 
-    def group(self) -> Mapping[str, str]:
+    def group(self, limits: ProcessLimits = NO_LIMITS) -> Mapping[str, str]:
         """See Told."""
-        self._group = self._group or self._supervisor._groups.new()
-        return {} if self._group is None else {GROUP_ENV: str(self._group)}
+        self._group = self._group or self._supervisor._groups.new(limits)
+        return self._group.variables
 
     def started(self, pid: int, how: str = "") -> None:
         """See Told."""
-        self._take(ChildEvent(Happened.STARTED, pid=pid, why=how))
+        self._take(ChildEvent(Happened.STARTED, pid=pid, why=self._limited(how)))
 
     def lacks(self, why: str, *, soon: bool = True) -> None:
         """See Told."""
@@ -617,7 +624,7 @@ class _Told:
     def started_as(self, how: str) -> None:
         """See Told."""
         if self._open:
-            self._entry.child.how = how
+            self._entry.child.how = self._limited(how)
 
     def serves(self) -> None:
         """See Told."""
@@ -640,6 +647,8 @@ class _Told:
 
     def ended(self, end: End) -> None:
         """See Told."""
+        if self._group is not None:
+            end = self._group.explained(end)
         self._take(ChildEvent(Happened.ENDED, end=end))
 
     def do(self, handler: Callable[[], object]) -> None:
@@ -677,8 +686,13 @@ class _Told:
 
     def end_group(self) -> None:
         """End what is left in the control group of this start."""
-        if self._group is not None:
-            self._supervisor._end_group(self._group.parent)
+        if self._group is not None and self._group.folder is not None:
+            self._supervisor._end_group(self._group.folder)
+
+    def _limited(self, how: str) -> str:
+        """Say how the process was started, and which limits it has."""
+        limits = "" if self._group is None else self._group.text
+        return "; ".join(filter(None, (how, limits)))
 
     def _take(self, event: ChildEvent) -> None:
         if self._open:

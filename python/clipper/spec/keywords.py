@@ -128,6 +128,7 @@ class ModelKeywords(TypedDict, total=False):
     warmup: object
     requirements: str | os.PathLike[str] | Sequence[str]
     python: str
+    env: Mapping[str, str] | None
     deployer: str
     memory_mib: int
     cpus: float
@@ -161,6 +162,7 @@ class SentModelKeywords(TypedDict, total=False):
     warmup: object
     requirements: str | os.PathLike[str] | Sequence[str]
     python: str
+    env: Mapping[str, str] | None
     deployer: str
     memory_mib: int
     cpus: float
@@ -196,6 +198,7 @@ class ModelMembers(TypedDict, total=False):
     warmup: object
     requirements: str | os.PathLike[str] | Sequence[str]
     python: str
+    env: Mapping[str, str] | None
     deployer: str
     memory_mib: int
     cpus: float

@@ -228,6 +228,15 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
             "Python of that environment: `3.12`, or the path of an interpreter; empty: the server's"
         ),
     ] = ""
+    env: Annotated[
+        dict[str, str],
+        field(
+            'environment variables of its containers, besides the usual ones: `{ MODE = "fast" }`;'
+            " they are stored with the model and shown, so they are no place for secrets",
+            wire=dict[str, str] | None,
+            python="Mapping[str, str] | None",
+        ),
+    ] = {}
     deployer: Annotated[
         Literal["", "process", "docker", "podman"],
         field("what runs its containers; empty: server.deployer", python="str"),
@@ -235,7 +244,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     memory_mib: Annotated[
         int,
         field(
-            "memory limit of each container of Docker or podman; 0: none",
+            "memory limit of each container; of a process: docs/operating.md, Limits; 0: none",
             "MiB",
             ge=0,
             le=1 << 30,
@@ -244,7 +253,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     ] = 0
     cpus: Annotated[
         float,
-        field("cores of each container of Docker or podman; 0: no limit", "cores", ge=0, le=4096),
+        field("cores of each container; 0: no limit", "cores", ge=0, le=4096),
     ] = 0.0
     gpus: Annotated[
         str,

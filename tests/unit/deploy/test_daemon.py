@@ -193,8 +193,8 @@ def test_how_a_container_ended(state: dict[str, object], text: str) -> None:
     [
         (("dokcer", 0, 0, ""), "deployer='dokcer' - did you mean 'docker'?"),
         (
-            ("process", 512, 0, ""),
-            "memory_mib is for containers of docker and podman; this model runs in a process.",
+            ("process", 512, 0, "all"),
+            "gpus is for containers of docker and podman; this model runs in a process.",
         ),
         (("docker", 4, 0, ""), "memory_mib=4: 16 or more"),
         (("docker", 1.5, 0, ""), "memory_mib=1.5: 0 for no limit, or more."),

@@ -30,11 +30,22 @@ from tests.expected import check_expected
 
 F64 = InputType.parse("f64[3]")
 STORE = "etcd://clipper:secret@etcd.default:2379/clipper"
+VARIABLES = {"MODE": "fast"}
 
 
 def shipment(**more: object) -> Shipment:
     models = [
-        Model("sums", 1, F64, replicas=2, memory_mib=512, cpus=2.5, output="f64", gpus="all"),
+        Model(
+            "sums",
+            1,
+            F64,
+            replicas=2,
+            memory_mib=512,
+            cpus=2.5,
+            output="f64",
+            gpus="all",
+            env=VARIABLES,
+        ),
         Model("Big.model", 4, F64, replicas=0, gpus="2", cache=False, retry_singly=True),
         Model("every", 2, InputType.parse("any"), gpus="0, GPU-1"),
     ]

@@ -13,9 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from clipper.processes import NoticeKind, Spawned, StartCommand, Supervisor, control_groups
-from clipper.processes.control_groups import NAME, ControlGroups, end, own_group
+from clipper.processes import (
+    End,
+    NoticeKind,
+    ProcessLimits,
+    Spawned,
+    StartCommand,
+    Supervisor,
+    control_groups,
+)
+from clipper.processes.control_groups import CONTROLLERS, NAME, ControlGroups, end, own_group
 from clipper_container import parent_death
+from clipper_container.parent_death import GROUP_ENV, LIMITS_ENV
 from tests.control_groups import own_group_mounted
 from tests.processes import Program
 from tests.unit.processes.test_supervisor import QUICK, Marked, Notices, until
@@ -107,7 +116,7 @@ def test_a_group_that_cannot_be_locked_is_not_left(
         lacking.setattr(os, "open", full)
         made.open()
     assert [*tmp_path.iterdir()] == []
-    assert made.new() is None
+    assert made.new().folder is None
     (tmp_path / f"{NAME}1-left").mkdir()  # of a server that has ended
     with monkeypatch.context() as lacking:
         lacking.setattr(os, "open", full)
@@ -199,5 +208,102 @@ def test_a_group_that_another_has_removed_is_no_error(place: Path) -> None:
     (folder,) = place.glob(f"{NAME}{os.getpid()}-*")
     assert end(folder)
     assert end(folder)
-    assert made.new() is None
+    assert made.new().folder is None
     made.close()
+
+
+# -- limits
+
+
+@pytest.mark.parametrize(
+    ("delegated", "busy", "below"),
+    [(True, False, True), (True, True, False), (False, False, False)],
+)
+def test_a_group_that_is_delegated_is_divided_beside_the_server(
+    tmp_path: Path, place: Path, delegated: bool, busy: bool, below: bool
+) -> None:
+    """As a unit of systemd with `DelegateSubgroup=` has it."""
+    unit = place / f"{NAME}test-{os.getpid()}"
+    own = unit / "server"
+    own.mkdir(parents=True)
+    words = [sys.executable, "-c", "input()"]
+    child = subprocess.Popen(words, stdin=subprocess.PIPE)
+    try:
+        if delegated:
+            os.setxattr(unit, "user.delegate", b"1")
+        if busy:
+            (unit / "cgroup.procs").write_text(str(child.pid))
+        (tmp_path / "own").write_text("0::/own/server\n")
+        (tmp_path / "mounts").write_text(V2.format("/own", unit))
+        found = own_group(tmp_path / "mounts", tmp_path / "own")
+        assert found == (unit if below else own)
+    finally:
+        child.communicate(b"\n")
+        until(partial(end, unit))
+
+
+@pytest.fixture
+def limiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ControlGroups:
+    """Groups in a folder that is none of the kernel's, as if it had both controllers."""
+    monkeypatch.setattr(control_groups, "own_group", partial(Path, tmp_path))
+    monkeypatch.setattr(control_groups, "_enabled", lambda group: frozenset(CONTROLLERS))
+    made = ControlGroups()
+    made.open()
+    return made
+
+
+def test_a_group_with_controllers_has_the_limits(limiting: ControlGroups) -> None:
+    group = limiting.new(ProcessLimits(64, 1.5))
+    assert group.folder is not None
+    written = {path.name: path.read_text() for path in group.folder.iterdir()}
+    assert written == {
+        "memory.max": str(64 << 20),
+        "memory.oom.group": "1",
+        "memory.swap.max": "0",
+        "cpu.max": "150000 100000",
+    }
+    assert LIMITS_ENV not in group.variables
+    assert group.text == "memory_mib=64 of its group, cpus=1.5 of its group"
+    killed, stopped = End(-signal.SIGKILL, "killed (SIGKILL)"), End(0, "exit 0")
+    (group.folder / "memory.events").write_text("max 12\noom_kill 0\n")
+    assert group.explained(killed) == killed, "by somebody else"
+    (group.folder / "memory.events").write_text("max 12\noom_kill 1\n")
+    assert group.explained(killed).detail == "killed for memory (its limit, memory_mib, is 64)"
+    assert not group.explained(killed).is_stop, "it counts as an end by itself"
+    assert group.explained(stopped) == stopped
+
+
+def test_a_start_without_limits_has_none(limiting: ControlGroups) -> None:
+    group = limiting.new()
+    assert group.folder is not None
+    assert [*group.folder.iterdir()] == []
+    assert group.text == ""
+    assert [*group.variables] == [GROUP_ENV]
+
+
+def test_without_controllers_each_process_has_the_limits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notices: Notices
+) -> None:
+    def nowhere() -> Path:
+        raise OSError
+
+    monkeypatch.setattr(control_groups, "own_group", nowhere)
+    tells = f"""
+import os, resource
+data_bytes, _ = resource.getrlimit(resource.RLIMIT_DATA)
+print(data_bytes >> 20, len(os.sched_getaffinity(0)), "{LIMITS_ENV}" in os.environ, flush=True)
+os.abort()
+"""
+    words = parent_death.command([sys.executable, "-c", tells], "/")
+    limits = ProcessLimits(300, 0.5)
+    command = StartCommand(words, {"PATH": os.environ["PATH"]}, joins=True, limits=limits)
+    with Supervisor() as processes:
+        processes.add("a", Spawned(command), QUICK, notices)
+        started = notices.next(NoticeKind.STARTED)
+        ended = notices.next(NoticeKind.EXITED)
+    assert ended.log_tail == ("300 1 False",)
+    assert started.detail == (
+        "memory_mib=300 of the data of each process (RLIMIT_DATA),"
+        " cpus=0.5 of the cores it may run on"
+    )
+    assert ended.detail.endswith("(the limit of its data, memory_mib, is 300)")

@@ -178,6 +178,14 @@ def _table(option: str, text: str) -> UserValue:
     return table, _keys(option, keys, "dim=8")
 
 
+def _variable(option: str, text: str) -> UserValue:
+    """Parse `MODE=fast`."""
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise _refused(option, f"{text!r} is not NAME=VALUE, such as MODE=fast.")
+    return name, value
+
+
 def _columns(option: str, text: str) -> UserValue:
     """Parse `taste=0,1`."""
     table, _, columns = text.rpartition("=")
@@ -238,6 +246,7 @@ FORMS: Final[Mapping[str, Form]] = {
     "batching": Form("MODE|KEY=VALUE,..", _batching),
     "similar": Form("WIDTH|KEY=VALUE,..", _similar),
     "reads": Form("TABLE=COLUMNS", _columns, multiple=True),
+    "env": Form("NAME=VALUE", _variable, multiple=True),
     "tables": Form("NAME:KEY=VALUE,..", _table, multiple=True),
     "initializer_settings": Form("NAME=NUMBER", _number, multiple=True),
     "optimizer_settings": Form("NAME=NUMBER", _number, multiple=True),

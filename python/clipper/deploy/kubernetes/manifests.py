@@ -365,14 +365,13 @@ def _compose_model(name: str, model: Model, image: Image) -> Document:
         resources["reservations"] = {
             "devices": [{"driver": "nvidia", "capabilities": ["gpu"], **_devices(model.gpus)}]
         }
+    variables = {**model.env, **(_of_a_program(model, "server") if model.command else {})}
+    connect = ["--connect", f"tcp:server:{PORT}"]
     return {
         "image": image.name,
         "build": f"./models/{name}",
-        **(
-            {"environment": _of_a_program(model, "server")}
-            if model.command
-            else {"command": ["--connect", f"tcp:server:{PORT}", "--threads", str(_threads(model))]}
-        ),
+        **({"environment": variables} if variables else {}),
+        **({} if model.command else {"command": [*connect, "--threads", str(_threads(model))]}),
         "networks": ["models"],
         "secrets": ["clipper_token"],
         **_CONFINED,
@@ -670,7 +669,8 @@ def _pulling(export: str, target: str, container: Document) -> list[Document]:
         claim = {"claimName": url.place, "readOnly": True}
         return [{"name": "artifact", "persistentVolumeClaim": claim}]
     container["envFrom"] = [{"secretRef": {"name": f"{export}-artifacts", "optional": True}}]
-    container["env"] = [{"name": "CLIPPER_ARTIFACTS__PULL_S", "value": str(_PULL_S)}]
+    pull = {"name": "CLIPPER_ARTIFACTS__PULL_S", "value": str(_PULL_S)}
+    container["env"] = [*container.get("env", ()), pull]
     healthy = {"exec": {"command": _HEALTHY}}
     container["startupProbe"] = probe(healthy, 5, 60 + _PULL_S // 5)
     return []
@@ -695,12 +695,14 @@ def model_objects(export: str, name: str, model: Model, image: Image) -> Iterato
         resources["limits"]["nvidia.com/gpu"] = count
     healthy = {"exec": {"command": [*HEALTHY] if model.command else _HEALTHY}}
     host = f"{export}-models"
-    settings = _of_a_program(model, host, CLIPPER_ALL_SERVERS="1") if model.command else {}
+    own = _of_a_program(model, host, CLIPPER_ALL_SERVERS="1") if model.command else {}
+    variables = [{"name": key, "value": value} for key, value in {**model.env, **own}.items()]
     container = {
         "name": "model",
         "image": image.name,
+        **({"env": variables} if variables else {}),
         **(
-            {"env": [{"name": key, "value": value} for key, value in settings.items()]}
+            {}
             if model.command
             else {
                 "args": [

@@ -12,7 +12,7 @@ from clipper.deploy.deployer import ContainerSpec, options
 from clipper.deploy.processes.command import command_line, variables
 from clipper.deploy.processes.warmup_deaths import WarmUpDeaths
 from clipper.deploy.replicas import Replicas
-from clipper.processes import Handle, StartCommand, Supervisor, Told
+from clipper.processes import Handle, ProcessLimits, StartCommand, Supervisor, Told
 from clipper.processes.fork_servers import ForkServers, Program
 from clipper.processes.forked import ForkedChild
 from clipper_container.forking import Message
@@ -99,6 +99,7 @@ class _ModelWork:
         self._servers = servers
         self._fork = fork
         self._warmup = WarmUpDeaths()
+        self._limits = ProcessLimits(spec.memory_mib, spec.cpus)
         self._last: Program | None = None  # that was requested
 
     def program(self, number: int) -> Program | str:
@@ -115,6 +116,7 @@ class _ModelWork:
             imports_of(spec.target, spec.code, self._folder.path),
             python=spec.python,
             urgent=self._is_awaited(number),
+            limits=self._limits,
         )
         return self._last
 
@@ -136,10 +138,11 @@ class _ModelWork:
         spec = self._spec
         around = environment(spec, self._replica)
         if spec.command:
-            return StartCommand(command(spec, self._replica), around, (control,), joins=True)
+            words = command(spec, self._replica)
+            return StartCommand(words, around, (control,), joins=True, limits=self._limits)
         words = [*_program(spec), *self._arguments(number, str(os.getpid()))]
         words += ["--report-fd", str(control)]
-        return StartCommand(words, around, (control,), joins=True)
+        return StartCommand(words, around, (control,), joins=True, limits=self._limits)
 
     def reported(self, report: Message, told: Told) -> bool:
         """See Work; `clipper_container.forking.report` has the reports."""
