@@ -769,6 +769,8 @@ def main() -> int:
     if options.serve:
         serve(*options.serve)
         return 0
+    # it is ignored in what a shell starts in the background, and then in the servers, too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     began = time.monotonic()
     with started(options.seed, options.starts) as run:
         each = order(options.kills, options.store_faults, options.shortages, run)

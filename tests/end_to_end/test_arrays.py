@@ -162,7 +162,7 @@ def test_other_threads_run_while_an_array_waits_for_room(model):
     counts, stop = [0], threading.Event()
 
     def work():
-        while not stop.is_set():
+        while not stop.wait(0.001):
             counts[0] += 1
 
     thread = threading.Thread(target=work)

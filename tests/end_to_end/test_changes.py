@@ -1,6 +1,7 @@
 """Learning goes through changes of an application while it serves: another policy, other
 models, other servers."""
 
+import contextlib
 import logging
 import threading
 from collections import Counter
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import clipper
+from clipper.errors import UnknownApplication
 from clipper.selection import POLICIES, create_policy
 from clipper.selection.policies.stateless_policy import learns
 from tests.memory_container import wait_until
@@ -46,7 +48,7 @@ def settings(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, object
 
 
 class Feedback:
-    """A thread that rates the answers of applications as fast as it can. counted: by application
+    """A thread that rates answers of applications until it ends. counted: by application
     and policy that answered."""
 
     def __init__(self, server: clipper.ClipperServer, names: list[str]) -> None:
@@ -58,7 +60,7 @@ class Feedback:
 
     def _run(self) -> None:
         turn = 0
-        while not self._stop.is_set():
+        while not self._stop.wait(0.002):
             turn += 1
             for name in self._names:
                 try:
@@ -141,7 +143,10 @@ def taught(server: clipper.ClipperServer, name: str, user: str, model: str) -> N
 
 
 def models_of(server: clipper.ClipperServer) -> list[str]:
-    return [str(model) for model in server.app("app")._resolve("app").models]
+    """Return the models that an application has on a server; none if it has not heard of it."""
+    with contextlib.suppress(UnknownApplication):
+        return [str(model) for model in server.app("app")._resolve("app").models]
+    return []
 
 
 def ones(xs):

@@ -54,7 +54,7 @@ class Queries(threading.Thread):
         self.outputs: list[object] = []
 
     def run(self) -> None:
-        while not self._over.is_set():
+        while not self._over.wait(0.002):
             self.outputs.append(self._app.predict([1.0, 2.0]).result(PATIENCE_S).output)
 
     def wait_for_more(self, count: int = 30) -> None:

@@ -110,7 +110,7 @@ class Load(threading.Thread):
     every third time. pause_s: between two pushes. Without one a push meets each step of a change,
     and a core is busy."""
 
-    def __init__(self, shards: Any, ids: Any = IDS, pause_s: float = 0.0) -> None:
+    def __init__(self, shards: Any, ids: Any = IDS, pause_s: float = 0.001) -> None:
         super().__init__()
         self.ids, self.pause_s = ids, pause_s
         self.client = Client(shards, patience_s=PATIENCE_S)
@@ -146,7 +146,7 @@ def begin(client: Client) -> None:
 
 
 @contextlib.contextmanager
-def loaded(folder: Path, pause_s: float = 0.0) -> Iterator[Client]:
+def loaded(folder: Path, pause_s: float = 0.001) -> Iterator[Client]:
     """Yield a client while others push; check at the end that each of their pushes was applied
     once. pause_s: between two pushes of each."""
     with Client(folder, patience_s=PATIENCE_S) as client:
@@ -570,7 +570,7 @@ class SynchronousWorker(Load):
     def run(self) -> None:
         minus = -ones((self.ids.size, 2))
         try:
-            while not self.enough.is_set():
+            while not self.enough.wait(self.pause_s):
                 versions = self.client.pull_variables()[0]
                 each = {name: -ones(1) for name in "ab"}
                 rows = {"counts": (self.ids, minus)}

@@ -499,7 +499,7 @@ def test_the_wheel_of_the_sdk() -> None:
         assert digest == f"sha256={base64.urlsafe_b64encode(raw).decode().rstrip('=')}"
         assert int(size) == len(data)
         if name.endswith("entry_points.txt"):
-            script = b"clipper-container = clipper_container.__main__:main"
+            script = b"clipper-container = clipper_container.__main__:command"
             assert data == b"[console_scripts]\n" + script + b"\n"
         elif name.endswith("/WHEEL"):
             assert data.splitlines()[0] == b"Wheel-Version: 1.0"

@@ -22,7 +22,6 @@ from clipper_container.adapters.ragged import run_by_shape
 from clipper_container.artifacts.errors import PullError
 from clipper_container.artifacts.url import ArtifactUrl
 from clipper_container.errors import TooLarge
-from clipper_container.forking.fork_server import _code_of
 from clipper_container.forking.report import Reporter
 from clipper_container.host import model_cache
 from clipper_container.host.work_record import SLOT_BYTES, SLOTS, WorkRecord
@@ -31,6 +30,7 @@ from clipper_container.loading.errors import LoadError
 from clipper_container.model import BorrowedModel, FunctionModel, Scored
 from clipper_container.params import frames, rows
 from clipper_container.params.frames import Head, MessageKind
+from clipper_container.process_end import _code_of
 from clipper_container.records import Records, open_columns, pack_columns
 from clipper_container.tensor_spec import FREE, InvalidTensor, TensorSpec, _with_nan
 from clipper_container.worker import warmup
@@ -422,11 +422,11 @@ def test_the_title_of_a_replica_fits_into_its_command_line() -> None:
 ENDS = """
 import sys
 import threading
-from clipper_container.forking.fork_server import _run_and_exit
+from clipper_container.process_end import run_and_end
 def work():
     print("said")
     return eval(sys.argv[1])
-_run_and_exit(work)
+run_and_end(work)
 """
 
 

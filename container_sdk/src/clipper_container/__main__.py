@@ -14,9 +14,10 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from clipper_container.parent_death import end_with_parent
+from clipper_container.process_end import end_process
 from clipper_container.worker.priority import lower
 
 if TYPE_CHECKING:
@@ -409,14 +410,21 @@ def _check(arguments: argparse.Namespace) -> int:
 def _fork_server(arguments: argparse.Namespace) -> int:
     if arguments.usual_priority:
         arguments.restore()
+    gc.disable()
     import socket
 
-    import clipper_container.__main__  # the program of a replica
+    # what every replica imports, and its program
+    import clipper_container.__main__
+    import clipper_container.forking.replica
+    import clipper_container.forking.report
     import clipper_container.loading.targets
-    import clipper_container.worker.serve  # noqa: F401  # what every replica imports
+    import clipper_container.worker.all_servers
+    import clipper_container.worker.declared_tables
+    import clipper_container.worker.serve  # noqa: F401
     from clipper_container.forking.fork_server import ForkServer, Parent
     from clipper_container.forking.preload import Imports
 
+    gc.enable()
     with socket.socket(fileno=os.dup(0)) as connection:
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
@@ -559,5 +567,10 @@ def _least(*limits: int) -> int:
     return min((limit for limit in limits if limit), default=0)
 
 
+def command() -> NoReturn:
+    """Run the command, and end its process."""
+    end_process(main())
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

@@ -26,7 +26,6 @@ request may succeed. An error never ends this process, because the kernel would 
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import gc
 import importlib
@@ -35,17 +34,15 @@ import os
 import select
 import signal
 import socket
-import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NoReturn
 
 from clipper_container.forking import Message
 from clipper_container.forking.preload import Imports, Unsafe
+from clipper_container.process_end import run_and_end
 from clipper_container.shortage import is_own
 
 MESSAGE_BYTES_MAX = 1 << 18
@@ -165,10 +162,13 @@ class ForkServer:
             socket.send_fds(self._connection, [json.dumps(message).encode()], [*fds])
 
     def _import(self, imports: Callable[[Sequence[str]], None], names: Sequence[str]) -> Message:
+        gc.disable()
         try:
             imports(names)
         except Unsafe as unsafe:
             return {"unsafe": str(unsafe), "module": unsafe.module}
+        finally:
+            gc.enable()
         gc.collect()
         gc.freeze()  # keeps the pages of these objects shared with the children
         return {"ready": True, "imports": len(self._imports)}
@@ -194,7 +194,7 @@ class ForkServer:
                 os.close(fd)
             signal.signal(signal.SIGTERM, self._on_sigterm)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            _run_and_exit(partial(_enter, request, fds, self._parent))
+            run_and_end(partial(_enter, request, fds, self._parent))
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if not request.session:
             with contextlib.suppress(OSError):  # it was quicker, or has ended
@@ -229,32 +229,3 @@ def _enter(request: _Request, fds: Sequence[int], parent: Parent) -> int:
     module, _, name = request.entry.partition(":")
     entry: Entry = getattr(importlib.import_module(module), name)
     return entry(fds, parent)
-
-
-def _run_and_exit(work: Callable[[], int]) -> NoReturn:
-    """Run a child and end its process as `multiprocessing` does: threads that are no daemons are
-    awaited, and exit functions called.
-    """
-    code = 1
-    try:
-        try:
-            code = work()
-        except SystemExit as exit:
-            code = _code_of(exit)
-        except BaseException:
-            traceback.print_exc()
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):
-                stream.flush()
-    finally:
-        os._exit(code)
-
-
-def _code_of(exit: SystemExit) -> int:
-    """Return the exit code of a SystemExit, as Python does."""
-    if exit.code is None or isinstance(exit.code, int):
-        return exit.code or 0
-    print(exit.code, file=sys.stderr)
-    return 1

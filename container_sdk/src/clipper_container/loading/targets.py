@@ -12,11 +12,11 @@ import contextlib
 import hashlib
 import hmac
 import importlib
-import importlib.metadata
 import json
 import os
 import pickle
 import platform
+import re
 import sys
 from collections.abc import Iterable, Mapping
 
@@ -190,13 +190,34 @@ def _others(about: Mapping[str, object]) -> str:
     found = []
     packages = about.get("packages")
     for name, then in packages.items() if isinstance(packages, dict) else ():
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            now = importlib.metadata.version(name)
-            if now.split(".")[:2] != str(then).split(".")[:2]:
-                found.append((name, str(then), now))
+        now = _installed_version(name)
+        if now and now.split(".")[:2] != str(then).split(".")[:2]:
+            found.append((name, str(then), now))
     differences = ", ".join(f"{name} {then} (here: {now})" for name, then, now in found)
     lines = ", ".join(f'"{name}=={then}"' for name, then, _ in found)
     return f"{differences}. The same versions: deploy with requirements=[{lines}]" if found else ""
+
+
+def _installed_version(distribution: str) -> str:
+    """Return the version of a distribution as the name of its folder says it, "" for an unknown
+    one.
+
+    `importlib.metadata` is asked only where no folder says it: its import takes as long as half of
+    numpy's.
+    """
+    name = re.escape(re.sub(r"[-_.]+", "-", distribution)).replace(r"\-", "[-_.]+")
+    folder_name = re.compile(rf"{name}-(\d[^-]*)\.dist-info", re.ASCII | re.IGNORECASE)
+    for place in sys.path:
+        with contextlib.suppress(OSError):
+            for entry in os.listdir(place or "."):
+                if found := folder_name.fullmatch(entry):
+                    return found[1]
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def _unpacked(path: str, sha256: str = "") -> tuple[dict[str, object], bytes]:

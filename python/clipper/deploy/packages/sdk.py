@@ -55,7 +55,7 @@ def wheel() -> bytes:
         b"Wheel-Version: 1.0\nGenerator: clipper\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     )
     files[f"{about}/entry_points.txt"] = (
-        b"[console_scripts]\nclipper-container = clipper_container.__main__:main\n"
+        b"[console_scripts]\nclipper-container = clipper_container.__main__:command\n"
     )
     record = f"{about}/RECORD"
     files[record] = "".join(
