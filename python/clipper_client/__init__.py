@@ -7,15 +7,19 @@ Where `clipper` is installed, `clipper.Client` is the same class. docs/client.md
 """
 
 from clipper_client import errors
-from clipper_client.answers import Answer, Answers, FeedbackCounts
+from clipper_client.answers import Answer, AnswerPart, Answers, FeedbackCounts
 from clipper_client.async_client import AsyncClient
 from clipper_client.client import Client
 from clipper_client.errors import ClipperError
+from clipper_client.parts import AnswerParts, AsyncAnswerParts
 from clipper_client.version import VERSION as __version__
 
 __all__ = [
     "Answer",
+    "AnswerPart",
+    "AnswerParts",
     "Answers",
+    "AsyncAnswerParts",
     "AsyncClient",
     "Client",
     "ClipperError",

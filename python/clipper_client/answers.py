@@ -53,6 +53,32 @@ class Answers:
         return len(self.is_default)
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerPart:
+    """A part of an answer, or, as the last one, the whole, with the members of
+    `clipper.AnswerPart`; models are named `svm:3`.
+
+    output: of the part; of the whole its parts together. index: the number of the part, from 0; of
+    the whole how many parts there were. confidence: None if the model gave none. complete: the
+    model has given all parts; if not, `reason` says why. is_default: no part arrived, and the
+    output is the application's default. latency_us: of the whole, by the server's clock. id: of the
+    whole, for feedback.
+    """
+
+    output: UserValue
+    index: int
+    confidence: float | None = None
+    is_last: bool = False
+    complete: bool = True
+    is_default: bool = False
+    reason: str = ""
+    models: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    latency_us: int = 0
+    id: str = ""
+    request_id: str = ""
+
+
 class FeedbackCounts(NamedTuple):
     """The result of several feedbacks: how many counted, had come before, and are about predictions
     that are not known."""

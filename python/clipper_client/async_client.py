@@ -4,7 +4,7 @@ import asyncio
 import ssl
 import time
 from collections.abc import Sequence
-from typing import Self, TypeVar, cast
+from typing import Literal, Self, TypeVar, cast, overload
 
 from clipper_client import calls
 from clipper_client.address import Address
@@ -19,6 +19,7 @@ from clipper_client.client import (
 )
 from clipper_client.errors import ClipperError
 from clipper_client.http_wire import NotHttp, Response, ResponseReader
+from clipper_client.parts import AsyncAnswerParts, PartReader
 
 _T = TypeVar("_T")
 
@@ -52,6 +53,7 @@ class AsyncClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
 
+    @overload
     async def predict(
         self,
         application: str,
@@ -63,9 +65,50 @@ class AsyncClient:
         context: UserValue = None,
         id: str = "",
         outputs: Sequence[str] = (),
-    ) -> Answer:
-        """Make one query, as Client.predict."""
+        stream: Literal[False] = False,
+        part_slo_ms: float | None = None,
+        slo_total_ms: float | None = None,
+    ) -> Answer: ...
+
+    @overload
+    async def predict(
+        self,
+        application: str,
+        input: UserValue,
+        *,
+        user: str | None = None,
+        slo_ms: float | None = None,
+        salt: int = 0,
+        context: UserValue = None,
+        id: str = "",
+        outputs: Sequence[str] = (),
+        stream: Literal[True],
+        part_slo_ms: float | None = None,
+        slo_total_ms: float | None = None,
+    ) -> AsyncAnswerParts: ...
+
+    async def predict(
+        self,
+        application: str,
+        input: UserValue,
+        *,
+        user: str | None = None,
+        slo_ms: float | None = None,
+        salt: int = 0,
+        context: UserValue = None,
+        id: str = "",
+        outputs: Sequence[str] = (),
+        stream: bool = False,
+        part_slo_ms: float | None = None,
+        slo_total_ms: float | None = None,
+    ) -> Answer | AsyncAnswerParts:
+        """Make one query, as Client.predict. With stream=True, `await` it and iterate the result by
+        `async for`."""
         settings = calls.Settings(user, slo_ms, salt, context, id, tuple(outputs))
+        limits = {"part_slo_ms": part_slo_ms, "slo_total_ms": slo_total_ms}
+        if stream:
+            return await self._stream(calls.PartsCall(application, input, settings, limits))
+        calls.check_no_limits(limits)
         return await self._run(calls.predict(application, input, settings))
 
     async def predict_many(
@@ -136,19 +179,40 @@ class AsyncClient:
 
     async def _run(self, call: calls.Call[_T]) -> _T:
         attempts = Attempts(call, self._address, self._timeout_s, self._tries_max)
+        connection = await self._tried(attempts, streams=False)
+        return attempts.result(connection.response)
+
+    async def _stream(self, call: calls.PartsCall) -> AsyncAnswerParts:
+        """Return the parts of an answer, the first of which has come."""
+        attempts = Attempts(call, self._address, self._timeout_s, self._tries_max)
+        found = await self._tried(attempts, streams=True)
+        if not found.reader.has_events:
+            attempts.result(found.response)
+            raise AssertionError("a response without events is an error")
+
+        def give(keep: bool) -> None:
+            self._give(found, keep)
+            self._free.release()
+
+        reader = PartReader(call, self._address, found.reader)
+        return AsyncAnswerParts(reader, found, give, self._timeout_s)
+
+    async def _tried(self, attempts: Attempts[_T], streams: bool) -> "_Connection":
+        """Return the connection with the last response of a call. Raises NoServer,
+        DeadlineExceeded."""
         self._check_loop()
         while True:
             try:
-                async with asyncio.timeout(attempts.until_s - time.monotonic()), self._free:
-                    response = await self._exchanged(attempts)
+                async with asyncio.timeout(attempts.until_s - time.monotonic()):
+                    found = await self._exchanged(attempts, ResponseReader(streams))
             except ConnectionEnded as lost:
                 attempts.after_loss(lost)
                 continue
             except TimeoutError:
                 attempts.late()
-            pause_s = attempts.pause_s(response)
+            pause_s = attempts.pause_s(found.response)
             if pause_s is None:
-                return attempts.result(response)
+                return found
             await asyncio.sleep(pause_s)
 
     def _check_loop(self) -> None:
@@ -163,20 +227,32 @@ class AsyncClient:
                 hint="Make one in each loop.",
             )
 
-    async def _exchanged(self, attempts: Attempts[_T]) -> Response:
-        """Return the response to the next request. Raises ConnectionEnded, NoServer."""
-        request = attempts.request()
-        connection = await self._connection()
+    async def _exchanged(self, attempts: Attempts[_T], reader: ResponseReader) -> "_Connection":
+        """Return the connection with the response to the next request. It is in use while more
+        events come. Raises ConnectionEnded, NoServer."""
+        await self._free.acquire()
+        connection: _Connection | None = None
+        is_open = False
         is_whole = False
         try:
-            response = await connection.exchange(request)
-            is_whole = not response.closes and not self._closed
+            request = attempts.request()
+            connection = await self._connection()
+            response = await connection.exchange(request, reader)
+            is_open = reader.has_events
+            is_whole = not response.closes
+            return connection
         finally:
-            if is_whole:
-                self._idle.append(connection)
-            else:
-                connection.abort()
-        return response
+            if not is_open:
+                if connection is not None:
+                    self._give(connection, is_whole)
+                self._free.release()
+
+    def _give(self, connection: "_Connection", keep: bool) -> None:
+        """Keep a connection, or close it."""
+        if keep and not self._closed:
+            self._idle.append(connection)
+        else:
+            connection.abort()
 
     async def _connection(self) -> "_Connection":
         while self._idle:
@@ -204,8 +280,12 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.is_open = False
-        self._reader: ResponseReader | None = None
-        self._response: asyncio.Future[Response] | None = None
+        self.reader: ResponseReader
+        self.response: Response
+        self._is_reading = False
+        self._is_paused = False
+        self._why = ""  # it has ended during events
+        self._came: asyncio.Future[None] | None = None
         self._transport: asyncio.Transport
         self._end = asyncio.Event()
 
@@ -214,15 +294,21 @@ class _Connection(asyncio.Protocol):
         self.is_open = True
 
     def data_received(self, data: bytes) -> None:
-        if self._reader is None:  # nobody asked for it
+        if not self._is_reading:  # nobody asked for it
             self.abort()
             return
         try:
-            response = self._reader.feed(data)
+            response = self.reader.feed(data)
         except NotHttp as error:
             self._fail(str(error))
             return
-        if response is not None:
+        if response is None:
+            return
+        if self.reader.has_events and not self.reader.is_whole:
+            self._transport.pause_reading()  # until these events are read
+            self._is_paused = True
+            self._wake(response)
+        else:
             self._finish(response)
 
     def eof_received(self) -> None:
@@ -231,32 +317,55 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.is_open = False
         self._end.set()
-        if self._reader is None:
+        if not self._is_reading:
             return
-        response = self._reader.at_end() if error is None else None
+        response = self.reader.at_end() if error is None else None
         if response is not None:
             self._finish(response)
         else:
             self._fail(str(error) if error else "it closed the connection")
 
-    async def exchange(self, parts: Sequence[bytes | memoryview]) -> Response:
+    async def exchange(
+        self, parts: Sequence[bytes | memoryview], reader: ResponseReader
+    ) -> Response:
         """Send a request and return the response. Raises ConnectionEnded."""
-        self._reader = ResponseReader()
-        self._response = asyncio.get_running_loop().create_future()
+        self.reader = reader
+        self._is_reading = True
+        self._came = asyncio.get_running_loop().create_future()
         for part in parts:
             self._transport.write(part)
-        return await self._response
+        await self._came
+        return self.response
+
+    async def more(self) -> None:
+        """Wait for more events of the response. Raises ConnectionEnded."""
+        if self._why:
+            raise ConnectionEnded(self._why, begun=True)
+        self._came = asyncio.get_running_loop().create_future()
+        self._resume()
+        await self._came
+
+    def _resume(self) -> None:
+        if self._is_paused:
+            self._is_paused = False
+            self._transport.resume_reading()
+
+    def _wake(self, response: Response) -> None:
+        self.response = response
+        if self._came is not None and not self._came.done():
+            self._came.set_result(None)
 
     def _finish(self, response: Response) -> None:
-        self._reader = None
-        if self._response is not None and not self._response.done():
-            self._response.set_result(response)
+        self._is_reading = False
+        self._resume()
+        self._wake(response)
 
     def _fail(self, why: str) -> None:
-        lost = ConnectionEnded(why, self._reader is not None and self._reader.begun)
-        self._reader = None
-        if self._response is not None and not self._response.done():
-            self._response.set_exception(lost)
+        self._is_reading = False
+        if self._came is not None and not self._came.done():
+            self._came.set_exception(ConnectionEnded(why, self.reader.begun))
+        else:
+            self._why = why
 
     def close(self) -> None:
         """Close the connection."""
@@ -266,7 +375,7 @@ class _Connection(asyncio.Protocol):
     def abort(self) -> None:
         """Close the connection at once."""
         self.is_open = False
-        self._reader = None
+        self._is_reading = False
         self._transport.abort()
 
     async def closed(self, limit_s: float) -> None:

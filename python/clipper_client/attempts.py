@@ -8,7 +8,7 @@ feedback may. Anything else is the result of the call.
 import struct
 import time
 from collections.abc import Sequence
-from typing import Generic, NoReturn, TypeVar
+from typing import Final, Generic, NoReturn, TypeVar
 
 from clipper_client.address import Address
 from clipper_client.calls import Call
@@ -16,7 +16,7 @@ from clipper_client.errors import DeadlineExceeded, error_of, not_clipper
 from clipper_client.http_wire import Response
 
 _T = TypeVar("_T")
-_UNREADABLE = (ValueError, KeyError, TypeError, IndexError, AttributeError, struct.error)
+UNREADABLE: Final = (ValueError, KeyError, TypeError, IndexError, AttributeError, struct.error)
 
 
 class ConnectionEnded(Exception):
@@ -87,5 +87,5 @@ class Attempts(Generic[_T]):
             raise error_of(response, url)
         try:
             return self._call.read(response)
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             raise not_clipper(url, f"{type(error).__name__}: {error}") from None

@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from clipper_client import tensors
-from clipper_client.answers import Answer, Answers, FeedbackCounts, UserValue
-from clipper_client.errors import InvalidInput
-from clipper_client.http_wire import Response
+from clipper_client.answers import Answer, AnswerPart, Answers, FeedbackCounts, UserValue
+from clipper_client.errors import InvalidInput, error_of
+from clipper_client.http_wire import Response, ServerEvent
 
 ARRAY_SLO_MS: Final = 60_000.0  # of an array for which no SLO is named, as in process
 BINARY_BYTES_MIN: Final = 2048  # arrays from this size on are sent as binary tensors
@@ -101,6 +101,12 @@ def predict_many(application: str, inputs: UserValue, settings: Settings) -> "Ca
                 hint="Leave outputs out, and take those of the answers.",
             ) from None
         return QueriesCall(application, tensors.rows_of(inputs), settings)
+
+
+def check_no_limits(limits: Mapping[str, float | None]) -> None:
+    """Raise InvalidInput for limits of parts, of a query that is not answered in parts."""
+    if any(limit is not None for limit in limits.values()):
+        raise InvalidInput(f"{' and '.join(limits)} are for queries with stream=True.")
 
 
 def _check_slo(slo_ms: object) -> None:
@@ -261,6 +267,67 @@ class QueryCall:
         """Return the answer. Raises ValueError, KeyError."""
         members = json_of(response)
         return answer_of(members, tensors.of_json(members["output"]), self._settings.id)
+
+
+class PartsCall:
+    """One query that is answered in parts. limits: part_slo_ms and slo_total_ms, where given."""
+
+    method = "POST"
+    may_repeat = True
+    __slots__ = ("_input", "_limits", "_settings", "path", "slo_ms")
+
+    def __init__(
+        self,
+        application: str,
+        input: UserValue,
+        settings: Settings,
+        limits: Mapping[str, float | None],
+    ) -> None:
+        """Make the call. Raises InvalidInput."""
+        for slo_ms in (settings.slo_ms, *limits.values()):
+            _check_slo(slo_ms)
+        if settings.outputs:
+            raise InvalidInput(
+                "an answer in parts has all its outputs.", hint="Leave outputs= out."
+            )
+        self.path = path_of(application, "predict")
+        self.slo_ms = settings.slo_ms
+        self._input, self._settings = input, settings
+        self._limits = {name: limit for name, limit in limits.items() if limit is not None}
+
+    def body(self, left_ms: float | None) -> Body:
+        """Return the body. Raises InvalidInput."""
+        given = _given(self._settings, left_ms)
+        body = json_body({"input": self._input, "stream": True, **self._limits, **given})
+        return body._replace(headers=body.headers + _id_header(self._settings.id))
+
+    def read(self, response: Response) -> None:
+        """Raise ValueError: the response has no events."""
+        raise ValueError("it has no server-sent events")
+
+    def part(self, event: ServerEvent, url: str) -> AnswerPart:
+        """Return the part of an event. Raises the error that the server sent; ValueError,
+        KeyError."""
+        members = _decode(event.data.decode())
+        if event.name == "error":
+            raise error_of(Response(members["status"], {}, event.data, False), url)
+        output = tensors.of_json(members["output"])
+        if event.name == "part":
+            return AnswerPart(output, members["index"], members.get("confidence"))
+        return AnswerPart(
+            output,
+            members["parts"],
+            members["confidence"],
+            True,
+            members["complete"],
+            members["default"],
+            members["reason"],
+            tuple(members["models"]),
+            tuple(members["missing"]),
+            members["latency_us"],
+            members["id"],
+            self._settings.id,
+        )
 
 
 class QueriesCall:

@@ -4,15 +4,16 @@ import math
 import ssl
 import time
 from collections.abc import Sequence
-from typing import Self, TypeVar
+from typing import Literal, NamedTuple, Self, TypeVar, overload
 
 from clipper_client import calls
 from clipper_client.address import Address
 from clipper_client.answers import Answer, Answers, FeedbackCounts, UserValue
 from clipper_client.attempts import Attempts, ConnectionEnded
-from clipper_client.connections import ConnectionPool, PoolClosed
+from clipper_client.connections import BlockingConnection, ConnectionPool, PoolClosed
 from clipper_client.errors import ClipperError, InvalidInput
-from clipper_client.http_wire import Response
+from clipper_client.http_wire import Response, ResponseReader
+from clipper_client.parts import AnswerParts, PartReader
 
 CONNECTIONS_MAX = 32
 TIMEOUT_S = 30.0
@@ -52,6 +53,7 @@ class Client:
         self._timeout_s, self._tries_max = timeout_s, tries_max
         self._pool = ConnectionPool(self._address, connections_max)
 
+    @overload
     def predict(
         self,
         application: str,
@@ -63,13 +65,51 @@ class Client:
         context: UserValue = None,
         id: str = "",
         outputs: Sequence[str] = (),
-    ) -> Answer:
+        stream: Literal[False] = False,
+        part_slo_ms: float | None = None,
+        slo_total_ms: float | None = None,
+    ) -> Answer: ...
+
+    @overload
+    def predict(
+        self,
+        application: str,
+        input: UserValue,
+        *,
+        user: str | None = None,
+        slo_ms: float | None = None,
+        salt: int = 0,
+        context: UserValue = None,
+        id: str = "",
+        outputs: Sequence[str] = (),
+        stream: Literal[True],
+        part_slo_ms: float | None = None,
+        slo_total_ms: float | None = None,
+    ) -> AnswerParts: ...
+
+    def predict(
+        self,
+        application: str,
+        input: UserValue,
+        *,
+        user: str | None = None,
+        slo_ms: float | None = None,
+        salt: int = 0,
+        context: UserValue = None,
+        id: str = "",
+        outputs: Sequence[str] = (),
+        stream: bool = False,
+        part_slo_ms: float | None = None,
+        slo_total_ms: float | None = None,
+    ) -> Answer | AnswerParts:
         """Make one query, and return its answer by its deadline.
 
         input: one input of the application's type; of named tensors an object. user: whose
         selection state applies. slo_ms: instead of the application's. salt: another cache entry.
         context: numbers for a contextual policy. id: your own name for the query, for
-        Answer.request_id and logs. outputs: of named outputs only these.
+        Answer.request_id and logs. outputs: of named outputs only these. stream: return the parts
+        of the answer as they come, once the first one is there; then slo_ms is the time until the
+        first part, part_slo_ms from a part to the next one, and slo_total_ms until the end.
 
         Raises InvalidInput (type, shape, SLO, context, id), UnknownApplication, NotAllowed; what
         became of the query if no model answered and the application has no default, such as
@@ -77,6 +117,10 @@ class Client:
         connection.
         """
         settings = calls.Settings(user, slo_ms, salt, context, id, tuple(outputs))
+        limits = {"part_slo_ms": part_slo_ms, "slo_total_ms": slo_total_ms}
+        if stream:
+            return self._stream(calls.PartsCall(application, input, settings, limits))
+        calls.check_no_limits(limits)
         return self._run(calls.predict(application, input, settings))
 
     def predict_many(
@@ -157,20 +201,34 @@ class Client:
 
     def _run(self, call: calls.Call[_T]) -> _T:
         attempts = Attempts(call, self._address, self._timeout_s, self._tries_max)
+        return attempts.result(self._tried(attempts, streams=False).response)
+
+    def _stream(self, call: calls.PartsCall) -> AnswerParts:
+        """Return the parts of an answer, the first of which has come."""
+        attempts = Attempts(call, self._address, self._timeout_s, self._tries_max)
+        found = self._tried(attempts, streams=True)
+        if found.connection is None:
+            attempts.result(found.response)
+            raise AssertionError("a response without events is an error")
+        reader = PartReader(call, self._address, found.reader)
+        return AnswerParts(reader, found.connection, self._pool.give, self._timeout_s)
+
+    def _tried(self, attempts: Attempts[_T], streams: bool) -> "_Exchanged":
+        """Return the last response of a call. Raises NoServer, DeadlineExceeded."""
         while True:
             try:
-                response = self._exchanged(attempts)
+                found = self._exchanged(attempts, ResponseReader(streams))
             except ConnectionEnded as lost:
                 attempts.after_loss(lost)
                 continue
             except TimeoutError:
                 attempts.late()
-            pause_s = attempts.pause_s(response)
+            pause_s = attempts.pause_s(found.response)
             if pause_s is None:
-                return attempts.result(response)
+                return found
             time.sleep(pause_s)
 
-    def _exchanged(self, attempts: Attempts[_T]) -> Response:
+    def _exchanged(self, attempts: Attempts[_T], reader: ResponseReader) -> "_Exchanged":
         """Return the response to the next request. Raises ConnectionEnded, TimeoutError,
         NoServer."""
         request = attempts.request()
@@ -186,12 +244,23 @@ class Client:
         except PoolClosed:
             raise closed_error(self.url) from None
         is_whole = False
+        is_open = False
         try:
-            response = connection.exchange(request, attempts.until_s)
+            response = connection.exchange(request, reader, attempts.until_s)
+            is_open = reader.has_events
             is_whole = not response.closes
         finally:
-            self._pool.give(connection, keep=is_whole)
-        return response
+            if not is_open:
+                self._pool.give(connection, keep=is_whole)
+        return _Exchanged(response, connection if is_open else None, reader)
+
+
+class _Exchanged(NamedTuple):
+    """A response. connection: on which more of its events come; None if it is whole."""
+
+    response: Response
+    connection: BlockingConnection | None
+    reader: ResponseReader
 
 
 def closed_error(url: str) -> ClipperError:

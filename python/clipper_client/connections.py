@@ -34,19 +34,24 @@ class BlockingConnection:
             plain.close()
             raise
 
-    def exchange(self, parts: Sequence[bytes | memoryview], until_s: float) -> Response:
+    def exchange(
+        self, parts: Sequence[bytes | memoryview], reader: ResponseReader, until_s: float
+    ) -> Response:
         """Send a request and return the response. Raises ConnectionEnded; TimeoutError at until_s.
         After an error the connection is to be closed."""
-        reader = ResponseReader()
         is_sent = self._send(parts, until_s)
+        response = self.receive(reader, until_s)
+        return response if is_sent else response._replace(closes=True)
+
+    def receive(self, reader: ResponseReader, until_s: float) -> Response:
+        """Receive the response, or more of one that has events. Raises what exchange raises."""
         try:
-            response = self._receive(reader, until_s)
+            return self._receive(reader, until_s)
         except TimeoutError:
             raise
         except (OSError, NotHttp) as error:
             why = getattr(error, "strerror", "") or str(error) or type(error).__name__
             raise ConnectionEnded(why, reader.begun) from None
-        return response if is_sent else response._replace(closes=True)
 
     def _send(self, parts: Sequence[bytes | memoryview], until_s: float) -> bool:
         """Send a request; return False if the server takes no more, which may have answered."""

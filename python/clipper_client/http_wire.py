@@ -1,6 +1,7 @@
 """HTTP/1.1 as a client speaks it with a server of Clipper, without sockets: heads of requests, and
 responses from bytes as they come."""
 
+from collections import deque
 from typing import Final, NamedTuple
 
 HEAD_BYTES_MAX: Final = 1 << 16
@@ -32,14 +33,30 @@ class Response(NamedTuple):
 class ResponseReader:
     """Reads the response to one request. Threads: one.
 
-    begun: whether a byte of it has come. An interim response (1xx) is dropped, and does not count
-    as begun.
+    streams: a body of server-sent events may be taken before it is whole. begun: whether a byte of
+    it has come. An interim response (1xx) is dropped, and does not count as begun. has_events: it
+    has such a body. is_whole: that body has come to its end.
     """
 
-    __slots__ = ("_body", "_chunks", "_closes", "_head", "_headers", "_left", "_status", "begun")
+    __slots__ = (
+        "_body",
+        "_chunks",
+        "_closes",
+        "_head",
+        "_headers",
+        "_left",
+        "_status",
+        "_streams",
+        "begun",
+        "has_events",
+        "is_whole",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, streams: bool = False) -> None:
+        self._streams = streams
         self.begun = False
+        self.has_events = False
+        self.is_whole = False
         self._head = b""
         self._status = 0
         self._headers: dict[str, str] = {}
@@ -49,16 +66,19 @@ class ResponseReader:
         self._chunks: ChunkReader | None = None
 
     def feed(self, data: bytes) -> Response | None:
-        """Take bytes of the connection; return the response once it is whole. Raises NotHttp."""
+        """Take bytes of the connection; return the response once it is whole, and one that has
+        events, without its body, each time. Raises NotHttp."""
         self.begun = True
         if not self._status:
             data = self._take_head(data)
             if not self._status:
                 return None
         if self._chunks is not None:
-            if self._chunks.feed(data):
-                return self._whole(self._chunks.body())
-            return None
+            is_whole = self._chunks.feed(data)
+            if self.has_events:
+                self.is_whole = is_whole
+                return self._whole(b"")
+            return self._whole(self._chunks.body()) if is_whole else None
         self._body.append(data)
         if self._left < 0:
             return None
@@ -68,6 +88,10 @@ class ResponseReader:
         if self._left < 0:
             raise NotHttp("more bytes than its Content-Length")
         return self._whole(b"".join(self._body) if len(self._body) > 1 else data)
+
+    def take(self) -> bytes:
+        """Return the bytes of a body of events that have come since the last call."""
+        return b"" if self._chunks is None else self._chunks.take()
 
     def at_end(self) -> Response | None:
         """Return the response whose body the end of the connection ends; None if it is cut off."""
@@ -116,6 +140,8 @@ class ResponseReader:
             if headers["transfer-encoding"].lower() != "chunked":
                 raise NotHttp(f"Transfer-Encoding {headers['transfer-encoding'][:40]!r}")
             self._chunks = ChunkReader()
+            kind = headers.get("content-type", "").lower()
+            self.has_events = self._streams and kind.startswith("text/event-stream")
         elif length is None:
             self._left, self._closes = -1, True
         else:
@@ -186,3 +212,45 @@ class ChunkReader:
     def body(self) -> bytes:
         """Return the body so far."""
         return b"".join(self._data)
+
+    def take(self) -> bytes:
+        """Return the body since the last call, and keep it no more."""
+        taken = self.body()
+        self._data.clear()
+        return taken
+
+
+class ServerEvent(NamedTuple):
+    """A server-sent event: its type, and its data."""
+
+    name: str
+    data: bytes
+
+
+class EventReader:
+    """Reads server-sent events as a server of Clipper writes them. Threads: one."""
+
+    __slots__ = ("_events", "_rest")
+
+    def __init__(self) -> None:
+        self._events: deque[ServerEvent] = deque()
+        self._rest = b""
+
+    def feed(self, text: bytes) -> None:
+        """Take bytes of the body."""
+        *events, self._rest = (self._rest + text).split(b"\n\n")
+        for event in events:
+            name = "message"
+            data: list[bytes] = []
+            for line in event.split(b"\n"):
+                field, _, value = line.partition(b": ")
+                if field == b"event":
+                    name = value.decode("latin-1")
+                elif field == b"data":
+                    data.append(value)
+            if data:  # else it is a comment
+                self._events.append(ServerEvent(name, b"\n".join(data)))
+
+    def next(self) -> ServerEvent | None:
+        """Return the next event; None if it has not come."""
+        return self._events.popleft() if self._events else None
