@@ -236,7 +236,7 @@ GROUPS: dict[str, Group] = {
         ),
         Packages(
             "frameworks",
-            "tests of XGBoost, LightGBM and MLflow models",
+            "tests of XGBoost, LightGBM, CatBoost and MLflow models",
             ("frameworks",),
             dropped=("pandas/tests",),
         ),
@@ -261,6 +261,7 @@ GROUPS: dict[str, Group] = {
             ),
             hint="TORCH=torch takes any build",
         ),
+        Packages("texts", "tests of models of texts", ("texts",)),
         Packages(
             "ray",
             "tests on Ray",

@@ -219,6 +219,14 @@ def _adapter_of(thing: object, confidence: bool) -> Model | None:
     """Return the adapter of a framework's object that is no estimator; None if there is none.
     Imports no framework that is not imported.
     """
+    if _is_of(thing, "sentence_transformers", "SentenceTransformer"):
+        from clipper_container.adapters.sentences import SentenceModel
+
+        return SentenceModel(thing)
+    if is_own_estimator(thing, "catboost", "CatBoost"):
+        from clipper_container.adapters.catboost import CatboostModel
+
+        return CatboostModel(thing, confidence)
     if is_torch_module(thing) and not callable(getattr(thing, "predict_batch", None)):
         from clipper_container.adapters.torch import TorchModel
 

@@ -17,7 +17,7 @@ from clipper.deploy.packages.sources import SourceFiles, own_folders, shipped
 from clipper.errors import InvalidInput
 from clipper.types import Model
 from clipper_container.artifacts import ArtifactUrl, is_url
-from clipper_container.loading.files import ENDINGS
+from clipper_container.loading.kinds import ENDINGS, KINDS
 from clipper_container.loading.targets import DISTRIBUTIONS, MAGIC, PACKED
 
 # For each kind: distributions that provide what its adapter imports. The first is added when none
@@ -27,14 +27,7 @@ _ADAPTERS: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
     "estimator": (("cloudpickle",),),
     "model": (("cloudpickle",),),
     "torch": (("cloudpickle",), ("torch",)),
-    "onnx": (("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml"),),
-    "skops": (("skops",), ("scikit-learn",)),
-    "xgboost": (("xgboost", "xgboost-cpu"),),
-    "lightgbm": (("lightgbm",),),
-    "torchscript": (("torch",),),
-    "torch-export": (("torch",),),
-    "pickle": (("joblib",),),
-    "mlflow": (("mlflow-skinny", "mlflow"), ("pandas",)),
+    **{name: kind.packages for name, kind in KINDS.items()},
 }
 _BUCKETS: Final = ("obstore",)
 _OURS: Final = frozenset({"clipper", "clipper-core", "clipper-serving", "clipper-container"})

@@ -60,7 +60,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     kind: Annotated[
         str,
         field(
-            "kind of `data`: `onnx`, `skops`, `xgboost`, `lightgbm` or `torchscript`",
+            "kind of `data`: `onnx`, `skops`, `xgboost`, `lightgbm`, `catboost`, `torchscript` or"
+            " `transformers`",
             without=_SENT,
         ),
     ] = ""

@@ -143,3 +143,9 @@ def adapted(estimator: UserValue, confidence: bool = True) -> LightgbmModel | No
     if not are_plain(labels):
         return None
     return load(text_of(estimator.booster_), labels, facts_of(estimator), confidence)
+
+
+def load_file(kind: str, content: bytes, about: Mapping[str, UserValue]) -> LightgbmModel:
+    """Load a file. about: `labels` of classes, and what else the `estimator` had beside the file.
+    Raises: LoadError."""
+    return load(content, about.get("labels"), about.get("estimator") or {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -196,3 +196,8 @@ def _unnamed(names: Iterable[object]) -> str:
         f"predict() returned several outputs ({', '.join(map(str, names))}); log the model with a"
         " signature that has them"
     )
+
+
+def load_file(kind: str, content: bytes, about: Mapping[str, UserValue]) -> MlflowModel:
+    """Load the tar of a folder. Raises: LoadError."""
+    return load(content)

@@ -262,3 +262,8 @@ def _probabilities(scores: object, labels: Array) -> np.ndarray | None:
         low, high = float(scores.min(initial=0)), float(scores.max(initial=0))
         return scores.max(axis=1) if low >= -1e-3 and high <= 1 + 1e-3 else None
     return None
+
+
+def load_file(kind: str, content: bytes, about: Mapping[str, UserValue]) -> OnnxModel:
+    """Load a file. Raises: LoadError."""
+    return OnnxModel(content)

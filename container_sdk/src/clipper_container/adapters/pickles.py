@@ -7,8 +7,10 @@ from __future__ import annotations
 import importlib.util
 import io
 import pickle
+from collections.abc import Mapping
 
 from clipper_container.loading.errors import LoadError
+from clipper_container.model import UserValue
 
 
 def load(content: bytes) -> object:
@@ -35,3 +37,8 @@ def load(content: bytes) -> object:
             f"this file is not a pickle, or damaged: {type(error).__name__}:"
             f" {str(error)[:200]}{more}"
         ) from error
+
+
+def load_file(kind: str, content: bytes, about: Mapping[str, UserValue]) -> object:
+    """Unpickle a model. Raises: LoadError for bytes that are not a pickle."""
+    return load(content)

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from clipper_container.loading.errors import LoadError
 from clipper_container.loading.unused_imports import without_array_libraries
+from clipper_container.model import UserValue
 
 UNPACKED_BYTES_MAX = 2 << 30
 
@@ -66,3 +67,8 @@ def load(content: bytes, trusted: Sequence[str] = ()) -> object:
     if not callable(getattr(thing, "predict", None)):
         raise LoadError(f"the file holds a {type(thing).__name__}, which has no predict()")
     return thing
+
+
+def load_file(kind: str, content: bytes, about: Mapping[str, UserValue]) -> object:
+    """Load a file. about: further `trusted` types. Raises: LoadError."""
+    return load(content, tuple(about.get("trusted", ())))

@@ -246,3 +246,8 @@ def _inputs_of(module: torch.nn.Module) -> tuple[str, ...]:
         needed = [one.name for one in taken if one.default is one.empty and one.kind in positional]
         first = [one.name for one in taken[:1]]
     return tuple(map(str, needed or first or ["input"]))
+
+
+def load_file(kind: str, content: bytes, about: Mapping[str, UserValue]) -> TorchModel:
+    """Load a file. kind: "torchscript" or "torch-export". Raises: LoadError."""
+    return load(kind, content)

@@ -169,3 +169,9 @@ def adapted(estimator: UserValue, confidence: bool = True) -> XgboostModel:
 def _first_line(error: Exception) -> str:
     text = str(error).partition("Stack trace")[0].strip()
     return _PLACE.sub("", text).partition("\n")[0][:500] or type(error).__name__
+
+
+def load_file(kind: str, content: bytes, about: Mapping[str, UserValue]) -> XgboostModel:
+    """Load a file. about: `labels` of classes, and what else the `estimator` had beside the file.
+    Raises: LoadError."""
+    return load(content, about.get("labels"), about.get("estimator") or {})

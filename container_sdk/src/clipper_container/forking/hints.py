@@ -11,22 +11,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from clipper_container.forking import Message
 from clipper_container.forking.preload import NOT_BEFORE_A_FORK
 from clipper_container.loading import files
+from clipper_container.loading.kinds import KINDS
 from clipper_container.loading.targets import MAGIC, PACKED
 from clipper_container.shortage import is_own
 
 HEAD_BYTES_MAX = 1 << 18
 SOURCES_MAX = 64
 SOURCE_BYTES_MAX = 1 << 20
-_BY_KIND = {
-    "lightgbm": ("lightgbm",),
-    "mlflow": ("mlflow",),
-    "pickle": ("joblib",),
-    "skops": ("skops.io",),
-    "torch": ("torch",),
-    "torch-export": ("torch", "torch.export"),
-    "torchscript": ("torch",),
-    "xgboost": ("xgboost",),
-}
+_TORCH_IMPORTS = ("torch",)
 _COMMON = frozenset({"clipper", "clipper_core", "clipper_container", "numpy", "__main__", ""})
 
 
@@ -41,13 +33,20 @@ def imports_of(target: str, code: Sequence[str], folder: str) -> tuple[str, ...]
     """
     if target.endswith(PACKED):
         about = _head(target)
-        found = [*_BY_KIND.get(str(about.get("kind")), ()), *about.get("imports", ())]
+        found = [*_imports_of_kind(str(about.get("kind"))), *about.get("imports", ())]
     elif ":" not in target:
-        found = [*_BY_KIND.get(files.kind_by_name(target), ())]
+        found = [*_imports_of_kind(files.kind_by_name(target))]
     else:
         folders = [one if os.path.isdir(one) else os.path.dirname(one) for one in code]
         found = _of_source(target.partition(":")[0], [*folders, folder])
     return tuple(dict.fromkeys(name for name in map(str, found) if top_level([name])))
+
+
+def _imports_of_kind(kind: str) -> Sequence[str]:
+    """Return the modules that a kind of packed models imports; `torch` is a module by value."""
+    if kind == "torch":
+        return _TORCH_IMPORTS
+    return KINDS[kind].imports if kind in KINDS else ()
 
 
 def top_level(names: Iterable[str]) -> frozenset[str]:

@@ -11,44 +11,33 @@ import zipfile
 from pathlib import Path, PurePosixPath
 
 from clipper_container.loading.errors import LoadError
+from clipper_container.loading.kinds import ENDINGS, KINDS
 
-ENDINGS = {
-    ".onnx": "onnx",
-    ".skops": "skops",
-    ".ubj": "xgboost",
-    ".json": "xgboost",
-    ".txt": "lightgbm",
-    ".pt": "torchscript",
-    ".pth": "torchscript",
-    ".pt2": "torch-export",
-    ".pkl": "pickle",
-    ".pickle": "pickle",
-    ".joblib": "pickle",
-}
-KINDS = ("onnx", "skops", "xgboost", "lightgbm", "torchscript", "torch-export", "pickle", "mlflow")
-CODE = frozenset({"torch-export", "pickle", "mlflow"})  # loading these may run code
-_MLMODEL = "MLmodel"
 _PACKED = b"CLIPPER-MODEL "
 
 
 def kind_by_name(path: str | os.PathLike[str]) -> str:
-    """Return the kind by the file's ending, "mlflow" for a folder with an MLmodel file, "" if
-    unknown.
-    """
-    if (Path(path) / _MLMODEL).is_file():
-        return "mlflow"
+    """Return the kind of a folder by what it contains, of a file by its ending; "" if unknown."""
+    for name, kind in KINDS.items():
+        if kind.mark and (Path(path) / kind.mark).is_file():
+            return name
     return ENDINGS.get(Path(path).suffix.lower(), "")
 
 
+def marks() -> str:
+    """Return the files by which folders of models are recognized, for texts of errors."""
+    return " or ".join(kind.mark for kind in KINDS.values() if kind.mark)
+
+
 def read(path: str | os.PathLike[str]) -> tuple[str, bytes]:
-    """Return the kind and the bytes of a model file; an MLflow folder becomes a tar. Raises:
-    LoadError, OSError.
+    """Return the kind and the bytes of a model file; a folder becomes a tar. Raises: LoadError,
+    OSError.
     """
     kind = kind_by_name(path)
-    if kind == "mlflow":
-        return kind, _tarred(Path(path))
     if Path(path).is_dir():
-        raise LoadError(f"{str(path)!r} is a folder without an MLmodel file")
+        if not kind or not KINDS[kind].mark:
+            raise LoadError(f"{str(path)!r} is a folder without {marks()}")
+        return kind, tarred(Path(path))
     content = Path(path).read_bytes()
     verify(kind, content, str(path))
     return kind, content
@@ -123,7 +112,7 @@ def _trouble_of_torch(kind: str, content: bytes) -> str:
 # -- folders
 
 
-def _tarred(folder: Path) -> bytes:
+def tarred(folder: Path) -> bytes:
     """Pack a folder as a tar; the same files give the same bytes."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as archive:

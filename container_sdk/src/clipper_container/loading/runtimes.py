@@ -9,23 +9,21 @@ import json
 import os
 import sys
 import threading
+from collections.abc import Sequence
 from types import ModuleType
 
 from clipper_container.loading.errors import LoadError
+from clipper_container.loading.kinds import KINDS
 from clipper_container.loading.targets import explain, load_as
 from clipper_container.loading.unused_imports import without_array_libraries
 from clipper_container.model import UserValue, as_model
 from clipper_container.runtime import Artifact, ArtifactError, Loaded, Runtime
 from clipper_container.worker.declared_tables import declared
 
-NEEDS = {
-    "onnx": "onnxruntime",
-    "skops": "skops",
-    "xgboost": "xgboost",
-    "lightgbm": "lightgbm",
-    "torchscript": "torch",
+_IMPORTS = {
+    "onnx": ("onnxruntime",),
+    "skops": ("skops.io", "sklearn.ensemble", "sklearn.pipeline"),
 }
-_IMPORTS = {"skops": ("skops.io", "sklearn.ensemble", "sklearn.pipeline")}
 _KEYS = {"sha256": str, "trusted": list, "labels": list, "estimator": dict, "confidence": bool}
 
 
@@ -34,14 +32,16 @@ class FileRuntime(Runtime):
 
     def __init__(self) -> None:
         found = [
-            kind for kind, module in NEEDS.items() if importlib.util.find_spec(module) is not None
+            name
+            for name, kind in KINDS.items()
+            if kind.endings and not kind.is_code and _is_installed(_imports_of(name)[0])
         ]
         self.types = (*found, "packed")
 
     def prepare(self, type: str) -> None:
         """Import the framework of this kind."""
         with without_array_libraries():
-            for module in _IMPORTS.get(type, (NEEDS[type],) if type in NEEDS else ()):
+            for module in _imports_of(type):
                 importlib.import_module(module)
 
     def load(self, artifact: Artifact) -> Loaded:
@@ -52,6 +52,14 @@ class FileRuntime(Runtime):
         except LoadError as error:
             raise ArtifactError(str(error)) from None
         return _loaded(thing, about.get("confidence", True))
+
+
+def _imports_of(kind: str) -> Sequence[str]:
+    return _IMPORTS.get(kind) or (KINDS[kind].imports if kind in KINDS else ())
+
+
+def _is_installed(module: str) -> bool:
+    return importlib.util.find_spec(module.partition(".")[0]) is not None
 
 
 def _about(key: str) -> dict[str, UserValue]:

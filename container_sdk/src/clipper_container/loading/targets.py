@@ -23,6 +23,7 @@ from collections.abc import Iterable, Mapping
 from clipper_container.artifacts import ArtifactUrl, CachedArtifact, PullLimits, is_url, pull
 from clipper_container.loading import files
 from clipper_container.loading.errors import LoadError
+from clipper_container.loading.kinds import ENDINGS, KINDS
 from clipper_container.loading.missing_modules import DISTRIBUTIONS, explain_missing
 from clipper_container.model import UserValue
 
@@ -61,7 +62,7 @@ def load_target(target: str, sha256: str = "", code: Iterable[str] = ()) -> User
         return _load_data(kind, content, {})
     module, colon, attribute = target.partition(":")
     if not colon or not module or not attribute:
-        known = f"{', '.join(files.ENDINGS)}, or a folder with an MLmodel file"
+        known = f"{', '.join(ENDINGS)}, or a folder with {files.marks()}"
         raise LoadError(
             f"target {target!r} is neither module:attribute nor the path of a model: {known}"
         )
@@ -120,32 +121,14 @@ def _load_data(kind: str, content: bytes, about: Mapping[str, UserValue]) -> Use
     """Load the bytes of a model file. about: `labels` of classes, what else an `estimator` had
     beside the file, and `trusted` types, if any.
     """
-    if kind == "onnx":
-        from clipper_container.adapters.onnx import OnnxModel
-
-        return OnnxModel(content)
-    if kind in ("torchscript", "torch-export"):
-        from clipper_container.adapters import torch
-
-        return torch.load(kind, content)
-    if kind in ("mlflow", "pickle"):
-        adapter = importlib.import_module(
-            "clipper_container.adapters." + {"mlflow": "mlflow", "pickle": "pickles"}[kind]
-        )
-        return adapter.load(content)
-    if kind in ("xgboost", "lightgbm"):
-        return importlib.import_module(f"clipper_container.adapters.{kind}").load(
-            content, about.get("labels"), about.get("estimator") or {}
-        )
-    from clipper_container.adapters import skops
-
-    return skops.load(content, tuple(about.get("trusted", ())))
+    adapter = importlib.import_module(f"clipper_container.adapters.{KINDS[kind].adapter}")
+    return adapter.load_file(kind, content, about)
 
 
 def load_as(
     kind: str, path: str, sha256: str = "", about: Mapping[str, UserValue] = {}
 ) -> UserValue:
-    """Load a file of a kind of files.KINDS, or `packed`. about: as in the first line of a packed
+    """Load a file of a kind of `kinds.KINDS`, or `packed`. about: as in the first line of a packed
     file.
 
     Raises: LoadError, OSError.
@@ -160,7 +143,7 @@ def load_as(
 def _load_file(path: str, sha256: str) -> UserValue:
     about, body = _unpacked(path, sha256)
     kind = str(about["kind"])
-    if kind in files.KINDS:
+    if kind in KINDS:
         return _load_data(kind, body, about)
     here = ".".join(platform.python_version_tuple()[:2])
     packed_by = str(about["python"])
@@ -243,7 +226,7 @@ def open_data(path: str) -> tuple[str, bytes]:
         kind = str(about["kind"])
     else:
         kind, body = files.read(path)
-    if kind not in files.KINDS or kind in files.CODE:
+    if kind not in KINDS or KINDS[kind].is_code:
         raise LoadError(
             f"{path} holds code; only files that are data can be inspected without running them"
         )

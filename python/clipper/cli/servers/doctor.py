@@ -52,6 +52,9 @@ _OPTIONAL = {
     ("torch",): "torch",
     ("xgboost", "xgboost-cpu"): "xgboost",
     ("lightgbm",): "lightgbm",
+    ("catboost",): "catboost",
+    ("transformers",): "transformers",
+    ("sentence-transformers",): "sentence-transformers",
     ("mlflow-skinny", "mlflow"): "mlflow",
     ("ray",): "ray",
 }

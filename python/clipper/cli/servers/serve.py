@@ -15,6 +15,7 @@ from clipper.errors import InvalidInput
 from clipper_container.artifacts import is_url
 from clipper_container.loading import files
 from clipper_container.loading.errors import LoadError
+from clipper_container.loading.kinds import ENDINGS
 from clipper_container.model import UserValue
 
 if TYPE_CHECKING:
@@ -171,7 +172,7 @@ def _is_model(path: Path) -> bool:
     kind = files.kind_by_name(path)
     if not kind or path.name.startswith("."):
         return False
-    if path.suffix.lower() not in _AMBIGUOUS or kind == "mlflow":
+    if path.suffix.lower() not in _AMBIGUOUS or path.is_dir():
         return True
     try:
         files.read(path)
@@ -203,7 +204,7 @@ def _functions(path: Path) -> Iterator[str]:
 
 
 def _endings() -> str:
-    return ", ".join(sorted(files.ENDINGS))
+    return ", ".join(sorted(ENDINGS))
 
 
 def _named(targets: Sequence[str], names: Sequence[str]) -> dict[str, str]:
@@ -230,7 +231,7 @@ def _name_of(target: str) -> str:
     last = plain.rpartition("/")[2]
     if not is_url(target) and not Path(target).exists():
         last = last.rpartition(":")[2].partition("@")[0]
-    if any(last.lower().endswith(ending) for ending in files.ENDINGS):
+    if any(last.lower().endswith(ending) for ending in ENDINGS):
         last = last.rpartition(".")[0]
     return _IN_A_NAME.sub("-", last.lower()).strip("-._")[:128] or "model"
 

@@ -24,11 +24,20 @@ from clipper.deploy.needs import version_of
 from clipper.errors import InvalidInput, Overloaded, PackagingError, ShuttingDown
 from clipper.processes import Outcome, StartCommand, Supervisor, run_once
 from clipper.types import UserValue
-from clipper_container.adapters import lightgbm, mlflow, xgboost
+from clipper_container.adapters import (
+    catboost,
+    lightgbm,
+    mlflow,
+    sentences,
+    transformers,
+    xgboost,
+)
 from clipper_container.adapters.classes import are_plain, labels_of
 from clipper_container.artifacts import is_url
 from clipper_container.loading import files
 from clipper_container.loading.errors import LoadError
+from clipper_container.loading.kinds import ENDINGS as BY_ENDING
+from clipper_container.loading.kinds import KINDS as MODEL_KINDS
 from clipper_container.loading.targets import MAGIC, PACKED
 from clipper_container.model import is_own_estimator
 
@@ -36,7 +45,7 @@ KINDS: Final = (
     "onnx",
     "skops",
 )  # kinds with parsers that are safe for untrusted files; streams accept only these
-ENDINGS: Final = tuple(files.ENDINGS)
+ENDINGS: Final = tuple(BY_ENDING)
 SUFFIX: Final = PACKED[-1]
 _FLAVOURS: Final = {
     "onnx": ("onnx", "onnxruntime"),
@@ -49,11 +58,10 @@ _FLAVOURS: Final = {
 class Artifact:
     """A model as bytes.
 
-    kind: "onnx", "skops", "xgboost", "lightgbm", "torchscript", "torch-export", "pickle" or
-    "mlflow". trusted: types that a skops file may use beyond those skops trusts. labels: one per
-    class, of a classifier of xgboost or lightgbm. estimator: settings that the predict() of the
-    estimator that made such a file uses besides it, such as {"type": "regressor", "missing":
-    -999.0} for xgboost.
+    kind: a name in `clipper_container.loading.kinds.KINDS`, such as "onnx". trusted: types that a
+    skops file may use beyond those skops trusts. labels: one per class, of a classifier of xgboost
+    or lightgbm. estimator: settings that the predict() of the estimator that made such a file uses
+    besides it, such as {"type": "regressor", "missing": -999.0} for xgboost.
     """
 
     kind: str
@@ -63,15 +71,15 @@ class Artifact:
     estimator: Mapping[str, UserValue] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.kind not in files.KINDS:
+        if self.kind not in MODEL_KINDS:
             raise InvalidInput(
-                f"kind={self.kind!r}: a model's file is one of {', '.join(files.KINDS)}."
+                f"kind={self.kind!r}: a model's file is one of {', '.join(MODEL_KINDS)}."
             )
 
     @property
     def is_code(self) -> bool:
         """Return True if loading the model may run code."""
-        return self.kind in files.CODE
+        return MODEL_KINDS[self.kind].is_code
 
     def packed(self, name: str) -> bytes:
         """Return the file that a container loads. The same bytes, name and trusted types give
@@ -120,7 +128,10 @@ def artifact_of(thing: object) -> Artifact:
         save = _saver_of(thing)
         if save is None:
             raise PackagingError(f"a {type(thing).__name__} is no model's file.")
-        return save(thing)
+        try:
+            return save(thing)
+        except LoadError as error:
+            raise PackagingError(f"cannot deploy a {type(thing).__name__}: {error}.") from None
     try:
         if not is_registered(thing):
             return Artifact(*files.read(thing))
@@ -172,6 +183,12 @@ def _saver_of(thing: object) -> Callable[[object], Artifact] | None:
         and are_plain(lightgbm.predicted_labels(thing))
     ):
         return _saved_lightgbm
+    if is_own_estimator(thing, "catboost", "CatBoost"):
+        return _saved_catboost
+    if _is_of(thing, "sentence_transformers", "SentenceTransformer"):
+        return _saved_sentences
+    if _is_of(thing, "transformers", "Pipeline"):
+        return _saved_pipeline
     if _is_of(thing, "torch.jit", "ScriptModule"):
         return _saved_torchscript
     if _is_of(thing, "torch.export", "ExportedProgram"):
@@ -206,6 +223,18 @@ def _saved_lightgbm(thing: UserValue) -> Artifact:
         labels=None if labels is None else tuple(labels),
         estimator=lightgbm.facts_of(thing),
     )
+
+
+def _saved_catboost(thing: UserValue) -> Artifact:
+    return Artifact("catboost", catboost.bytes_of(thing), estimator=catboost.facts_of(thing))
+
+
+def _saved_sentences(thing: UserValue) -> Artifact:
+    return Artifact("sentence-transformers", sentences.bytes_of(thing))
+
+
+def _saved_pipeline(thing: UserValue) -> Artifact:
+    return Artifact("transformers", transformers.bytes_of(thing))
 
 
 def _saved_torchscript(thing: object) -> Artifact:
