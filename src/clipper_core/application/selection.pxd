@@ -4,7 +4,7 @@
 # A policy that is not here, or outputs of mixed kinds, are combined in Python
 # (python/clipper/selection), which is also the reference for this module.
 #
-# Threads: any; a Selection never changes, and the state belongs to the caller.
+# Threads: any; the state belongs to the caller.
 cimport numpy as cnp
 from libc.math cimport NAN
 
@@ -68,6 +68,7 @@ cdef struct Combination:
 
 cdef class Selection:
     cdef readonly tuple models  # in the order of tasks
+    cdef object alike           # the last tuple of a state that is equal to it
     cdef Combining how
     cdef readonly bint calls_one
     cdef readonly bint learns
@@ -82,6 +83,7 @@ cdef class Selection:
 
     # Set the view of a state of these models; False if it is of others, or of another shape.
     cdef bint view(self, object state, StateView* found) except -1
+    cdef bint _are_own(self, object models) except -1
     cdef bint _fill(self, StateView* found) noexcept nogil
     # Have a view be for a query with these features, which the caller keeps. None: 0.
     cdef void in_context(self, StateView* view, const double* context, u32 features) noexcept nogil

@@ -39,7 +39,7 @@ LABELS.name, SEEN.name = b"labels", b"seen"
 
 @cython.final
 cdef class Selection:
-    """A built-in policy over these models, as data. Threads: any; it never changes.
+    """A built-in policy over these models, as data. Threads: any.
 
     how: how outputs become the answer.  models: sorted, at most 16.  rule: of a policy that learns
     by one.  doubt: observations in a bin of confidence from which on they outweigh the confidence
@@ -88,8 +88,7 @@ cdef class Selection:
             numbers = (<FirstState> state).numbers()
             if numbers == NULL:
                 return self.view((<FirstState> state).made_state(), found)
-            models = (<FirstState> state).models
-            if models is not self.models and models != self.models:
+            if not self._are_own((<FirstState> state).models):
                 return False
             found.rows, found.sure = state_rows(numbers), state_sure(numbers)
             found.count = numbers.rows
@@ -101,7 +100,7 @@ cdef class Selection:
         models = read_member(&MODELS, state)
         rows = read_member(&ROWS, state)
         sure = read_member(&SURE, state)
-        if models is not self.models and models != self.models:
+        if not self._are_own(models):
             return False
         if not _are_doubles(rows) or not _are_doubles(sure) or cnp.PyArray_DIM(sure, 1) != 2:
             return False
@@ -113,6 +112,16 @@ cdef class Selection:
         found.labels = read_member(&LABELS, state)
         found.seen = read_member(&SEEN, state)
         return self._fill(found)
+
+    cdef bint _are_own(self, object models) except -1:
+        """Return whether a state's models are those of this policy."""
+        if models is self.models or models is self.alike:
+            return True
+        if models != self.models:
+            return False
+        # models of another reading of the catalog are equal, and slow to compare
+        self.alike = models
+        return True
 
     cdef bint _fill(self, StateView* found) noexcept nogil:
         """Fill in what follows from the numbers; False if they are of another shape."""

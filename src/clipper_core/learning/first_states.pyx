@@ -75,6 +75,7 @@ cdef class FirstStates:
         cdef StateNumbers* numbers = shared.newest()
         cdef StateParts parts
         cdef StateBlock source
+        cdef FirstState first
         cdef object state
         if numbers == NULL:
             state = shared.state
@@ -88,10 +89,14 @@ cdef class FirstStates:
                 or parts is not self.parts):
             # nobody else has its address while this is kept
             source = block_owned(numbers)
-            self.last = self._of_block(shared, source, parts)
+            # the next one takes over its memory
+            self.last = None
+            first = self._of_block(shared, source, parts)
+            self.last = first
             self.source = source
             self.parts = parts
             self.state = None
+            return first
         return self.last
 
     cdef FirstState _by_policy(self, object shared):

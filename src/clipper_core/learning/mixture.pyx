@@ -54,6 +54,10 @@ cnp.import_array()
 cdef extern from "learning/softmax.hpp" namespace "clipper" nogil:
     void softmax_lanes(double* p, u32 labels, double others, double* rest) noexcept
 
+cdef extern from "learning/weight_pairs.hpp" namespace "clipper" nogil:
+    double weights_sum(const double* pair, u32 n, u32* learned) noexcept
+    void sums_scaled(double* pair, u32 n, double share) noexcept
+
 LABELS_MAX = VOTERS_MAX     # of one observation, with those that only have evidence
 
 cdef double WEIGHT_MAX = 20.0           # of a vote, or of a label
@@ -562,21 +566,16 @@ cdef bint mixture_is_untouched(const double* rows, RowShape shape, u32 k) noexce
 
 cdef void mixture_weights(const double* rows, RowShape shape, u32 k, const double* context,
                           double* weights) noexcept nogil:
-    cdef u32 width = _width(shape), i, component, b, n, column, at
+    cdef u32 width = _width(shape), i, component, n = 0, column, at
     cdef const double* shared = rows + k * width
     cdef const double* row
-    cdef double total = 0.0, sum, by_class
+    cdef double favoured = log(FAVOURED), total = 0.0, sum, by_class
     for i in range(k):
         row = rows + i * width
         sum = (shared[EQUAL] * shared[EQUAL_WEIGHT] + shared[PLAIN] * row[0] + shared[SURE] * row[1]
-               + shared[FAVOURITE] * (row[1] + row[FAVOURED_P] * log(FAVOURED)))
+               + shared[FAVOURITE] * (row[1] + row[FAVOURED_P] * favoured))
         for component in range(SLOW, FAVOURITE):
-            by_class, n = 0.0, 0
-            for b in range(shape.buckets):
-                column = _class_column(component, shape, <u8> b)
-                if row[column + 1] > 0.0:
-                    by_class += row[column]
-                    n += 1
+            by_class = weights_sum(row + _class_column(component, shape, 0), shape.buckets, &n)
             sum += shared[component] * (row[3 + 4 * (component - SLOW)]
                                         + (by_class / n if n else 0.0))
         if context != NULL:
@@ -729,19 +728,19 @@ def limited(cnp.ndarray rows, double counts):
 
 
 cdef void mixture_limited(double* rows, u32 k, u32 columns, double counts) noexcept nogil:
-    cdef double* row = rows
+    cdef double* row
     cdef double most, share
-    cdef u32 _i, at
-    for _i in range(k):
+    cdef u32 i, at
+    for i in range(k):
+        row = rows + i * columns
         most = 0.0
         for at in range(6):
             most = max(most, row[SUMS[at]])
         share = min(1.0, counts / max(most / A_GRADIENT, 1e-300))
-        for at in range(6):
-            row[SUMS[at]] *= share
-        for at in range(FIXED + 1, columns, 2):
-            row[at] *= share
-        row += columns
+        if share < 1.0:
+            for at in range(6):
+                row[SUMS[at]] *= share
+            sums_scaled(row + FIXED, (columns - FIXED) // 2, share)
 
 
 def widened(cnp.ndarray rows, u32 cell, u32 features=0, bint pooled=False):

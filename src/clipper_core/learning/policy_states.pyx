@@ -35,7 +35,7 @@ cdef class StateBlock:
 
     def __dealloc__(self):
         if self.numbers != NULL and state_release(self.numbers[0]):
-            free(self.numbers)
+            numbers_dropped(self.numbers)
 
     @property
     def seen(self):
