@@ -34,6 +34,7 @@ from clipper.serving.query.processor import (
     ResolvedApplication,
     RolloutState,
     finish,
+    plan_for,
     predict,
 )
 from clipper.serving.query.speculation import speculation_of
@@ -875,14 +876,104 @@ def test_a_wrong_input_changes_nothing(world):
     assert len(served.window) == 0
 
 
-def test_the_choice_follows_the_callers_id_and_then_is_pythons(world):
-    """A choice by chance depends on the id of the query."""
-    served = Served(world, "exp3", 3)
-    assert served.core.predict(np.zeros(2), "", SLO_US, 0, "mine") is None
-    chosen = set()
-    for i in range(64):
-        chosen.add(served.core.predict(np.full(2, float(i)), "", SLO_US, 0, "").extra.models)
-    assert chosen == {(model,) for model in served.models}
+@pytest.mark.parametrize("policy", ["exp3", "thompson", "ab(shares={'m0': 3, 'm1': 1})", "lints"])
+def test_the_choice_follows_the_callers_id_as_in_python(world, policy):
+    """A choice by chance is that of the random number of the id, by a learned state too."""
+    served = Served(world, policy, 3)
+    for learned in (0, 40):
+        served.learn(random.Random(3), ("a", "b"), learned)
+        chosen = []
+        for i in range(40):
+            future = served.core.predict(np.full(2, float(learned + i)), "", SLO_US, 0, f"id-{i}")
+            _, plan = plan_for(served.resolved, None, None, f"id-{i}")
+            found = future.extra.plan
+            assert shown((found.models, found.probabilities)) == shown(
+                (plan.models, plan.probabilities)
+            )
+            chosen.append(future.extra.models)
+        served.answer_all(["a"] * 3, [None] * 3)
+        assert len(set(chosen)) > 1
+    assert {future.extra.id, future.result(0).request_id} == {"id-39"}
+
+
+class Recorded:
+    """A decoy that keeps what it is told."""
+
+    def __init__(self):
+        self.queries = []
+        self.replies = []
+
+    def saw(self, number, id, x, user, request_id):
+        self.queries.append((number, id, x.tolist(), user, request_id))
+
+    def add_reply(self, number, id, output, is_default):
+        self.replies.append((number, id, output, is_default))
+
+
+@pytest.mark.parametrize("decider", ["all", "majority"])
+def test_decoys_are_told_of_each_query_and_of_its_answer(world, decider):
+    """Of one that calls models, of one from the cache, and of a default."""
+    served = Served(world, "ensemble", 3, decider, confidence_min=0.6)
+    decoy = Recorded()
+    rollout = msgspec.structs.replace(served.resolved.rollout, decoys=(decoy,))
+    served.core = core_of(msgspec.structs.replace(served.resolved, rollout=rollout))
+    x = np.array([1.0, 2.0])
+    futures = []
+    for _ in range(2):
+        futures.append(served.core.predict(x, "ann", SLO_US, 0, "mine"))
+        served.answer_all(["a"] * 3, [None] * 3)
+        assert futures[-1].result(0).output == "a"
+    futures.append(served.core.predict(np.zeros(2), "", SLO_US, 0, ""))
+    served.answer_all(["a", "b", "c"], [None] * 3)
+    assert futures[-1].result(0).is_default
+    ids = [(future.id, f"n0-{future.id:x}") for future in futures]
+    assert decoy.queries == [
+        (*ids[0], [1.0, 2.0], "ann", "mine"),
+        (*ids[1], [1.0, 2.0], "ann", "mine"),
+        (*ids[2], [0.0, 0.0], "", ""),
+    ]
+    assert decoy.replies == [(*ids[0], "a", False), (*ids[1], "a", False), (*ids[2], None, True)]
+
+
+class Link:
+    """A model of a mesh that is not loaded."""
+
+    is_on_demand = True
+
+    def __init__(self):
+        self.touched = 0
+
+    def touch(self):
+        self.touched += 1
+
+    def reason(self):
+        return "its node is away"
+
+
+@pytest.mark.parametrize("decider", ["all", "majority"])
+def test_links_of_a_mesh_are_told_of_each_query(world, decider):
+    """A default says why a model of theirs was not loaded."""
+    link = Link()
+    model = VersionedModel("m1", 1)
+    served = Served(world, "ensemble", 2, decider, on_demand={model: link})
+    x = np.zeros(2)
+    served.core.predict(x, "", SLO_US, 0, "")
+    served.answer_all(["a"] * 2, [None] * 2)
+    assert served.core.predict(x, "", SLO_US, 0, "").result(0).output == "a"
+    assert link.touched == 2
+    future = served.core.predict(np.ones(2), "", SLO_US, 0, "")
+    world.pass_deadline(SLO_US)
+    assert link.touched == 3
+    assert "m1: its node is away" in future.result(0).reason
+
+
+def test_only_the_link_that_is_chosen_is_told(world):
+    links = {VersionedModel(f"m{i}", 1): Link() for i in range(3)}
+    served = Served(world, "exp3", 3, on_demand=links)
+    for i in range(30):
+        [model] = served.core.predict(np.full(2, float(i)), "", SLO_US, 0, "").extra.models
+        assert sum(link.touched for link in links.values()) == i + 1
+        assert links[model].touched > 0
     served.answer_all(["a"] * 3, [None] * 3)
 
 
@@ -961,6 +1052,31 @@ def test_a_handle_schedules_by_the_core_what_is_plain(world):
     with pytest.raises(Exception, match="slo_mss"):
         handle.predict(x, slo_mss=3)  # type: ignore[call-arg]
     served.answer_all(["a", "b"], [None, None])
+
+
+@pytest.mark.parametrize("decider", ["all", "majority"])
+def test_a_retired_application_is_freed_with_its_last_query(world, decider):
+    """It waits for no garbage collector, and a query that comes late is answered as before."""
+    served = Served(world, "ensemble", 2, decider)
+    x = np.zeros(2)
+    served.fill_cache(x, ["a", "a"], [None] * 2)
+    assert served.core.predict(x, "", SLO_US, 0, "").result(0).output == "a"
+    served.core.retire()
+    assert served.core.predict(x, "", SLO_US, 0, "").result(0).output == "a"
+    served.core.retire()
+    gc.collect()
+    gc.disable()
+    try:
+        before = applications()
+        served.core = None
+        assert applications() == before - 1
+    finally:
+        gc.enable()
+
+
+def applications():
+    """Return how many applications there are."""
+    return sum(type(one) is Application for one in gc.get_objects())
 
 
 def test_selections_are_of_policies_that_are_built_in():

@@ -47,6 +47,8 @@ class Case:
     user: str | None = None
     decider: str = "all"
     learns: bool = False
+    # the caller's own of each query
+    id: str = ""
 
     @property
     def name(self) -> str:
@@ -64,6 +66,7 @@ CASES = {
     "mixture of 3": Case(THREE, "mixture", 5, learns=True),
     "mixture of 5": Case(LABELS, "mixture", 6, learns=True),
     "exp3 of 3, user": Case(THREE, "exp3", 4, "ann", learns=True),
+    "exp3 of 3, chosen by the caller's id": Case(THREE, "exp3", 8, learns=True, id="a-name"),
     "majority of 3": Case(THREE, "ensemble", 4, decider="majority"),
     "ensemble of 3 floats": Case(FLOATS, "ensemble", 5),
     "ridge of 3 floats": Case(FLOATS, "ridge", 5, learns=True),
@@ -147,7 +150,7 @@ def queries(
     requests = [PredictionRequest(x, CASES["one model"].name) for x in many]
     calls: dict[str, Callable[[], float]] = {BARE: partial(per_call_ns, bare.predict, many, CPU)}
     for title, case in CASES.items():
-        calls[title] = partial(asked_ns, apps[case.name], case.user, many)
+        calls[title] = partial(asked_ns, apps[case.name], case, many)
     calls["schedule_prediction"] = partial(per_call_ns, server.schedule_prediction, requests, CPU)
     for n, program in plain.items():
         calls[f"plain {n}"] = partial(per_call_ns, program.predict, many, CPU)
@@ -167,14 +170,19 @@ def queries(
     return result
 
 
-def asked_ns(app: clipper.ApplicationHandle, user: str | None, inputs: Sequence[Any]) -> float:
-    """Query an application, for a user if one is given; return ns of CPU a query."""
-    predict = app.predict
-    if user is None:
+def asked_ns(app: clipper.ApplicationHandle, case: Case, inputs: Sequence[Any]) -> float:
+    """Query an application, for a user or by an id if the case has one; return ns of CPU a
+    query."""
+    predict, user, id = app.predict, case.user, case.id
+    if user is None and not id:
         return per_call_ns(predict, inputs, CPU)
     begun = CPU()
-    for x in inputs:
-        predict(x, user=user).result()
+    if user is None:
+        for x in inputs:
+            predict(x, id=id).result()
+    else:
+        for x in inputs:
+            predict(x, user=user).result()
     return (CPU() - begun) / len(inputs)
 
 

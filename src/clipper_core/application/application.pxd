@@ -76,12 +76,15 @@ cdef class Application:
     cdef list cores
     cdef list called            # for a query to one model: a tuple of it, by place
     cdef list owners            # of answers, by place; the last one: of all models
-    cdef list quick             # queries that are answered at once, as `owners`
+    cdef list quick             # queries that are answered at once, as `owners`; None: to be made
     cdef object learner, slowest, latest
     cdef Gauge is_teaching, bar_us
     cdef object viewed          # a state, of which this is the view
     cdef StateView last_view
     cdef object plan_type, by_python, opened
+    cdef object uniform_of      # returns the random number of a caller's own id
+    cdef list links             # by place: is told that a query uses the model; None: of no mesh
+    cdef object decoys          # are told of queries and of their answers; None: there are none
     cdef object kept            # is told of each answer, by number; None: nobody is
     cdef AnswerWindow window
     cdef AnswerCounts counts
@@ -97,7 +100,7 @@ cdef class Application:
     cdef object orders          # of its decider; None: all models are waited for
     cdef object decided_for     # the state that `deciding` is for
     cdef Deciding deciding
-    cdef object decided_query   # of a query that its decider answers at once
+    cdef ApplicationQuery decided_query     # of a query that its decider answers at once
     cdef bint has_contexts      # of users, in a table that Python reads
     cdef bint shares_rows       # all models read the same row from an input
     cdef bint mixed             # they are of several engines
@@ -111,6 +114,7 @@ cdef class Application:
     cdef Future schedule_row(self, const void* row, u64 nbytes, str user, u64 slo_us, str id)
     cdef Future _scheduled(self, object x, const void* given, u64 nbytes, str user, u64 slo_us,
                            u64 salt, str id, tuple features)
+    cdef ApplicationQuery quick_of(self, u32 chosen)
     cdef object state_of(self, str user)
     cdef Future by_decider(self, object x, const void* given, u64 nbytes, u64 slo_us, u64 salt,
                            str user, str id, object state, const StateView* view)
@@ -127,6 +131,7 @@ cdef class Application:
     cdef Future look_up(self, object x, const void* given, u64 nbytes, u64 slo_us, u64 salt,
                         const Asked* asked, str user, str id, tuple features, object state,
                         const StateView* view)
+    cdef int touch(self, u32 first, u32 n) except -1
     cdef void find(self, Rows* rows, Outputs* outputs, u32 first, u64 salt) noexcept
     cdef u32 first_place(self, u32 chosen) noexcept
     cdef ApplicationQuery query_of(self, const Asked* asked, str user, str id, tuple features,

@@ -46,6 +46,13 @@ class _Defaults(Protocol):
     def log(self, number: int, request_id: str, reason: str) -> None: ...
     def overloaded(self) -> None: ...
 
+class _Link(Protocol):
+    def touch(self) -> None: ...
+
+class _Decoys(Protocol):
+    def saw(self, number: int, x: object, user: str, id: str) -> None: ...
+    def replied(self, number: int, output: Any, is_default: bool) -> None: ...
+
 @final
 class Application:
     resolved: Any
@@ -75,8 +82,11 @@ class Application:
         slo_us: int,
         confidence_min: float,
         defaults: _Defaults,
+        uniform_of: Callable[[str], float],
         orders: _Orders | None = None,
         side: SideCounts | None = None,
+        links: Sequence[_Link | None] | None = None,
+        decoys: _Decoys | None = None,
     ) -> None: ...
     def predict(
         self,
@@ -87,6 +97,7 @@ class Application:
         id: str,
         features: tuple[float, ...] | None = None,
     ) -> Future | None: ...
+    def retire(self) -> None: ...
     def finish(self, future: Future) -> Any: ...
 
 @final

@@ -83,6 +83,7 @@ cdef tuple NOTHING = ()
 cdef str NO_ID = ""
 cdef str ALL_MODELS = "all"
 cdef object CERTAIN = 1.0
+cdef object UNDECIDED = object()                # a state that no application has
 
 
 @cython.final
@@ -157,7 +158,10 @@ cdef class Application:
     Deciding of a state, None if Python decides; None: all models are waited for.  defaults: has the
     `default`, explains by `why(status, model, detail)` why a task has no prediction, and is told of
     each default by `log(number, id, reason)` and of each task that was refused for overload by
-    `overloaded()`.
+    `overloaded()`.  links: by place, what is told by `touch()` that a query uses the model, so that
+    it is loaded; None: a model that is there.  uniform_of: the random number of a caller's own id.
+    decoys: told of each query by `saw(number, x, user, id)`, and of its answer by `replied(number,
+    output, is_default)`; None: there are none.
 
     Threads: any.
     """
@@ -167,7 +171,8 @@ cdef class Application:
                  Counter queries not None, Counter decided not None, slowest,
                  Gauge bar_us not None, OutputMeans means, Gauge is_teaching not None,
                  bint has_contexts, by_python, opened, plan_type, latest, str node not None,
-                 u64 slo_us, double confidence_min, defaults, orders=None, SideCounts side=None):
+                 u64 slo_us, double confidence_min, defaults, uniform_of, orders=None,
+                 SideCounts side=None, links=None, decoys=None):
         cdef u32 i, k = <u32> len(selection.models)
         if len(cores) != k:
             raise_for(BAD_INPUT, f"{len(cores)} cores for {k} models")
@@ -180,6 +185,11 @@ cdef class Application:
         self.kept = kept
         self.counts = counts
         self.side = side
+        self.uniform_of = uniform_of
+        self.links = None if links is None else list(links)
+        if links is not None and len(self.links) != k:
+            raise_for(BAD_INPUT, f"{len(self.links)} links for {k} models")
+        self.decoys = decoys
         self.queries = queries
         self.decided = decided
         self.slowest = slowest
@@ -197,13 +207,11 @@ cdef class Application:
         self.defaults = defaults
         self.orders = orders
         self.undecided = None if orders is None else <Counter?> orders.undecided
-        self.decided_for = self
+        self.decided_for = UNDECIDED
         self.draws = int.from_bytes(os.urandom(8), "little")
         self.called = [(model,) for model in self.models]
         self.owners = [AnswerOwner(learner, models, plan_type(models))
                        for models in (*self.called, self.models)]
-        self.quick = [self._quick(i, models) for i, models in
-                      enumerate((*self.called, self.models))]
         self.output_means = [None if means is None else means.mean_of(model)
                              for model in self.models]
         for i in range(k):
@@ -211,6 +219,22 @@ cdef class Application:
             self.mixed = self.mixed or is_elsewhere(self.cores[i], self.cores[0])
             self.is_similar = self.is_similar or (<Model> self.cores[i]).near
         self.shares_rows = all([_same_rows(core, self.cores[0]) for core in self.cores])
+
+    def retire(self):
+        """Let go of what refers to this application itself, so that it is freed with its last query
+        and need not wait for the garbage collector. It is complete as before when it is queried."""
+        self.quick = None
+        self.decided_for = UNDECIDED
+        self.deciding = None
+        self.decided_query = None
+
+    cdef ApplicationQuery quick_of(self, u32 chosen):
+        """Return what is known of a query to this model, or to all of them, that is answered at
+        once."""
+        if self.quick is None:
+            self.quick = [self._quick(i, models) for i, models in
+                          enumerate((*self.called, self.models))]
+        return <ApplicationQuery> self.quick[chosen]
 
     def _quick(self, u32 chosen, tuple models):
         """Return what is known of a query that is answered at once."""
@@ -239,7 +263,7 @@ cdef class Application:
         return self._scheduled(x, NULL, 0, user, slo_us, salt, id, features)
 
     cdef Future schedule_row(self, const void* row, u64 nbytes, str user, u64 slo_us, str id):
-        if not self.shares_rows or (self.has_contexts and user):
+        if not self.shares_rows or (self.has_contexts and user) or self.decoys is not None:
             return None
         return self._scheduled(None, row, nbytes, user, slo_us, 0, id, None)
 
@@ -250,6 +274,7 @@ cdef class Application:
         cdef Context context
         cdef Asked asked
         cdef Future future
+        cdef double uniform
         cdef object state = None
         if self.is_teaching.value or self.is_similar:
             return None
@@ -268,11 +293,13 @@ cdef class Application:
             # the order of the models follows the context
             if features is not None:
                 return None
-            return self.by_decider(x, given, nbytes, slo_us, salt, user, id, state, &view)
+            future = self.by_decider(x, given, nbytes, slo_us, salt, user, id, state, &view)
+            if future is not None and self.decoys is not None:
+                self.decoys.saw(future.id, x, user, id)
+            return future
         if self.selection.calls_one:
-            if id:                          # the choice depends on it
-                return None
-            asked.chosen = self.selection.choose(&view, self.uniform(), &asked.probability)
+            uniform = self.uniform() if id is NO_ID or not id else self.uniform_of(id)
+            asked.chosen = self.selection.choose(&view, uniform, &asked.probability)
             # the state has learned with another number of features
             if asked.chosen == self.selection.k:
                 return None
@@ -280,6 +307,8 @@ cdef class Application:
                               &view)
         if future is not None:
             count_held(self.queries, 1)
+            if self.decoys is not None:
+                self.decoys.saw(future.id, x, user, id)
         return future
 
     cdef Future by_decider(self, object x, const void* given, u64 nbytes, u64 slo_us, u64 salt,
@@ -302,6 +331,8 @@ cdef class Application:
         if not plain:
             if given != NULL:
                 return None
+            if self.links is not None:
+                self.touch(0, self.selection.k)
             return self.call_models(deciding, x, NULL, 0, slo_us, salt, user, id, state)
         decision.row = given
         decision.nbytes = nbytes
@@ -309,6 +340,8 @@ cdef class Application:
         if given == NULL:
             row = model._row(x, &decision.row, &decision.nbytes)
         model._check_bytes(decision.nbytes)
+        if self.links is not None:
+            self.touch(0, self.selection.k)
         future = self.decide_at_once(deciding, &decision, slo_us, user, id, view)
         if future is None:
             future = self.call_models(deciding, row, decision.row, decision.nbytes, slo_us, salt,
@@ -376,9 +409,14 @@ cdef class Application:
         self.deciding = deciding
         self.decided_for = state
         if deciding is not None:
-            self.decided_query = self._quick(self.selection.k, deciding.models)
-            (<ApplicationQuery> self.decided_query).deciding = deciding
+            self.decided_query = self._decided(deciding)
         return deciding
+
+    def _decided(self, Deciding deciding):
+        """Return what is known of a query that its decider answers at once."""
+        cdef ApplicationQuery query = self._quick(self.selection.k, deciding.models)
+        query.deciding = deciding
+        return query
 
     cdef bint find_decision(self, Deciding deciding, u64 time_us, Decision* decision) noexcept:
         """Look up the outputs that the decider asks for, until it answers. False: it needs one that
@@ -429,6 +467,7 @@ cdef class Application:
         to."""
         cdef Outputs outputs
         cdef Combination found
+        cdef ApplicationQuery query
         cdef Answer answer
         cdef Ending ending
         cdef u32 used, one, rank, place, i = 0
@@ -456,10 +495,12 @@ cdef class Application:
         ending.seen = decision.known
         ending.probability = NAN
         ending.features = 0
-        answer = self.end(None, &outputs, &found, <ApplicationQuery> self.decided_query, &ending,
-                          user, id, None)
-        return future_answered(model.engine.completion, deciding.n, ending.number, answer,
-                               self.decided_query)
+        # None: the application was retired meanwhile
+        query = self.decided_query
+        if query is None:
+            query = self._decided(deciding)
+        answer = self.end(None, &outputs, &found, query, &ending, user, id, None)
+        return future_answered(model.engine.completion, deciding.n, ending.number, answer, query)
 
     cdef bint view_of(self, object state, StateView* view) except -1:
         """Set the view of a state; False if Python has to read it."""
@@ -507,7 +548,7 @@ cdef class Application:
         cdef Model model
         cdef Answer answer
         cdef Future future
-        cdef ApplicationQuery query = <ApplicationQuery> self.quick[asked.chosen]
+        cdef ApplicationQuery query = self.quick_of(asked.chosen)
         # the objects that own the rows
         cdef object row = None
         cdef list more = None
@@ -532,6 +573,8 @@ cdef class Application:
         outputs.n = outputs.queried = n
         for i in range(n):
             outputs.place[i] = first + i
+        if self.links is not None:
+            self.touch(first, n)
         self.find(&rows, &outputs, first, salt)
         if rows.hits != (<u32> 1 << n) - 1:
             query = self.query_of(asked, user, id, features, state)
@@ -551,6 +594,14 @@ cdef class Application:
         future = future_answered(model.engine.completion, n, ending.number, answer, query)
         self.look_at_slowest(future, query.models, 0, answer)
         return future
+
+    cdef int touch(self, u32 first, u32 n) except -1:
+        """Have models loaded that a query may use, and are not."""
+        cdef u32 i
+        for i in range(first, first + n):
+            if self.links[i] is not None:
+                self.links[i].touch()
+        return 0
 
     cdef void find(self, Rows* rows, Outputs* outputs, u32 first, u64 salt) noexcept:
         """Look the rows up in the cache."""
@@ -581,7 +632,7 @@ cdef class Application:
         """Return what is known of a query until its answer is read."""
         cdef ApplicationQuery query = ApplicationQuery.__new__(ApplicationQuery)
         query.application = self
-        query.models = (<ApplicationQuery> self.quick[asked.chosen]).models
+        query.models = self.quick_of(asked.chosen).models
         query.user = user
         query.id = id
         query.features = features
@@ -834,6 +885,8 @@ cdef class Application:
         _count_answer(self, outputs, found, &right, query, ending, now_s, reason is not NO_ID)
         if self.side is not None:
             self.side.add_answer(ending.took_us, reason is not NO_ID)
+        if self.decoys is not None:
+            self.decoys.replied(ending.number, answer.output, answer.is_default)
         if reason is not NO_ID:
             self.defaults.log(ending.number, id, reason)
             self.count_default(future, outputs, found)

@@ -1,8 +1,8 @@
 """Applications whose plain queries the core schedules, combines and counts.
 
 The core knows the built-in policies over at most 16 models, and the built-in deciders. What it does
-not take is scheduled in Python (processor.py): applications with roles, decoys, prediction sets,
-named outputs or models of the mesh, and policies and deciders of users.
+not take is scheduled in Python (processor.py): applications with roles of models, prediction sets
+or named outputs, and policies and deciders of users.
 """
 
 from collections.abc import Sequence
@@ -22,11 +22,18 @@ from clipper.selection.policies.weighted import AbSplit, StaticWeights, weight_o
 from clipper.selection.policy import State
 from clipper.selection.votes import sorted_models
 from clipper.serving.feedback.stored_state import LATEST
-from clipper.serving.query.processor import ResolvedApplication, finish, log_default, why
+from clipper.serving.query.processor import (
+    ResolvedApplication,
+    finish,
+    id_of,
+    log_default,
+    uniform_of,
+    why_of,
+)
 from clipper.serving.query.qualifiers import opened
 from clipper.serving.query.speculation import EnsembleCall, Order, Speculation
 from clipper.serving.query.stats import ApplicationCounters
-from clipper.types import VersionedModel
+from clipper.types import UserValue, VersionedModel
 from clipper_core.application.application import Application
 from clipper_core.application.deciding import Answering, Deciding
 from clipper_core.application.selection import Combining, Selection
@@ -111,11 +118,30 @@ class DefaultAnswers:
 
     def why(self, status: Status, model: VersionedModel, detail: str) -> str:
         """Explain why a task of a model has no prediction."""
-        return why(status, model, detail)
+        return why_of(self._resolved, status, model, detail)
 
     def log(self, number: int, request_id: str, reason: str) -> None:
         """Log a default answer."""
         log_default(self._resolved, number, request_id, reason)
+
+
+class DecoyRecords:
+    """The decoys of an application, as the core tells them of its queries. Threads: any."""
+
+    __slots__ = ("_resolved",)
+
+    def __init__(self, resolved: ResolvedApplication) -> None:
+        self._resolved = resolved
+
+    def saw(self, number: int, x: object, user: str, id: str) -> None:
+        """Record a query."""
+        for decoy in self._resolved.rollout.decoys:
+            decoy.saw(number, id_of(self._resolved, number), x, user, id)
+
+    def replied(self, number: int, output: UserValue, is_default: bool) -> None:
+        """Record the answer of a query."""
+        for decoy in self._resolved.rollout.decoys:
+            decoy.add_reply(number, id_of(self._resolved, number), output, is_default)
 
 
 def measures(speculation: Speculation) -> bool:
@@ -140,8 +166,6 @@ def core_of(resolved: ResolvedApplication) -> Application | None:
     is_plain = (
         rollout.assignment is None
         and rollout.split is None
-        and not rollout.decoys
-        and not resolved.on_demand
         and not resolved.output_name
     )
     if not is_plain or window is None or rollout.stats is None:
@@ -178,8 +202,13 @@ def core_of(resolved: ResolvedApplication) -> Application | None:
         resolved.slo_us,
         resolved.confidence_min,
         DefaultAnswers(resolved, counters),
+        uniform_of,
         orders,
         None if rollout.side is None else rollout.side.answers,
+        [resolved.on_demand.get(model) for model in selection.models]
+        if resolved.on_demand
+        else None,
+        DecoyRecords(resolved) if rollout.decoys else None,
     )
 
 

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, cast
 
 import msgspec
@@ -118,6 +118,7 @@ class ApplicationResolver:
         """Refuse every query from now on, with ShuttingDown. Idempotent."""
         self._is_closed = True
         self.table.replace({})
+        _retire(self._by_name.values())
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -213,10 +214,12 @@ class ApplicationResolver:
                 by_name[name] = self._rolling(view, rollout, by_name[name])
                 stages[name] = by_name[name].rollout.split.stage  # type: ignore[union-attr]
         by_name = {name: _with_core(resolved) for name, resolved in by_name.items()}
+        before = self._by_name
         self._by_name, self._stages, self._candidates = by_name, stages, {}
         self.table.replace(
             {name: resolved.core for name, resolved in by_name.items() if resolved.core is not None}
         )
+        _retire(before.values())
 
     # -- rollouts
 
@@ -524,3 +527,12 @@ def _decoy_stats(resolved: ResolvedApplication) -> dict[str, object]:
 def _with_core(resolved: ResolvedApplication) -> ResolvedApplication:
     """Return the application with what schedules its plain queries."""
     return msgspec.structs.replace(resolved, core=core_of(resolved))
+
+
+def _retire(replaced: Iterable[ResolvedApplication]) -> None:
+    """Have applications that are queried no more freed with their last query."""
+    for resolved in replaced:
+        split = resolved.rollout.split
+        for one in (resolved,) if split is None else (split.new, split.before):
+            if one.core is not None:
+                one.core.retire()
