@@ -48,7 +48,8 @@ def test_models_that_no_application_links_run_too(running):
     """They can then load, and answer by their own names, before an application links them."""
     resolver: Any = object.__new__(ApplicationResolver)
     resolver._running, resolver._tallies, resolver._may_roll = running, {}, lambda _: True
-    resolver.table, resolver._is_closed = ApplicationTable(), False
+    resolver.table, resolver._by_name = ApplicationTable(), {}
+    resolver._is_closed = False
     resolver._served = SimpleNamespace(follow=lambda view: None)
     view: Any = SimpleNamespace(
         models=lambda: [record(), record("n", 3)], applications={}, rollouts={}

@@ -163,11 +163,7 @@ def core_of(resolved: ResolvedApplication) -> Application | None:
     """Return what schedules the plain queries of an application in the core; None if Python has to
     schedule them all."""
     rollout, window = resolved.rollout, resolved.feedback.window
-    is_plain = (
-        rollout.assignment is None
-        and rollout.split is None
-        and not resolved.output_name
-    )
+    is_plain = rollout.assignment is None and rollout.split is None and not resolved.output_name
     if not is_plain or window is None or rollout.stats is None:
         return None
     selection = selection_of(resolved.policy, resolved.models)
