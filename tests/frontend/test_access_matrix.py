@@ -23,19 +23,26 @@ SESSION: Final = ("POST", "/dashboard/session")  # its own code is its authoriza
 
 
 class Keys(NamedTuple):
-    """The keys of a server with a file for queries and one for management."""
+    """The keys of a server with a file for queries and one for management; and tokens of an
+    identity provider, where the package for them is there, that are not valid, and that are."""
 
     client: str
     manager: str
     revoked: str
     operator: str
+    refused: dict[str, str]
+    token: str
+    published: bytes
 
     def wrong(self, listener: str) -> dict[str, str]:
         """Return a value of `Authorization` for each reason why it opens nothing."""
         valid, other = self.client, self.manager
+        tokens = dict(self.refused)
         if listener == "management":
             valid, other = other, valid
+            tokens["a token for queries"] = self.token
         return {
+            **{why: f"Bearer {token}" for why, token in tokens.items()},
             "none": "",
             "unknown": f"Bearer {new_key()}",
             "revoked": f"Bearer {self.revoked}",
@@ -49,7 +56,15 @@ class Keys(NamedTuple):
 
 @pytest.fixture(scope="module")
 def keys() -> Keys:
-    return Keys(new_key(), new_key(), new_key(), "operator-secret")
+    refused, token, published = {}, "", b""
+    if find_spec("jwt"):
+        from tests.frontend.test_signed_tokens import WRONG, Provider
+
+        provider = Provider()
+        token, published = provider.token(), provider.published()
+        reasons = ("has ended", "is of another issuer", "is of a stranger", "is not signed")
+        refused = {f"a token that {why}": WRONG[why](provider) for why in reasons}
+    return Keys(new_key(), new_key(), new_key(), "operator-secret", refused, token, published)
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +82,11 @@ def server(keys: Keys, tmp_path_factory: pytest.TempPathFactory) -> Iterator[cli
         "token": keys.operator,
         "metrics": True,
     }
+    if keys.published:
+        from tests.frontend.test_signed_tokens import AUDIENCE, ISSUER
+
+        (folder / "jwks").write_bytes(keys.published)
+        http |= {"jwt_keys": str(folder / "jwks"), "jwt_issuer": ISSUER, "jwt_audience": AUDIENCE}
     calls: dict[str, Any] = {"grpc": "127.0.0.1:0"} if find_spec("grpc") else {}
     logging = {"access_lines_s_max": 0}  # so that the core answers what it can
     with clipper.start(http=http, logging=logging, **calls, **QUICK) as started:
@@ -157,9 +177,9 @@ def test_every_route_opens_for_its_key(
     server: clipper.ClipperServer, keys: Keys, listener: str
 ) -> None:
     address, own = address_of(server, listener), own_routes(server, listener)
-    valid = keys.client if listener == "query" else keys.manager
+    mine = (keys.client, keys.token) if listener == "query" else (keys.manager,)
     for method, pattern in own - {SESSION}:
-        for key in (valid, keys.operator):
+        for key in filter(None, (*mine, keys.operator)):
             # nothing has this name, so that a request changes nothing
             status = status_of(address, method, filled(pattern, "none"), f"Bearer {key}")
             assert status not in (401, 403), (method, pattern)
@@ -225,13 +245,13 @@ def test_a_client_of_grpc_queries_and_only_the_operator_manages(
     pytest.importorskip("grpc", reason="pip install 'clipper-serving[grpc]'")
     from tests.frontend.test_grpc import INFERENCE, Client
 
-    for key in (keys.client, keys.operator):
+    for key in filter(None, (keys.client, keys.token, keys.operator)):
         client = Client(server.grpc_address, metadata=[("authorization", f"Bearer {key}")])
         for service, method in methods():
             code = code_of(client, service, method)
             assert code != "UNAUTHENTICATED", method.name
             assert code != "PERMISSION_DENIED", method.name
-        if key == keys.client:
+        if key != keys.operator:
             error = client.refused(INFERENCE, "RepositoryModelUnload", model_name="sum")
             assert error.code().name == "PERMISSION_DENIED"
         client.channel.close()

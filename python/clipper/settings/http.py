@@ -1,6 +1,7 @@
 """Settings of the HTTP server: `[http]`."""
 
 import ipaddress
+import urllib.parse
 from collections.abc import Iterator
 from typing import Annotated, NamedTuple
 
@@ -65,6 +66,16 @@ class HttpSettings(msgspec.Struct, frozen=True):
             "`Authorization: Bearer KEY`"
         ),
     ] = ""
+    jwt_keys: Annotated[
+        str,
+        about(
+            "keys (JWKS) of an identity provider, a file or an https URL; its tokens (JWT) are "
+            "then accepted beside those of `api_keys_file`"
+        ),
+    ] = ""
+    jwt_issuer: Annotated[str, about("`iss` that a token must have")] = ""
+    jwt_audience: Annotated[str, about("`aud` that a token must have")] = ""
+    jwt_name: Annotated[str, about("member of a token that names its owner")] = "sub"
     insecure: Annotated[
         bool,
         about(
@@ -303,6 +314,20 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def jwt_problem(http: HttpSettings) -> tuple[str, str]:
+    """Return which setting of tokens is wrong, and why; empty texts if none is."""
+    if not http.jwt_keys:
+        return "", ""
+    for key in ("api_keys_file", "jwt_issuer", "jwt_audience", "jwt_name"):
+        if not getattr(http, key):
+            return key, f"http.jwt_keys needs it. Set http.{key}."
+    url = urllib.parse.urlsplit(http.jwt_keys)
+    is_local = url.scheme == "http" and is_loopback(url.hostname or "")
+    if "://" in http.jwt_keys and url.scheme != "https" and not is_local:
+        return "jwt_keys", "anybody on the way could give keys of their own. Use https://."
+    return "", ""
+
+
 def listener_problems(
     http: HttpSettings, grpc_address: str
 ) -> Iterator[tuple[tuple[str, str], str]]:
@@ -321,6 +346,9 @@ def listener_problems(
             )
     yield from tls_problems("http", "tls", http)
     yield from tls_problems("http", "admin_tls", http, query_tls(http))
+    key, why = jwt_problem(http)
+    if key:
+        yield ("http", key), why
     if http.token != http.token.strip() or not http.token.replace("\t", " ").isprintable():
         yield (
             ("http", "token"),

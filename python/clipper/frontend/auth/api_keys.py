@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 
 from clipper.credentials.credential_file import Credential, CredentialFile
 from clipper.errors import Forbidden, NotAllowed, RateExceeded
+from clipper.frontend.auth.signed_tokens import SignedTokens
 from clipper.frontend.http.messages import problem
 from clipper.metrics.samples import Samples
 from clipper_core.http.key_table import KeyTable, KeyUse
@@ -31,17 +32,19 @@ def key_of(owner: KeyOwner | None) -> dict[str, str]:
 
 class _Known(NamedTuple):
     """The keys of a file as it was read, by the numbers of the table. The last is the management
-    token."""
+    token. by_name: the number of a key, by the name of its owner."""
 
     table: KeyTable
     credentials: list[Credential]
+    by_name: dict[str, int]
 
 
 class ApiKeys:
     """The keys of one file. Threads: any.
 
     token: the management token, which is always valid; empty for none. limited: whether keys may
-    have limits. Raises ConfigError for a file that cannot be read, or has a line of another form.
+    have limits. signed: also accepts tokens; one whose owner has a key has its limits. Raises
+    ConfigError for a file that cannot be read, or has a line of another form.
     """
 
     def __init__(
@@ -51,8 +54,9 @@ class ApiKeys:
         setting: str = "http.api_keys_file",
         *,
         limited: bool = True,
+        signed: SignedTokens | None = None,
     ) -> None:
-        self._token = token.encode()
+        self._token, self._signed = token.encode(), signed
         self._file = CredentialFile(path, setting, limited=limited)
         self._uses: dict[str, KeyUse] = {}
         self._known = self._read()
@@ -76,7 +80,8 @@ class ApiKeys:
             for one in credentials
         ]
         table = KeyTable([one.digest for one in credentials], self._token, limits)
-        return _Known(table, [*credentials, Credential(b"", "", "")])
+        by_name = {one.name: number for number, one in enumerate(credentials)}
+        return _Known(table, [*credentials, Credential(b"", "", "")], by_name)
 
     @property
     def table(self) -> KeyTable:
@@ -113,8 +118,7 @@ class ApiKeys:
 
         authorization: the value of the header. Raises NotAllowed for an unknown or missing key.
         """
-        known = self._known
-        return known.credentials[self._number(known, authorization)].name
+        return self._owner(self._known, authorization)[1].name
 
     def admit(self, authorization: bytes, applications: Sequence[str] = ("",)) -> KeyOwner:
         """Count a request against its key, and return whose it is.
@@ -124,7 +128,14 @@ class ApiKeys:
         applications, RateExceeded.
         """
         known = self._known
-        number = self._number(known, authorization)
+        number, owner = self._owner(known, authorization)
+        if number is not None:
+            self._count(known, number, applications)
+        return owner
+
+    @staticmethod
+    def _count(known: _Known, number: int, applications: Sequence[str]) -> None:
+        """Count a request against a key. Raises Forbidden, RateExceeded."""
         credential = known.credentials[number]
         for application in applications:
             outcome, wait_ns = known.table.admit(number, application)
@@ -132,7 +143,6 @@ class ApiKeys:
                 raise _not_permitted(credential)
             if outcome == _TOO_MANY:
                 raise _too_many(credential, wait_ns / 1e9)
-        return KeyOwner(credential.name, credential.limits.groups)
 
     def collect(self, into: Samples) -> None:
         """Add the counts of the keys' requests to `into`."""
@@ -140,12 +150,16 @@ class ApiKeys:
             counts = dict(zip(_OUTCOMES, use.requests, strict=True))
             into.add_by("clipper_key_requests_total", counts, name)
 
-    @staticmethod
-    def _number(known: _Known, authorization: bytes) -> int:
-        """Return the number of a key. Raises NotAllowed."""
+    def _owner(self, known: _Known, authorization: bytes) -> tuple[int | None, KeyOwner]:
+        """Return the number of a key and its owner; of a token the number of its owner's key, if
+        there is one. Raises NotAllowed."""
         number = known.table.find(authorization)
         if number is not None:
-            return number
+            credential = known.credentials[number]
+            return number, KeyOwner(credential.name, credential.limits.groups)
+        signed = self._signed.owner(authorization) if self._signed is not None else None
+        if signed is not None:
+            return known.by_name.get(signed.name), KeyOwner(signed.name, signed.groups)
         wrong = "the key is not known here" if authorization else "this server requires a key"
         raise NotAllowed(
             f"{wrong}.", hint="Send Authorization: Bearer KEY; `clipper key NAME` makes one."

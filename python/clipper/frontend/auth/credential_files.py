@@ -9,6 +9,7 @@ from typing import Protocol
 from clipper.component import Backoff, Health, Stop, Worker
 from clipper.errors import NotAllowed
 from clipper.frontend.auth.api_keys import ApiKeys
+from clipper.frontend.auth.signed_tokens import SignedTokens, signed_tokens
 from clipper.frontend.http.health import PROBES
 from clipper.frontend.http.messages import HttpError, HttpRequest
 from clipper.frontend.openapi.endpoint import PUBLIC
@@ -57,6 +58,7 @@ class CredentialFiles:
     def __init__(self) -> None:
         self.certificates: dict[str, tuple[Certificate, TlsCounts]] = {}
         self.keys: ApiKeys | None = None
+        self._signed: SignedTokens | None = None
         self.tokens: ApiKeys | None = None
         self.workers: TokenFile | None = None
         self._worker = Worker("clipper-files", self._run, again=Backoff(_CHECK_S, _CHECK_S))
@@ -68,6 +70,7 @@ class CredentialFiles:
         """
         for key, files in tls_of_listeners(http, grpc).items():
             self.add_tls(key, files, _TLS_SETTINGS[key], counts[key])
+        self._signed = signed_tokens(http)
         self.add_keys(http.api_keys_file, http.token)
         self.add_tokens(http.tokens_file if http.admin else "", http.token)
 
@@ -80,7 +83,7 @@ class CredentialFiles:
     def add_keys(self, path: str, token: str) -> None:
         """Load the API keys for queries. Raises ConfigError."""
         if path:
-            self.keys = ApiKeys(path, token)
+            self.keys = ApiKeys(path, token, signed=self._signed)
 
     def add_tokens(self, path: str, token: str) -> None:
         """Load the tokens for management. Raises ConfigError."""
@@ -107,7 +110,7 @@ class CredentialFiles:
 
     def _files(self) -> list[_File]:
         files: list[_File] = [certificate for certificate, _ in self.certificates.values()]
-        each: tuple[_File | None, ...] = (self.keys, self.tokens, self.workers)
+        each: tuple[_File | None, ...] = (self.keys, self._signed, self.tokens, self.workers)
         return [*files, *(one for one in each if one is not None)]
 
     def check(self) -> None:
