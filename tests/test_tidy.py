@@ -30,7 +30,7 @@ SDK = ROOT / "container_sdk" / "src" / "clipper_container"
 
 PYTHON_LAYERS: tuple[tuple[str, ...], ...] = (
     ("version", "host_port"),
-    ("errors", "clock", "keys", "log_output", "foreign_text", "child_environment"),
+    ("errors", "clock", "keys", "log_output", "foreign_text", "yaml_text", "child_environment"),
     ("component",),
     ("processes",),
     ("schema",),
@@ -111,8 +111,10 @@ UNPACKING = (  # they run in the model's own process
 )
 
 SUPERVISED = "clipper.processes: a Supervisor, or run_once"
-ASKING = (  # a command of the terminal that asks a program once, with a limit, and has no server
+# commands of the terminal that ask a program once, with a limit, and have no server
+ASKING = (
     "python/clipper/cli/servers/doctor.py",
+    "python/clipper/deploy/kubernetes/helm.py",
     "python/clipper/load/machine.py",
 )
 

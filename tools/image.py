@@ -17,7 +17,7 @@ from pathlib import Path
 from projects import ROOT
 
 from clipper.deploy.docker.image import write_files
-from clipper.deploy.kubernetes.manifests import EXTRAS, SERVER_IMAGE, server_dockerfile
+from clipper.deploy.kubernetes.images import EXTRAS, SERVER_IMAGE, server_dockerfile
 
 DIST = ROOT / "dist"
 ENGINES = ("docker", "podman")

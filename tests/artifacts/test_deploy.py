@@ -11,10 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import clipper
-from clipper.cli import main
 from clipper.errors import ClipperError, PullFailed
 from clipper_container.loading.targets import load_target
 from tests.artifacts.conftest import SECRET, S3Server
@@ -133,7 +131,7 @@ def test_the_mesh_pulls_where_it_loads(s3: S3Server, tmp_path: Path) -> None:
 
 
 def test_pods_pull_or_mount(s3: S3Server, tmp_path: Path) -> None:
-    yaml = pytest.importorskip("yaml", reason="python tools/fetch.py clients")
+    exports = pytest.importorskip("tests.images.exports", reason="python tools/fetch.py clients")
     content = linear(factor=2.0)
     s3.put("pods/model.onnx", content)
     (tmp_path / "clipper.toml").write_text(
@@ -142,11 +140,11 @@ def test_pods_pull_or_mount(s3: S3Server, tmp_path: Path) -> None:
         '[apps.a]\nmodels = ["svm"]\n'
     )
     out = tmp_path / "out"
-    words = ["export", "k8s", str(out), "--from", str(tmp_path / "clipper.toml")]
-    result = CliRunner().invoke(main, words, prog_name="clipper")
+    result = exports.export("k8s", out, "--from", tmp_path / "clipper.toml")
     assert result.exit_code == 0, result.output
+    found = exports.objects_of(out)
     svm, homes = (
-        next(yaml.safe_load_all((out / f"model-{name}.yaml").read_text()))["spec"]["template"]
+        found["Deployment", f"clipper-model-{name}"]["spec"]["template"]
         for name in ("svm", "homes")
     )
     pinned = f"s3://models/pods/model.onnx#sha256={hashlib.sha256(content).hexdigest()}"

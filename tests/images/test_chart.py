@@ -1,6 +1,10 @@
-"""The Helm chart, rendered by Helm's own engine: what Kubernetes gets of it."""
+"""The Helm chart, rendered by Helm's own engine: what Kubernetes gets of it, with the values that
+are exported and with others."""
 
 import json
+import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,12 +12,17 @@ from typing import Any
 
 import pytest
 
+import clipper.deploy.kubernetes
 from clipper.config import load
-from tests.images.exports import by_kind_and_name, export, yaml
+from clipper.version import VERSION
+from tests.expected import check_expected
+from tests.images.exports import by_kind_and_name, check_objects, export, yaml
 
 helm = pytest.importorskip("helm_python", reason="python tools/fetch.py clients")
-validate = pytest.importorskip("kubernetes_validate", reason="python tools/fetch.py clients")
-OF_OTHERS = ("monitoring.coreos.com", "keda.sh")  # kinds that are no part of Kubernetes
+merged = pytest.importorskip("tests.images.helm_template").merged
+# kinds that are no part of Kubernetes
+OF_OTHERS = ("monitoring.coreos.com", "keda.sh", "ray.io")
+OURS = Path(clipper.deploy.kubernetes.__file__).parent / "chart"
 Objects = dict[tuple[str, str], Any]
 
 DECLARED = """\
@@ -52,11 +61,18 @@ def chart(declared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def rendered(chart: Path, name: str = "shop", **values: Any) -> Iterator[Objects]:
+    exported = chart / "values.json"
+    given = json.loads(exported.read_text()) if exported.exists() else {}
+    yield objects(chart, merged(given, values), name)
+
+
+def objects(chart: Path, values: dict[str, Any], name: str = "shop") -> Objects:
+    """Return what Helm makes of a chart, by kind and name."""
     with helm.Chart.load(str(chart)) as loaded:
         texts = loaded.render(values, name=name, namespace="prod")
-        yield by_kind_and_name(
-            one for text in texts.values() for one in yaml.safe_load_all(text) if one
-        )
+    return by_kind_and_name(
+        one for text in texts.values() for one in yaml.safe_load_all(text) if one
+    )
 
 
 EVERYTHING: dict[str, Any] = {
@@ -70,6 +86,11 @@ EVERYTHING: dict[str, Any] = {
 
 
 ADAPTER: dict[str, Any] = {"autoscaling": {"kind": "adapter"}}
+PARTS: dict[str, Any] = {
+    "nodes": {"enabled": True, "maxReplicas": 9, "gpus": 1, "labels": ["big"]},
+    "shards": {"enabled": True, "count": 3, "grpcPort": 7400, "settings": {"replicas": 1}},
+    "ray": {"enabled": True, "cpus": 1.5},
+}
 
 
 @pytest.mark.parametrize(
@@ -77,10 +98,7 @@ ADAPTER: dict[str, Any] = {"autoscaling": {"kind": "adapter"}}
 )
 def test_kubernetes_takes_each_object(chart: Path, values: dict[str, Any]) -> None:
     with rendered(chart, **values) as found:
-        for one in found.values():
-            if not one["apiVersion"].startswith(OF_OTHERS):
-                for version in ("1.28", "1.33"):
-                    validate.validate(one, version, strict=True)
+        check_objects(one for one in found.values() if not one["apiVersion"].startswith(OF_OTHERS))
         kinds = {kind for kind, _ in found}
         everything = values is EVERYTHING
         assert ("ScaledObject" in kinds) == ("ServiceMonitor" in kinds) == everything
@@ -88,12 +106,87 @@ def test_kubernetes_takes_each_object(chart: Path, values: dict[str, Any]) -> No
         assert (("Deployment", "shop-redis") in found) == (not everything)
         assert "replicas" not in found["Deployment", "shop-model-big-model"]["spec"]
         assert found["Deployment", "shop-model-sums"]["spec"]["replicas"] == 2
-    assert not helm.lint(str(chart))["errors"]
 
 
-def test_a_kind_of_autoscaler_that_there_is_not_is_refused(chart: Path) -> None:
-    with pytest.raises(helm.HelmError, match="kind"), rendered(chart, autoscaling={"kind": "kedo"}):
-        pass
+@pytest.mark.parametrize("values", [{}, ADAPTER, EVERYTHING, PARTS])
+def test_helm_lint_finds_nothing(chart: Path, values: dict[str, Any]) -> None:
+    for folder in (OURS, chart):
+        found = helm.lint(str(folder), values, strict=True)
+        assert not found["errors"]
+        assert [one["error"] for one in found["messages"]] == ["icon is recommended"]
+
+
+def test_the_chart_as_it_is_in_the_package_is_complete(tmp_path: Path) -> None:
+    """Without an export: servers without models, and each other part."""
+    found = objects(OURS, {})
+    assert ("Deployment", "shop-server") in found
+    every = objects(OURS, PARTS)
+    check_objects(one for one in every.values() if not one["apiVersion"].startswith(OF_OTHERS))
+    kinds = {kind for kind, _ in every}
+    assert {"StatefulSet", "RayJob", "PriorityClass", "HorizontalPodAutoscaler"} <= kinds
+
+
+def test_every_line_of_what_helm_makes_of_the_chart() -> None:
+    models = {
+        "sums": {"image": "sums:1", "version": 1, "replicas": 2, "memoryMib": 512, "cpus": 2.5},
+        "big.model": {"image": "big:4", "version": 4, "maxReplicas": 4, "gpus": 2},
+        "a_program": {"image": "p:1", "version": 1, "program": True, "environment": {"A": "1"}},
+        "pulled": {"image": "u:1", "version": 1, "pulls": True, "environment": {"B": "2"}},
+        "claimed": {"image": "c:1", "version": 1, "claim": "artifacts"},
+    }
+    values = {**EVERYTHING, **PARTS, "models": models, "tokens": {"models": "m", "admin": "a"}}
+    cases = {
+        "everything": objects(OURS, values),
+        "redis": objects(OURS, {"tokens": values["tokens"]}),
+        "volume": objects(OURS, {"state": {"kind": "volume"}, "tokens": values["tokens"]}),
+    }
+    before: Objects = {}
+    shown = []
+    for case, found in cases.items():
+        # of Helm's engine, with what differs from the case before
+        parts = {key: one for key, one in found.items() if before.get(key) != one}
+        shown += [f"==== {case}\n", *map(yaml.safe_dump, dict(sorted(parts.items())).values())]
+        before |= found
+    text = re.sub("clipper/settings: .*", "clipper/settings: DIGEST", "".join(shown))
+    check_expected("manifests.txt", text.replace(VERSION, "VERSION"))
+
+
+def test_the_chart_and_its_image_have_the_version_of_the_package() -> None:
+    about = yaml.safe_load((OURS / "Chart.yaml").read_text())
+    assert about["appVersion"] == VERSION
+    # as Helm needs it
+    assert about["version"] == re.sub(r"(?<=\d)\.?(a|b|rc|dev)(\d+)$", r"-\1.\2", VERSION)
+    container = objects(OURS, {})["Deployment", "shop-server"]["spec"]["template"]["spec"]
+    assert container["containers"][0]["image"] == f"clipper/server:{VERSION}"
+
+
+def test_the_schema_knows_each_value_and_its_type() -> None:
+    schema = json.loads((OURS / "values.schema.json").read_text())
+    values = yaml.safe_load((OURS / "values.yaml").read_text())
+    assert values.keys() == schema["properties"].keys() - {"global"}
+    for name, one in values.items():
+        known = schema["properties"][name]
+        if known.get("additionalProperties") is False:
+            assert one.keys() == known["properties"].keys(), name
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({"autoscaling": {"kind": "kedo"}}, "kind"),
+        ({"server": {"replicas": 2}}, "server"),
+        ({"models": {"svm": {"image": "svm:1"}}}, "version"),
+        ({"models": {"svm": {"image": "svm:1", "version": 1, "replicas": "2"}}}, "replicas"),
+        ({"state": {"url": "sqlite:here"}}, "pattern"),
+        ({"state": {"kind": "external"}}, "of the Redis or etcd that pods reach"),
+        ({"state": {"kind": "volume"}, "nodes": {"enabled": True}}, "which nodes cannot share"),
+        ({"nodes": {"enabled": True, "maxReplicas": 2}}, "nodes.replicas are 3 already"),
+        ({"shards": {"enabled": True, "settings": {"replicas": 2}}}, "they are in other shards"),
+    ],
+)
+def test_values_that_cannot_be_are_refused(values: dict[str, Any], why: str) -> None:
+    with pytest.raises(helm.HelmError, match=why):
+        objects(OURS, values)
 
 
 def test_two_releases_have_nothing_in_common(chart: Path) -> None:
@@ -114,13 +207,15 @@ def test_the_settings_are_those_that_were_declared(chart: Path, tmp_path: Path) 
         )
         secrets = found["Secret", "shop-token"]["stringData"]
         (tmp_path / "token").write_text(secrets["clipper_token"])
+        pod = found["Deployment", "shop-server"]["spec"]["template"]["spec"]
         environment = {
-            "CLIPPER_SERVER__STATE": found["Secret", "shop-store"]["stringData"]["url"],
+            **{one["name"]: one["value"] for one in pod["containers"][0]["env"] if "value" in one},
             "CLIPPER_HTTP__TOKEN": secrets["admin_token"],
             "CLIPPER_SERVER__TOKEN_FILE": str(tmp_path / "token"),
         }
         config = load(tmp_path / "clipper.toml", environment)
         assert config.server.state == "redis://shop-redis:6379/0"
+        assert (config.server.folder, config.http.admin) == ("/state", "0.0.0.0:8002")
         assert config.apps["total"].default == "{{ not a template }}"
         assert min(map(len, (config.server.token, config.http.token))) == 32
         shards = json.loads(found["Secret", "shop-params"]["stringData"]["shards.json"])
@@ -131,22 +226,30 @@ def test_the_settings_are_those_that_were_declared(chart: Path, tmp_path: Path) 
         assert found["Secret", "shop-token"]["stringData"]["admin_token"] == "a"
 
 
-def test_the_pods_are_those_of_the_base_for_kustomize(
-    chart: Path, declared: Path, tmp_path: Path
+@pytest.mark.skipif(
+    shutil.which("kubectl") is None, reason="no kubectl: python tools/fetch.py kubectl"
+)
+@pytest.mark.parametrize("more", [[], ["--redis"], ["--state", "redis://mine:1/0"]])
+def test_the_base_for_kustomize_is_what_helm_makes_of_the_chart(
+    chart: Path, declared: Path, tmp_path: Path, more: list[str]
 ) -> None:
     base = tmp_path / "base"
-    words = ["--from", declared, "--state", "redis://shop-redis:6379/0", "--name", "shop"]
-    assert export("k8s", base, *words).exit_code == 0
-    with rendered(chart) as found:
-        for file in ("server.yaml", "model-sums.yaml", "model-big-model.yaml"):
-            for one in yaml.safe_load_all((base / file).read_text()):
-                if one["kind"] != "Deployment":
-                    continue
-                ours = found["Deployment", one["metadata"]["name"]]["spec"]
-                assert ours["strategy"] == one["spec"]["strategy"]
-                pod = ours["template"]["spec"]
-                del pod["imagePullSecrets"], pod["containers"][0]["imagePullPolicy"]
-                assert pod == one["spec"]["template"]["spec"]
+    assert export("k8s", base, "--from", declared, *more, "--name", "shop").exit_code == 0
+    words = ["kubectl", "kustomize", str(base)]
+    text = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    state = {"url": more[1]} if more[1:] else {"kind": "redis" if more else "volume"}
+    tokens = {
+        key: (base / "secrets" / file).read_text()
+        for key, file in (("models", "clipper_token"), ("admin", "admin_token"))
+    }
+    exported = json.loads((chart / "values.json").read_text())
+    values = {
+        "models": exported["models"],
+        "servers": exported["servers"],
+        "state": state,
+        "tokens": tokens,
+    }
+    assert by_kind_and_name(yaml.safe_load_all(text)) == objects(chart, values)
 
 
 def test_monitoring_has_our_rules_and_finds_our_services(chart: Path) -> None:
@@ -178,7 +281,8 @@ def test_an_autoscaler_requests_metrics_that_the_adapter_has_rules_for(chart: Pa
     with rendered(chart, **ADAPTER) as found:
         metrics = found["HorizontalPodAutoscaler", "shop-model-big-model"]["spec"]["metrics"]
     by_name = {one["external"]["metric"]["name"]: one["external"] for one in metrics}
-    assert by_name.keys() == {one["name"]["as"] for one in rules["external"]}
+    # the last rule is of nodes
+    assert [*by_name] == [one["name"]["as"] for one in rules["external"]][:-1]
     assert {name: one["target"] for name, one in by_name.items()} == {
         "clipper_queue_wait_seconds": {"type": "Value", "value": "0.05"},
         "clipper_queue_rows": {"type": "AverageValue", "averageValue": "1000"},

@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import clipper
+from clipper.cli import main
 from clipper.config import load
 from clipper.errors import InvalidInput
 from tests.images.engines import BASE, PATIENCE_S, QUICK, Engine
@@ -89,10 +91,11 @@ def test_kubernetes_takes_each_object(declared: Path, tmp_path: Path, more: list
     out = tmp_path / "out"
     result = export("k8s", out, "--from", declared, *more)
     assert result.exit_code == 0, result.output
-    (base,) = yaml.safe_load_all((out / "kustomization.yaml").read_text())
-    secret = ["secrets/clipper_token", "secrets/admin_token"]
-    assert base["secretGenerator"] == [{"name": "clipper-token", "files": secret}]
     kinds = objects_of(out)
+    secret = kinds["Secret", "clipper-token"]["stringData"]
+    assert secret == {
+        name: (out / "secrets" / name).read_text() for name in ("clipper_token", "admin_token")
+    }
     check_objects(kinds.values())
     server = kinds["Deployment", "clipper-server"]["spec"]
     if more:
@@ -117,17 +120,43 @@ def test_kubernetes_takes_each_object(declared: Path, tmp_path: Path, more: list
             assert one["spec"]["template"]["spec"]["securityContext"]["runAsNonRoot"]
 
 
-@pytest.mark.skipif(
-    shutil.which("kubectl") is None, reason="no kubectl: python tools/fetch.py kubectl"
-)
-def test_kustomize_takes_the_base(declared: Path, tmp_path: Path) -> None:
+def test_values_of_the_chart_can_be_set(declared: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = ["--redis", "--set", "servers.awaySeconds=9", "--set", "imagePullPolicy=Never"]
+    assert export("k8s", out, "--from", declared, *words).exit_code == 0
+    pod = objects_of(out)["Deployment", "clipper-server"]["spec"]["template"]["spec"]
+    assert pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "9"]
+    assert pod["containers"][0]["imagePullPolicy"] == "Never"
+    refused = export("k8s", tmp_path / "no", "--from", declared, "--set", "server.replicas=2")
+    assert (refused.exit_code, "server" in refused.output) == (1, True)
+    assert not (tmp_path / "no").exists()
+
+
+def test_without_helm_nothing_is_written(
+    declared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    words = ["export", "k8s", str(tmp_path / "out"), "--from", str(declared)]
+    refused = CliRunner().invoke(main, words, prog_name="clipper")
+    assert refused.exit_code == 1
+    assert "no `helm` on PATH" in refused.output
+    assert "clipper export chart" in refused.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_token_that_was_changed_is_in_the_next_export(declared: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert export("k8s", out, "--from", declared).exit_code == 0
-    rendered = subprocess.run(
-        ["kubectl", "kustomize", str(out)], capture_output=True, text=True, check=True
-    ).stdout
-    names = [one["metadata"]["name"] for one in yaml.safe_load_all(rendered)]
-    assert any(name.startswith("clipper-settings-") for name in names)
+    before = objects_of(out)
+    (out / "secrets" / "admin_token").write_text("mine\n")
+    assert export("k8s", out, "--from", declared).exit_code == 0
+    after = objects_of(out)
+    assert after["Secret", "clipper-token"]["stringData"]["admin_token"] == "mine"
+    rolled = [
+        found["Deployment", "clipper-server"]["spec"]["template"]["metadata"]["annotations"]
+        for found in (before, after)
+    ]
+    assert rolled[0] != rolled[1]
 
 
 def test_the_token_is_made_once_and_in_no_other_file(declared: Path, tmp_path: Path) -> None:
@@ -152,6 +181,9 @@ def test_the_same_code_gives_the_same_images(declared: Path, tmp_path: Path) -> 
             for path in out.rglob("*")
             if path.is_file()
         }
+        # tokens differ, and pods are replaced with them
+        server = found["server.yaml"]
+        found["server.yaml"] = re.sub(rb"clipper/settings: .*", b"", server)
         return {name: text for name, text in found.items() if not name.startswith("secrets/")}
 
     first = written("out")
@@ -181,23 +213,17 @@ def test_what_runs_is_exported_as_what_is_declared(
     assert refused.exit_code == 1
     assert "application 'asks' links 'svm:1', which is not exported." in refused.output
     found = tomllib.loads((out / "clipper.toml").read_text())
-    assert found["models"]["svm"] == {
-        "version": 2,
-        "replicas": 1,
-        "input": "f64[2]",
-        "cache": True,
-        "retry_singly": False,
-    }
+    assert found["models"]["svm"] == {"version": 2, "replicas": 1, "input": "f64[2]"}
     assert found["apps"]["asks"]["models"] == ["svm"]
     assert (out / "models" / "svm" / "model").is_dir()
 
 
 def test_bytes_that_no_file_can_hold_are_refused() -> None:
-    from clipper.deploy.kubernetes.manifests import Shipment, server_toml
+    from clipper.deploy.kubernetes.shipment import Shipment
     from clipper.types import ANY, Application
 
     with pytest.raises(InvalidInput, match=r"\[apps.odd\] holds bytes"):
-        server_toml(Shipment({}, (Application("odd", (), 20.0, b"\xff", ANY),)), "redis")
+        Shipment({}, (Application("odd", (), 20.0, b"\xff", ANY),)).settings()
 
 
 def test_exported_containers_dial_in_at_an_exported_server(
@@ -208,9 +234,7 @@ def test_exported_containers_dial_in_at_an_exported_server(
     services = yaml.safe_load((out / "docker-compose.yml").read_text())["services"]
     text = (out / "clipper.toml").read_text()
     token = out / "secrets" / "clipper_token"
-    text = text.replace('"/state"', f'"{tmp_path}/state"').replace(
-        "/run/secrets/clipper_token", str(token)
-    )
+    text = text.replace("/run/secrets/clipper_token", str(token))
     (out / "here.toml").write_text(
         text.replace("0.0.0.0:7000", "127.0.0.1:0").replace("0.0.0.0:8000", "127.0.0.1:0")
     )
@@ -221,7 +245,10 @@ def test_exported_containers_dial_in_at_an_exported_server(
         else ["--network", engine.settings["build_network"]]
     )
     engine.run("build", *network, "-t", service["image"], str(out / service["build"]))
-    settings = load(out / "here.toml", http={"admin": ""})
+    environment = services["server"]["environment"]
+    assert environment["CLIPPER_SERVER__STATE"] == "/state"
+    environment |= {"CLIPPER_SERVER__STATE": f"{tmp_path}/state"}
+    settings = load(out / "here.toml", environment, http={"admin": ""})
     with clipper.ClipperServer(settings).start() as server:
         words = [word.replace("tcp:server:7000", server.address) for word in service["command"]]
         mounted = [
@@ -307,9 +334,10 @@ def test_words_that_name_no_file_stay_as_they_are(program: Path, tmp_path: Path)
 def test_a_program_in_kubernetes_connects_to_all_servers(program: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert export("k8s", out, "--from", program, "--redis").exit_code == 0
-    objects = [*yaml.safe_load_all((out / "model-svm.yaml").read_text())]
-    check_objects(objects)
-    (container,) = objects[0]["spec"]["template"]["spec"]["containers"]
+    objects = objects_of(out)
+    check_objects(objects.values())
+    model = objects["Deployment", "clipper-model-svm"]
+    (container,) = model["spec"]["template"]["spec"]["containers"]
     settings = {one["name"]: one["value"] for one in container["env"]}
     assert settings["CLIPPER_ADDRESS"] == "tcp:clipper-models:7000"
     assert settings["CLIPPER_ALL_SERVERS"] == "1"
@@ -437,14 +465,16 @@ def test_kubernetes_takes_each_object_of_a_mesh(tmp_path: Path, more: list[str])
     assert {"startupProbe", "livenessProbe", "readinessProbe"} <= {*container}
     assert container["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "5"]
     # as `clipper node` has it
+    toml = kinds["ConfigMap", "clipper-node"]["data"]["node.toml"]
+    (tmp_path / "node.toml").write_text(toml)
     config = load(
-        out / "node.toml",
+        tmp_path / "node.toml",
         {"CLIPPER_SERVER__STATE": STORE, "CLIPPER_HTTP__TOKEN": "t"},
         server={"insecure": True},
     )
     assert pod["terminationGracePeriodSeconds"] > 5 + config.mesh.drain_s + config.server.drain_s
     assert (config.mesh.enabled, config.mesh.labels) == (True, ("gpu",) if more else ())
-    http = tomllib.loads((out / "node.toml").read_text())["http"]
+    http = tomllib.loads(toml)["http"]
     assert (http["metrics"], http["insecure"]) == (True, True)
     assert config.mesh.capacity_mib < int(
         container["resources"]["limits"]["memory"].removesuffix("Mi")
@@ -467,16 +497,14 @@ def test_the_nodes_start_with_the_verb_and_the_settings_that_they_are_given(tmp_
     from clipper.cli.mesh.node import node
 
     export("k8s", tmp_path / "out", "--mesh", STORE)
-    (found,) = [
-        one
-        for one in yaml.safe_load_all((tmp_path / "out" / "node.yaml").read_text())
-        if one["kind"] == "Deployment"
-    ]
-    (container,) = found["spec"]["template"]["spec"]["containers"]
+    found = objects_of(tmp_path / "out")
+    pod = found["Deployment", "clipper-node"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
     verb, toml, *words = container["args"]
     assert verb == "node"
     assert str(Path(toml).parent) in {mount["mountPath"] for mount in container["volumeMounts"]}
-    (tmp_path / "node.toml").write_text((tmp_path / "out" / "node.toml").read_text())
+    settings = found["ConfigMap", "clipper-node"]["data"]["node.toml"]
+    (tmp_path / "node.toml").write_text(settings)
     with node.make_context("node", [str(tmp_path / "node.toml"), *words]) as context:
         assert (context.params["name"], context.params["advertise"]) == ("$(POD_NAME)", "$(POD_IP)")
     assert {one["name"] for one in container["env"]} == {
@@ -493,28 +521,28 @@ def test_the_autoscaler_goes_by_the_age_of_the_least_recently_used_model(tmp_pat
     export(
         "k8s", tmp_path / "out", "--mesh", STORE, "--nodes", 2, "--nodes-max", 9, "--lru-age", 600
     )
-    (scaler,) = yaml.safe_load_all((tmp_path / "out" / "autoscaler.yaml").read_text())
+    scaler = objects_of(tmp_path / "out")["HorizontalPodAutoscaler", "clipper-node"]
     assert (scaler["spec"]["minReplicas"], scaler["spec"]["maxReplicas"]) == (2, 9)
     (metric,) = scaler["spec"]["metrics"]
     rules = yaml.safe_load((tmp_path / "out" / "prometheus-adapter.yaml").read_text())["rules"][
         "external"
     ]
     (rule,) = [one for one in rules if one["name"]["as"] == metric["external"]["metric"]["name"]]
-    assert "600 /" in rule["metricsQuery"]
+    # 1e9 over the age, so that a pod is added when it is below 600 s
+    assert rule["metricsQuery"].startswith("(1e9 /")
+    assert int(metric["external"]["target"]["value"]) == 10**9 // 600
     metrics_named = set(re.findall(r"clipper_\w+", rule["metricsQuery"] + rule["seriesQuery"]))
     assert metrics_named <= set(FAMILIES)
-    assert (
-        "autoscaler.yaml"
-        in yaml.safe_load((tmp_path / "out" / "kustomization.yaml").read_text())["resources"]
-    )
 
 
 def test_the_store_is_in_a_secret_and_in_no_other_file(tmp_path: Path) -> None:
     out = tmp_path / "out"
     for store in ("redis://first:6379/0", STORE):
         assert export("k8s", out, "--mesh", store).exit_code == 0
-    assert (out / "secrets" / "store_url").read_text() == STORE
-    others = [path for path in out.rglob("*") if path.is_file() and path.name != "store_url"]
+    assert objects_of(out)["Secret", "clipper-node-store"]["stringData"]["url"] == STORE
+    secrets = out / "secrets" / "secrets.yaml"
+    assert stat.S_IMODE(secrets.stat().st_mode) == 0o600
+    others = [path for path in out.rglob("*") if path.is_file() and path != secrets]
     assert not [path for path in others if b"etcd.default" in path.read_bytes()]
 
 
@@ -525,7 +553,7 @@ def test_the_store_is_in_a_secret_and_in_no_other_file(tmp_path: Path) -> None:
         (["--mesh", "memory://"], "not a store that several pods"),
         (["--mesh", "etcd://"], "not a store that several pods"),
         (["--mesh", STORE, "--redis"], "--mesh cannot be combined with --from"),
-        (["--mesh", STORE, "--nodes", "5", "--nodes-max", "4"], "nodes are 5 already"),
+        (["--mesh", STORE, "--nodes", "5", "--nodes-max", "4"], "nodes.replicas are 5 already"),
     ],
 )
 def test_a_mesh_that_cannot_be_is_refused(tmp_path: Path, words: list[str], why: str) -> None:

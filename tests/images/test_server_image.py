@@ -13,7 +13,7 @@ import cloudpickle
 import pytest
 from packaging.requirements import Requirement
 
-from clipper.deploy.kubernetes.manifests import SERVER_IMAGE
+from clipper.deploy.kubernetes.images import SERVER_IMAGE
 from tests.images.base_image import wheel
 from tests.images.engines import BASE, PATIENCE_S, Engine
 from tests.images.exports import check_objects, yaml

@@ -11,11 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from bench.system.several_servers.on_redis import Client
-from clipper.cli import main
-from clipper.deploy.kubernetes import manifests
+from tests.images.exports import export
 from tests.kubernetes import pods
 from tests.kubernetes.pods import Cluster
 from tests.languages.compiled import CPP, cpp
@@ -42,24 +40,23 @@ default = -1
 """
 
 
-def export(folder: Path, declared: str) -> Path:
+def exported(folder: Path, declared: str) -> Path:
     """Export a base for Kustomize of two servers, one model and a Redis; a preStop of a second."""
     (folder / "clipper.toml").write_text(declared)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
-        patch.setattr(manifests, "AWAY_S", 1)
-        words = ["export", "k8s", f"{folder}/out", "--from", f"{folder}/clipper.toml", "--redis"]
-        result = CliRunner().invoke(main, words, prog_name="clipper")
+        words = ["--redis", "--set", "servers.awaySeconds=1"]
+        result = export("k8s", folder / "out", "--from", folder / "clipper.toml", *words)
         assert result.exit_code == 0, result.output
     return folder / "out"
 
 
 @contextlib.contextmanager
-def running(exported: Path, folder: Path) -> Iterator[Cluster]:
+def running(base: Path, folder: Path) -> Iterator[Cluster]:
     text = subprocess.run(
-        ["kubectl", "kustomize", str(exported)], capture_output=True, text=True, check=True
+        ["kubectl", "kustomize", str(base)], capture_output=True, text=True, check=True
     ).stdout
-    made = Cluster(folder, exported / "models")
+    made = Cluster(folder, base / "models")
     try:
         made.apply([*yaml.safe_load_all(text)])
         yield made
@@ -71,7 +68,7 @@ def running(exported: Path, folder: Path) -> Iterator[Cluster]:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("pods")
     (folder / "ours_in_pods.py").write_text("def total(rows):\n    return rows.sum(axis=1)\n")
-    with running(export(folder, DECLARED), tmp_path_factory.mktemp("cluster")) as made:
+    with running(exported(folder, DECLARED), tmp_path_factory.mktemp("cluster")) as made:
         yield made
 
 
@@ -162,7 +159,7 @@ def test_a_program_serves_servers_that_are_upgraded_and_killed(
     monkeypatch.chdir(tmp_path)
     declared = DECLARED.replace('target = "ours_in_pods:total"', 'command = ["./total"]')
     (tmp_path / "cluster").mkdir()
-    with running(export(tmp_path, declared), tmp_path / "cluster") as cluster:
+    with running(exported(tmp_path, declared), tmp_path / "cluster") as cluster:
 
         def act() -> None:
             cluster.restart("clipper-server")

@@ -14,7 +14,7 @@ pytest.importorskip("grpc", reason="pip install 'clipper-serving[grpc]'")
 import grpc
 
 from clipper.credentials.credential_file import line_of, new_key
-from clipper.deploy.kubernetes.params import ParamsShipment
+from clipper.deploy.kubernetes.helm import shard_values
 from clipper.errors import ConfigError, InvalidInput
 from clipper.frontend.params_grpc.server import ShardGrpc
 from clipper.params.local.local_set import LocalSet
@@ -160,7 +160,7 @@ def test_invalid_files_are_reported_at_the_start(
         with pytest.raises(ConfigError, match=says):
             LocalSet(found)
     with pytest.raises(InvalidInput, match="neither certificates nor keys"):
-        ParamsShipment(ParamsSettings(**ON, grpc_tls_cert=cert, grpc_tls_key=key))
+        shard_values(ParamsSettings(**ON, grpc_tls_cert=cert, grpc_tls_key=key))
 
 
 def test_relative_paths_of_a_set_start_at_its_working_folder(

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from clipper.catalog.view import Rollout
-from clipper.deploy.kubernetes.yaml import to_yaml
 from clipper.deploy.packages import environments, sdk
 from clipper.errors import Overloaded, UnknownModel
 from clipper.frontend.http.messages import as_json, inflate, problem
@@ -32,6 +31,7 @@ from clipper.serving.query.stats import closeness
 from clipper.serving.rollout.guards import Counts, Figures
 from clipper.types import Batching, InputType, VersionedModel, cost_problem
 from clipper.version import VERSION
+from clipper.yaml_text import to_yaml
 from clipper_container.adapters.columns import _chosen
 from clipper_container.worker.warmup import _made_up
 from clipper_core.runtime.histogram import LatencyHistogram

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clipper.deploy.docker.image import write_files
-from clipper.deploy.kubernetes.manifests import written
+from clipper.deploy.kubernetes.secret_files import written
 from tests.processes import Program
 
 SERVE = """

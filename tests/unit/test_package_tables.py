@@ -16,7 +16,7 @@ from clipper.cli.servers.end_process import end_process
 from clipper.config_schema import schema
 from clipper.credentials.credential_file import CredentialFile, line_of
 from clipper.deploy.deployer import LogTail
-from clipper.deploy.kubernetes.params import ParamsShipment
+from clipper.deploy.kubernetes.helm import shard_values
 from clipper.errors import ConfigError, UnknownModel
 from clipper.frontend.inference.operations import _of_model
 from clipper.frontend.streams.consumer_group import ConsumerGroup
@@ -279,7 +279,7 @@ def test_counts_of_a_model_and_what_its_replicas_wrote(tmp_path: Path) -> None:
         (lambda after: followed(server, "m", after), ["", "2.0:9", "2.0:5,2.1:2", "2.0:99", "x"]),
         (_pid_here, [{}, {"pid": 7}, *({"pid": pid, "restart_count": 0} for pid in (0, 1, 2, 7))]),
         (
-            lambda mib, gib, n: ParamsShipment(ParamsSettings(**settings[n]), mib, gib).volume_gib,
+            lambda mib, gib, n: shard_values(ParamsSettings(**settings[n]), mib, gib)["storageGib"],
             [(1024, 0, 0), (1025, 0, 0), (4096, 0, 1), (4096, 7, 0)],
         ),
     )

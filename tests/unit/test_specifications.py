@@ -507,11 +507,7 @@ def files_with(name: str) -> set[str]:
 
 USED: Mapping[str, set[str]] = {
     # what the container gets
-    "retry_singly": {
-        "deploy/deployer.py",
-        "deploy/kubernetes/manifests.py",
-        "deploy/processes/command.py",
-    },
+    "retry_singly": {"deploy/deployer.py", "deploy/processes/command.py"},
     "row_by_row": {"deploy/deployer.py"},
 }
 

@@ -73,7 +73,7 @@ class CommandOutput:
         if self._form != "yaml":
             click.echo(json.dumps(plain, indent=None if one_of_many else 2), err=to_errors)
             return
-        from clipper.deploy.kubernetes.yaml import to_yaml
+        from clipper.yaml_text import to_yaml
 
         start = "---\n" if one_of_many else ""
         click.echo(f"{start}{to_yaml(plain)}", nl=False, err=to_errors)

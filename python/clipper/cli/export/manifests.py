@@ -3,7 +3,6 @@
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,12 +12,12 @@ import msgspec
 from clipper.cli.amounts import Size
 from clipper.cli.command_group import with_options
 from clipper.cli.server_command import ServerCommand, with_server
-from clipper.errors import UnknownModel, UnknownVersion
+from clipper.errors import InvalidInput, UnknownModel, UnknownVersion
 from clipper.manage.moving import ExportedState, applications_of, read
 from clipper.types import Application, InputType, Model, UserValue, VersionedModel
 
 if TYPE_CHECKING:
-    from clipper.deploy.kubernetes.manifests import Shipment
+    from clipper.deploy.kubernetes.shipment import Shipment
 
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
@@ -107,6 +106,13 @@ _BASE = click.option("--base", metavar="IMAGE", default="", help="Python base im
 _SERVERS = click.option(
     "--servers", type=click.IntRange(1), default=2, show_default=True, help="Number of servers."
 )
+_SETS = click.option(
+    "--set",
+    "sets",
+    multiple=True,
+    metavar="VALUE=...",
+    help="Set a value of the chart, as for Helm; may be repeated.",
+)
 _PUSH = "docker build {0}/server\npush it, then: kubectl apply -k {0}"
 
 
@@ -136,7 +142,7 @@ def compose(
     clipper export compose deploy && docker compose --project-directory deploy up --build
     clipper export compose deploy --from clipper.toml --redis
     """
-    from clipper.deploy.kubernetes.manifests import write_compose
+    from clipper.deploy.kubernetes.compose import write_compose
 
     with _shipment(command, file, redis, base) as shipment:
         files = write_compose(shipment, folder)
@@ -237,6 +243,7 @@ def compose(
     show_default=True,
     help=("Prefix of the names of all objects; use another one for each export into a namespace."),
 )
+@_SETS
 def kubernetes(
     command: ServerCommand,
     folder: Path,
@@ -254,12 +261,13 @@ def kubernetes(
     shared: str,
     servers: int,
     name: str,
+    sets: tuple[str, ...],
     **given: UserValue,
 ) -> None:
-    """Write FOLDER with a base for Kustomize: the servers, a Deployment for each model, the images
-    they are built from. With --mesh: a Deployment of nodes, their Service, disruption budget,
-    network policy and autoscaler; no server is needed. With --shards: a StatefulSet of shards, with
-    what [params] of --from says.
+    """Write FOLDER with a base for Kustomize, which `helm` renders: the servers, a Deployment for
+    each model, the images they are built from. With --mesh: a Deployment of nodes, their Service,
+    disruption budget, network policy and autoscaler; no server is needed. With --shards: a
+    StatefulSet of shards, with what [params] of --from says.
 
     \b
     clipper export k8s cluster && kubectl apply -k cluster
@@ -267,15 +275,22 @@ def kubernetes(
     clipper export k8s nodes --mesh etcd://etcd.default:2379/clipper --nodes 3 --nodes-max 10
     clipper export k8s shop --shards 4 --replicas 1 --memory-mib 8192
     """
-    from clipper.deploy.kubernetes.manifests import write_kubernetes
-    from clipper.deploy.kubernetes.mesh import MeshShipment, write_mesh
+    from clipper.deploy.kubernetes.helm import server_values, write_base
+    from clipper.deploy.kubernetes.images import build_contexts
+    from clipper.deploy.kubernetes.shipment import check_export_name, check_shared
 
+    check_export_name(name)
+    for url in filter(None, (shared, store)):
+        check_shared(url)
+    no_servers = {"servers": {"enabled": False}}
     if shards is not None:
         if store or redis or base:
             raise click.UsageError(
                 "--shards cannot be combined with --mesh, --redis or --base: shards run no models"
             )
-        files = _shards(folder, file, shards, export=name, **given)
+        values, token = _shards(file, shards, **given)
+        images = build_contexts({})
+        files = write_base({**no_servers, "shards": values}, images, folder, name, sets, token)
         _print_next_steps(command, folder, files, _PUSH.format(folder))
         return
     if store is not None:
@@ -284,23 +299,25 @@ def kubernetes(
                 "--mesh cannot be combined with --from, --redis or --base: models of a mesh have no"
                 " images"
             )
-        shipped = MeshShipment(
-            store,
-            nodes,
-            nodes_max,
-            capacity_mib,
-            lru_age_s=lru_age,
-            labels=labels,
-            gpus=gpus,
-            name=name,
-        )
-        files = write_mesh(shipped, folder)
+        some = {
+            "enabled": True,
+            "replicas": nodes,
+            "maxReplicas": nodes_max,
+            "capacityMib": capacity_mib,
+            "lruAgeSeconds": lru_age,
+            "labels": labels,
+            "gpus": gpus,
+        }
+        values = {**no_servers, "state": {"url": store}, "nodes": some}
+        files = write_base(values, build_contexts({}), folder, name, sets)
         _print_next_steps(command, folder, files, _PUSH.format(folder))
         return
-    with _shipment(command, file, redis, base, pulls=True) as found:
-        shipment = replace(found, store=shared, redis=found.redis and not shared)
-        shipment = replace(shipment, servers=servers, name=name)
-        files = write_kubernetes(shipment, folder)
+    with _shipment(command, file, redis, base, pulls=True) as shipment:
+        values = server_values(shipment)
+        values["servers"]["replicas"] = servers
+        kind = "redis" if shipment.redis else "volume"
+        values["state"] = {"url": shared} if shared else {"kind": kind}
+        files = write_base(values, build_contexts(shipment.models), folder, name, sets)
         built = [
             f"docker build -t {image.name} {folder}/models/{name}"
             for name, (_, image) in shipment.models.items()
@@ -335,28 +352,34 @@ def chart(
     shards: int,
 ) -> None:
     """Write FOLDER with a Helm chart: the servers on a Redis of the chart or a store of yours, a
-    Deployment for each model; images/ has what the images are built from.
+    Deployment for each model. values.json has what is exported; images/, what the images are built
+    from.
 
     \b
     clipper export chart shop --from clipper.toml
-    helm upgrade --install shop ./shop --set state.url=etcd://etcd.default:2379/clipper
+    helm upgrade --install shop ./shop --values shop/values.json
     """
-    from clipper.config import load
-    from clipper.deploy.kubernetes.chart import ChartContents, write_chart
-    from clipper.deploy.kubernetes.mesh import MeshShipment
-    from clipper.deploy.kubernetes.params import ParamsShipment
+    from clipper.deploy.kubernetes.helm import server_values, write_chart
+    from clipper.deploy.kubernetes.images import build_contexts
 
-    many = ParamsShipment(load(file, params={"shards": shards}).params) if shards else None
-    some = MeshShipment("redis://redis:6379/0", nodes) if nodes else None
     with _shipment(command, file, redis=True, base=base, pulls=True) as found:
-        contents = ChartContents(replace(found, servers=servers), some, many)
-        files = write_chart(contents, folder)
+        values = server_values(found)
+        values["servers"]["replicas"] = servers
+        if nodes:
+            values["nodes"] = {"enabled": True, "replicas": nodes}
+        if shards:
+            values["shards"], token = _shards(file, shards)
+            if token:
+                why = "params.token is set: a chart makes the token of its shards itself."
+                raise InvalidInput(why, hint="Leave it out, and set tokens.models of the release.")
+        files = write_chart(values, build_contexts(found.models, "images/"), folder)
         built = [
             f"docker build -t {image.name} {folder}/images/models/{name}"
             for name, (_, image) in found.models.items()
         ]
     then = [*built, f"docker build {folder}/images/server"]
-    then.append(f"push them, then: helm upgrade --install NAME {folder}")
+    upgrade = f"helm upgrade --install NAME {folder} --values {folder}/values.json"
+    then.append(f"push them, then: {upgrade}")
     _print_next_steps(command, folder, files, "\n".join(then))
 
 
@@ -402,37 +425,65 @@ def chart(
     show_default=True,
     help="Prefix of the names of all objects.",
 )
+@_SETS
 @with_server
-def ray(command: ServerCommand, folder: Path, file: Path, **given: UserValue) -> None:
-    """Write FOLDER with a base for Kustomize: a RayJob that runs `clipper up FILE --on ray` on a
-    cluster of the KubeRay operator, Services of its ingress, and the image of all its pods.
+def ray(
+    command: ServerCommand,
+    folder: Path,
+    file: Path,
+    store: str,
+    servers: int,
+    servers_max: int,
+    cpus: float,
+    memory_mib: int,
+    name: str,
+    sets: tuple[str, ...],
+) -> None:
+    """Write FOLDER with a base for Kustomize, which `helm` renders: a RayJob that runs `clipper up
+    FILE --on ray` on a cluster of the KubeRay operator, Services of its ingress, and the image of
+    all its pods.
 
     \b
     clipper export ray shop --from clipper.toml --servers 2 --servers-max 8
     """
+    from clipper.deploy.kubernetes.helm import write_base
+    from clipper.deploy.kubernetes.images import RAY_IMAGE, ray_context
     from clipper.deploy.kubernetes.named_files import named_in
-    from clipper.deploy.kubernetes.ray import IMAGE, RayShipment, write_ray
+    from clipper.deploy.kubernetes.shipment import check_export_name, check_shared
     from clipper.deploy.needs import needs_of
     from clipper.deploy.packages.pins import pinned
 
+    check_export_name(name)
+    if store:
+        check_shared(store)
     with tempfile.TemporaryDirectory(prefix="clipper-image-") as place:
         models, _, _ = _declared(file, Path(place), redis=False, pulls=True)
         ours = (one for one in models if not (one.command or one.requirements or one.python))
         lines = {line for model in ours for line in pinned(needs_of(model))}
-    found = named_in(file)
-    files = write_ray(RayShipment(found, file.name, tuple(sorted(lines)), **given), folder)
-    then = f"docker build -t {IMAGE} {folder}/image\npush it, then: kubectl apply -k {folder}"
+    job = {
+        "enabled": True,
+        "file": file.name,
+        "servers": servers,
+        "workers": max(servers, servers_max),
+        "cpus": cpus,
+        "memoryMib": memory_mib,
+    }
+    values = {"servers": {"enabled": False}, "state": {"url": store}, "ray": job}
+    files = write_base(values, ray_context(named_in(file), sorted(lines)), folder, name, sets)
+    then = f"docker build -t {RAY_IMAGE} {folder}/image\npush it, then: kubectl apply -k {folder}"
     _print_next_steps(command, folder, files, then)
 
 
 def _shards(
-    folder: Path, file: Path | None, shards: int, replicas: int | None, **more: UserValue
-) -> list[str]:
+    file: Path | None, shards: int, replicas: int | None = None, **more: UserValue
+) -> tuple[dict[str, UserValue], str]:
+    """Return the chart's values of shards, and the token that the file states."""
     from clipper.config import load
-    from clipper.deploy.kubernetes.params import ParamsShipment, write_params
+    from clipper.deploy.kubernetes.helm import shard_values
 
     wanted = {"shards": shards, **({"replicas": replicas} if replicas is not None else {})}
-    return write_params(ParamsShipment(load(file, params=wanted).params, **more), folder)
+    settings = load(file, params=wanted).params
+    return shard_values(settings, **more), settings.token
 
 
 def _print_next_steps(command: ServerCommand, folder: Path, files: list[str], then: str) -> None:
@@ -450,7 +501,7 @@ def _shipment(
     folder. pulls: containers pull models that are named by a URL.
     """
     from clipper.deploy.docker.program_image import image_of_model
-    from clipper.deploy.kubernetes.manifests import Shipment
+    from clipper.deploy.kubernetes.shipment import Shipment
 
     with tempfile.TemporaryDirectory(prefix="clipper-image-") as place:
         if file is None:

@@ -1,1 +1,1 @@
-"""Manifests for Kubernetes and Docker Compose, and a Helm chart."""
+"""A Helm chart and its values, manifests for Kubernetes that it renders, and Docker Compose."""

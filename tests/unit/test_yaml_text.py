@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clipper.deploy.kubernetes.yaml import to_yaml
+from clipper.yaml_text import to_yaml
 
 yaml = pytest.importorskip("yaml", reason="python tools/fetch.py clients")
 

@@ -1,0 +1,47 @@
+"""`helm template NAME CHART --values - [--set VALUE]`, by Helm's own engine, which the package
+helm-python-sdk has as a library: no index of packages has the program."""
+
+import argparse
+import json
+import re
+import sys
+from typing import Any
+
+import helm_python
+
+
+def merged(values: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    found = dict(values)
+    for key, one in more.items():
+        before = found.get(key)
+        both = isinstance(one, dict) and isinstance(before, dict)
+        found[key] = merged(before, one) if both else one
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="helm")
+    parser.add_argument("command", choices=["template"])
+    parser.add_argument("name")
+    parser.add_argument("chart")
+    parser.add_argument("--values", choices=["-"])
+    parser.add_argument("--set", action="append", default=[])
+    given = parser.parse_args()
+    values = json.load(sys.stdin)
+    try:
+        for text in given.set:
+            values = merged(values, helm_python.parse_set_string(text))
+        with helm_python.Chart.load(given.chart) as chart:
+            found = chart.render(values, name=given.name, namespace="default")
+    except helm_python.HelmError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return 1
+    for template, text in sorted(found.items()):
+        for document in re.split(r"^---$\n", text, flags=re.MULTILINE):
+            if not template.endswith(".tpl") and document.strip():
+                print(f"---\n# Source: {template}\n{document.strip()}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
