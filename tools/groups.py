@@ -261,7 +261,7 @@ GROUPS: dict[str, Group] = {
             ),
             hint="TORCH=torch takes any build",
         ),
-        Packages("texts", "tests of models of texts", ("texts",)),
+        Packages("texts", "tests of Keras and of models of texts", ("texts",)),
         Packages(
             "ray",
             "tests on Ray",

@@ -223,6 +223,10 @@ def _adapter_of(thing: object, confidence: bool) -> Model | None:
         from clipper_container.adapters.sentences import SentenceModel
 
         return SentenceModel(thing)
+    if _is_of(thing, "keras", "Model"):
+        from clipper_container.adapters.keras import KerasModel
+
+        return KerasModel(thing)
     if is_own_estimator(thing, "catboost", "CatBoost"):
         from clipper_container.adapters.catboost import CatboostModel
 

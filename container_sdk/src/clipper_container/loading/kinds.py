@@ -43,6 +43,7 @@ KINDS: Mapping[str, FileKind] = {
     "pickle": FileKind(
         "pickles", (("joblib",),), (".pkl", ".pickle", ".joblib"), imports=("joblib",), is_code=True
     ),
+    "keras": FileKind("keras", (("keras",),), (".keras",), imports=("keras",), is_code=True),
     "mlflow": FileKind(
         "mlflow",
         (("mlflow-skinny", "mlflow"), ("pandas",)),

@@ -53,6 +53,7 @@ _OPTIONAL = {
     ("xgboost", "xgboost-cpu"): "xgboost",
     ("lightgbm",): "lightgbm",
     ("catboost",): "catboost",
+    ("keras",): "keras",
     ("transformers",): "transformers",
     ("sentence-transformers",): "sentence-transformers",
     ("mlflow-skinny", "mlflow"): "mlflow",

@@ -26,6 +26,7 @@ from clipper.processes import Outcome, StartCommand, Supervisor, run_once
 from clipper.types import UserValue
 from clipper_container.adapters import (
     catboost,
+    keras,
     lightgbm,
     mlflow,
     sentences,
@@ -185,6 +186,8 @@ def _saver_of(thing: object) -> Callable[[object], Artifact] | None:
         return _saved_lightgbm
     if is_own_estimator(thing, "catboost", "CatBoost"):
         return _saved_catboost
+    if _is_of(thing, "keras", "Model"):
+        return _saved_keras
     if _is_of(thing, "sentence_transformers", "SentenceTransformer"):
         return _saved_sentences
     if _is_of(thing, "transformers", "Pipeline"):
@@ -227,6 +230,10 @@ def _saved_lightgbm(thing: UserValue) -> Artifact:
 
 def _saved_catboost(thing: UserValue) -> Artifact:
     return Artifact("catboost", catboost.bytes_of(thing), estimator=catboost.facts_of(thing))
+
+
+def _saved_keras(thing: UserValue) -> Artifact:
+    return Artifact("keras", keras.bytes_of(thing))
 
 
 def _saved_sentences(thing: UserValue) -> Artifact:
