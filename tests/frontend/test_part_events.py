@@ -1,14 +1,17 @@
-"""Answers in parts as server-sent events: with fake containers and bodies, then over sockets."""
+"""Answers in parts as server-sent events: with fake containers and bodies, then over sockets; as
+responses of a stream of gRPC; and their metrics."""
 
 import asyncio
 import contextlib
 import http.client
 import json
 import pathlib
+import queue
 import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 import clipper
@@ -218,7 +221,8 @@ def words(x: str) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[clipper.ClipperServer]:
-    with clipper.start(http="127.0.0.1:0", **QUICK) as started:
+    doors = dict.fromkeys(("http", "admin", "grpc"), "127.0.0.1:0")
+    with clipper.start(**doors, **QUICK) as started:
         started._learning.states.start_writing()  # its thread stays too
         started.deploy("words", words, input="str", output="str", row_by_row=True, cache=False)
         started.deploy("sum", total, input="f64[3]")
@@ -388,3 +392,112 @@ def test_generation_is_for_text(query: Ask) -> None:
     assert query("POST", "/v2/models/words/generate", {}).status == 400
     body = {"text_input": "a", "parameters": {"part_timeout": -1}}
     assert query("POST", "/v2/models/words/generate", body).status == 400
+
+
+# -- gRPC, by Triton's client
+
+
+class Responses:
+    """A stream of tritonclient, and what came on it."""
+
+    def __init__(self, address: str) -> None:
+        self.triton = pytest.importorskip(
+            "tritonclient.grpc", reason="pip install 'tritonclient[grpc]'"
+        )
+        self.client = self.triton.InferenceServerClient(address)
+        self.came: queue.Queue[tuple[Any, Any]] = queue.Queue()
+        self.client.start_stream(lambda result, error: self.came.put((result, error)))
+
+    def ask(self, text: str, id: str, wants_final: bool = True, **parameters: Any) -> None:
+        tensor = self.triton.InferInput("input", [1], "BYTES")
+        tensor.set_data_from_numpy(np.array([text], dtype=object))
+        self.client.async_stream_infer(
+            "writer",
+            [tensor],
+            request_id=id,
+            enable_empty_final_response=wants_final,
+            parameters=parameters,
+        )
+
+    def next(self) -> tuple[str, str, bool]:
+        """Return the id, the text and whether it is final, of the next response."""
+        result, error = self.came.get(timeout=PATIENCE_S)
+        assert error is None, error
+        response = result.get_response()
+        output = result.as_numpy("output")
+        text = "" if output is None else output[0].decode()
+        return response.id, text, response.parameters["triton_final_response"].bool_param
+
+    def error(self) -> str:
+        result, error = self.came.get(timeout=PATIENCE_S)
+        assert result is None
+        return str(error)
+
+
+@pytest.fixture
+def responses(server: clipper.ClipperServer) -> Iterator[Responses]:
+    made = Responses(server.grpc_address)
+    yield made
+    made.client.stop_stream(cancel_requests=True)
+    made.client.close()
+
+
+def test_each_part_is_a_response(responses: Responses) -> None:
+    for id in ("one", "two"):
+        responses.ask(f"{id} b", id)
+    found = [responses.next() for _ in range(6)]
+    assert found == [
+        ("one", "one ", False),
+        ("one", "b ", False),
+        ("one", "", True),
+        ("two", "two ", False),
+        ("two", "b ", False),
+        ("two", "", True),
+    ]
+    responses.ask("a b", "three", stream=False)
+    assert responses.next() == ("three", "a b ", True)
+
+
+def test_without_the_final_response_there_are_the_parts_alone(responses: Responses) -> None:
+    responses.ask("a b", "one", wants_final=False)
+    responses.ask("c", "two", wants_final=False)
+    assert [responses.next()[:2] for _ in range(3)] == [("one", "a "), ("one", "b "), ("two", "c ")]
+
+
+def test_a_failure_is_a_response_and_the_stream_goes_on(responses: Responses) -> None:
+    responses.ask("fail", "one")
+    assert "no more words" in responses.error()
+    responses.ask("a fail", "two")
+    assert responses.next() == ("two", "a ", False)
+    assert "no more words" in responses.error()
+    responses.ask("b", "three")
+    assert responses.next() == ("three", "b ", False)
+
+
+def test_cancelling_the_call_stops_the_model(
+    server: clipper.ClipperServer, tmp_path: pathlib.Path
+) -> None:
+    closed = tmp_path / "closed"
+    made = Responses(server.grpc_address)
+    made.ask(f"closes:{closed} " + "b " * 50_000, "one")
+    assert made.next()[2] is False
+    made.client.stop_stream(cancel_requests=True)
+    wait_until(closed.exists)
+    made.client.close()
+
+
+# -- metrics
+
+
+def test_queries_parts_and_times_are_counted(server: clipper.ClipperServer, query: Ask) -> None:
+    def counts() -> tuple[int, int, int]:
+        row = server.stats()["models"]["words:1"]
+        return row["streams"], row["parts"], row["first_part_us"].count
+
+    before = counts()
+    query("POST", "/api/writer/predict", {"input": "a b c", "stream": True})
+    assert [now - then for now, then in zip(counts(), before, strict=True)] == [1, 3, 1]
+    text = ask(server.admin_address, "GET", "/metrics").body.decode()
+    assert f'clipper_part_queries_total{{model="words",version="1"}} {before[0] + 1}' in text
+    assert f'clipper_parts_total{{model="words",version="1"}} {before[1] + 3}' in text
+    assert 'clipper_first_part_duration_seconds_count{model="words",version="1"}' in text

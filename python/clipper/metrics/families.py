@@ -295,6 +295,26 @@ _TABLE: Final = (
         read="model.latency_us",
     ),
     Family(
+        "clipper_part_queries_total",
+        "counter",
+        _MODEL,
+        "Queries for an answer in parts, of a model that gives parts.",
+        read="model.streams",
+    ),
+    Family(
+        "clipper_parts_total",
+        "counter",
+        _MODEL,
+        "Parts that containers sent for these queries.",
+        read="model.parts",
+    ),
+    _latency(
+        "clipper_first_part_duration_seconds",
+        _MODEL,
+        "Time from such a query to its first part.",
+        read="model.first_part_us",
+    ),
+    Family(
         "clipper_cache_hits_total",
         "counter",
         _MODEL,

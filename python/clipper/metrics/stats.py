@@ -109,7 +109,8 @@ class ReplicaStats(TypedDict, total=False):
 
 
 class ModelStats(TypedDict, total=False):
-    """Statistics of a version of a model. ended: queries by how they ended. warmup_error: why the
+    """Statistics of a version of a model. ended: queries by how they ended. streams: queries in
+    parts, and first_part_us: the time until the first one. warmup_error: why the
     warm-up of a container failed, or empty. instead: the version that gets its queries here until
     it is up, or empty."""
 
@@ -128,6 +129,9 @@ class ModelStats(TypedDict, total=False):
     evaluated: int
     batches: int
     retried: int
+    streams: int
+    parts: int
+    first_part_us: Snapshot
     cost: float | None
     cost_padded: float | None
     ended: dict[str, int]

@@ -687,6 +687,9 @@ cdef object _model_snapshot(ModelState* model):
         "evaluated": t.evaluated.load(relaxed),
         "batches": t.batches.load(relaxed),
         "retried": t.retried.load(relaxed),
+        "streams": t.streams.load(relaxed),
+        "parts": t.parts.load(relaxed),
+        "first_part_us": histogram_snapshot(&t.first_part),
         "cost": t.cost.load(relaxed),
         "cost_padded": t.cost_padded.load(relaxed),
         "ended": {StatusName(i).name: t.ended[i].load(relaxed)

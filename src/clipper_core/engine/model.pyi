@@ -80,6 +80,8 @@ class Model:
         part_slo_ms: float | None = None,
         slo_total_ms: float | None = None,
     ) -> PartsFuture: ...
+    @property
+    def gives_parts(self) -> bool: ...
     def predict_parts(
         self,
         x: Any,

@@ -824,6 +824,11 @@ cdef class Model:
         return self._predict(x, self.slo_us if slo_ms is None else slo_of_ms(slo_ms, 0),
                              salt_of(salt), None, None)
 
+    @property
+    def gives_parts(self):
+        """True if a container whose model answers in parts is connected. Threads: any."""
+        return self.state.parts.load(relaxed) != 0
+
     def predict_parts(self, x, slo_ms, salt, bint stream, part_slo_ms, slo_total_ms, finish):
         """Schedule one prediction in parts, with these arguments of `predict`. finish: makes the
         whole, once, of what the parts are, the Status of the end, and the query's number; None:

@@ -117,7 +117,10 @@ cdef cppclass Tally:        # counters of one model; any thread reads them; the 
     atomic[u64] cost            # sum of the costs of rows in batches, where rows differ in cost
     atomic[u64] cost_padded     # cost of these batches, with padding
     atomic[u64] queued
+    atomic[u64] streams         # queries in parts that the loop took in
+    atomic[u64] parts           # that containers sent for them
     atomic[u32] replicas
+    Histogram first_part        # us, from such a query to its first part
     Histogram latency           # us, of tasks that ended OK, cache hits at submit excluded
     Histogram batch_rows
 

@@ -8,7 +8,7 @@ from clipper_core.results.part_stream cimport (
 )
 from clipper_core.runtime.allocation cimport make, make_room
 from clipper_core.runtime.dtype cimport ANY, itemsize
-from clipper_core.runtime.histogram cimport note
+from clipper_core.runtime.histogram cimport histogram_note, note
 from clipper_core.runtime.machine cimport acquire, aligned_new, release, seq_cst
 from clipper_core.runtime.status cimport (
     BAD_FRAME, BAD_OUTPUT, CANCELLED, CLOSED, DEADLINE, FULL, MODEL_ERROR, NO_MEMORY, NO_REPLICA,
@@ -240,6 +240,7 @@ cdef bint _take_in(PartStreams* p, PartStream* s, u64 now_us) noexcept nogil:
     p.next_serial += 1
     s.place = STREAM_WAITING
     p.count += 1
+    note(&_model(s).tally.streams, 1)
     p.line.push_back(s)         # all that there are fit
     p.look = True
     _due(p, s, s.begun_us + min(s.first_us, s.total_us))
@@ -438,6 +439,9 @@ cdef Status _add(PartStreams* p, Replica* r, const RowSpec* spec, const Header* 
         return NO_MEMORY
     if not part_stream_add(s, &part, now_us):
         return NO_MEMORY
+    note(&_model(s).tally.parts, 1)
+    if s.parts.size() == 1:
+        histogram_note(&_model(s).tally.first_part, now_us - s.begun_us)
     if s.parts.size() < s.allowed.load(acquire):
         _due(p, s, _next_due_us(s, now_us))
     else:

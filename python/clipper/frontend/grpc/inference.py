@@ -3,17 +3,22 @@
 inference/operations.py implements the operations.
 """
 
-from collections.abc import AsyncIterator, Callable
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from typing import Final
 
 from google.protobuf.message import Message
 
+from clipper.errors import InvalidInput
 from clipper.frontend.grpc.calls import GrpcCall, GrpcDispatcher, Handle, known, text_of
 from clipper.frontend.http.repository import ModelContainers
-from clipper.frontend.inference import protobuf_codec
+from clipper.frontend.inference import codec, protobuf_codec
+from clipper.frontend.inference.generation import submit_parts
 from clipper.frontend.inference.multi_model import MultiModelRequest, ids_in
 from clipper.frontend.inference.operations import InferenceOperations, InferenceTarget, timeout_ms
+from clipper.frontend.inference.outcome import whole_of
 from clipper.frontend.protocols import message
+from clipper.types import AnswerPart, PartsFuture
 from clipper_core.http.infer_message import (
     InferMessage,
     infer_response,
@@ -21,6 +26,7 @@ from clipper_core.http.infer_message import (
 )
 
 SERVICE: Final = "inference.GRPCInferenceService"
+_STREAM = "stream"  # a parameter: true: answer in parts, false: by one response
 _FINAL = "triton_final_response"
 _WANTS_FINAL = "triton_enable_empty_final_response"
 
@@ -180,18 +186,136 @@ class InferenceService:
     async def stream(
         self, requests: AsyncIterator[InferMessage], call: GrpcCall
     ) -> AsyncIterator[bytes]:
-        """Answer a stream of infer requests. An error is the reply to its request, and the
-        stream goes on."""
+        """Answer a stream of infer requests, each by one response, or by one for each part. An
+        error is a reply to its request, and the stream goes on."""
 
-        async def answer(request: InferMessage) -> bytes:
+        async def answer(request: InferMessage) -> bytes | PartReplies:
             try:
+                if (parts := await self._in_parts(request, call)) is not None:
+                    return parts
                 found = await self._infer(request, call, False)
             except Exception as error:
-                about = infer_response("", "", request.id, (), {})
-                return stream_infer_response(text_of(known(error)), about)
+                return error_reply(request.id, error)
             if request.parameters.get(_WANTS_FINAL) is True:
                 found += infer_response("", "", "", (), {_FINAL: True})  # merged by the reader
             return stream_infer_response("", found)
 
         async for reply in self._calls.in_order(requests, answer):
-            yield reply
+            if isinstance(reply, bytes):
+                yield reply
+                continue
+            async with contextlib.aclosing(reply.replies()) as parts:
+                async for part in parts:
+                    yield part
+
+    async def _in_parts(self, request: InferMessage, call: GrpcCall) -> "PartReplies | None":
+        """Begin to answer a request in parts; return None if it is answered by one response."""
+        if ids_in(call.context.invocation_metadata() or ()) is not None:
+            return None
+        target = self._models.target(request.model_name, request.model_version)
+        asked = request.parameters.get(_STREAM)
+        cores = target.resolved.cores.values()
+        gives_parts = len(cores) == 1 and all(core.gives_parts for core in cores)
+        if asked is False or not (asked or gives_parts):
+            return None
+        request_in = protobuf_codec.decode(request)
+        rows = self._models.rows(target, request_in)
+        if len(rows) != 1:
+            if asked:
+                raise InvalidInput(f"an answer in parts is of one row: {len(rows)} are given.")
+            return None
+        self._calls.admit_query(call, [request.model_name])
+        named_us = self._models.slo_us(target, rows, timeout_ms(request_in))
+        slo_us = self._calls.slo_us(call, named_us, named_us)
+        (row,) = rows
+        future = submit_parts(self._node, target, row, request_in, slo_us, call.request_id)
+        return PartReplies(self._calls, target, request, request_in, future)
+
+
+class PartReplies:
+    """The responses to a request that is answered in parts: one for each, as a decoupled model of
+    Triton has them. Threads: the event loop's."""
+
+    def __init__(
+        self,
+        calls: GrpcDispatcher,
+        target: InferenceTarget,
+        request: InferMessage,
+        request_in: codec.InferRequest,
+        future: PartsFuture,
+    ) -> None:
+        self._calls = calls
+        self._target = target
+        self._id = request.id
+        self._wants_final = request.parameters.get(_WANTS_FINAL) is True
+        self._wanted = request_in.outputs
+        self._future = future
+
+    async def replies(self) -> AsyncGenerator[bytes, None]:
+        """Yield the responses. Closing it before its end stops the model."""
+        try:
+            is_last = False
+            while not is_last:
+                if (waits_for := self._future.pending()) is not None:
+                    await self._calls.done((waits_for,))
+                part = self._next()
+                is_last = part.is_last
+                for reply in self._of(part):
+                    yield reply
+        except Exception as error:
+            yield error_reply(self._id, error)
+        finally:
+            self._future.cancel()
+
+    def _next(self) -> AnswerPart:
+        """Return the next part, or the whole. Raises the error of a query that has no part and no
+        default."""
+        part = next(self._future)
+        if part.is_last:
+            whole_of(self._future, self._target.resolved)
+        return part
+
+    def _of(self, part: AnswerPart) -> Iterator[bytes]:
+        parameters: dict[str, codec.JsonValue] = {}
+        if part.confidence is not None:
+            parameters["confidence"] = part.confidence
+        if not part.is_last:
+            parameters |= {_FINAL: False} if self._wants_final else {}
+            yield self._reply(part, parameters)
+            return
+        if part.is_default:
+            about = {"default": True, "reason": part.reason or ""}
+            yield self._reply(part, about | ({_FINAL: False} if self._wants_final else {}))
+        elif not part.complete:
+            reason = part.reason or ""
+            yield stream_infer_response(
+                reason, infer_response("", "", self._id, (), {_FINAL: True, "complete": False})
+            )
+            return
+        if self._wants_final:
+            parameters |= {_FINAL: True, "prediction_id": part.id or ""}
+            yield stream_infer_response(
+                "",
+                infer_response(
+                    self._target.name, self._target.answered_version, self._id, (), parameters
+                ),
+            )
+
+    def _reply(self, part: AnswerPart, parameters: dict[str, codec.JsonValue]) -> bytes:
+        """Return a response with the output of a part."""
+        return stream_infer_response(
+            "",
+            protobuf_codec.encode(
+                self._target.name,
+                self._target.answered_version,
+                self._id,
+                [part.output],
+                parameters,
+                self._wanted,
+            ),
+        )
+
+
+def error_reply(id: str, error: Exception) -> bytes:
+    """Return the response with an error, to a request with this id."""
+    return stream_infer_response(text_of(known(error)), infer_response("", "", id, (), {}))

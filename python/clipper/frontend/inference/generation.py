@@ -21,7 +21,7 @@ from clipper.frontend.inference.outcome import whole_of
 from clipper.frontend.server_interface import ServerInterface
 from clipper.serving.query.application import fits_id
 from clipper.serving.query.parts import predict_parts
-from clipper.types import ANY, AnswerPart, InputType, PartsFuture
+from clipper.types import ANY, AnswerPart, InputType, PartsFuture, UserValue
 
 _TEXTS = ("str", "any")
 
@@ -92,20 +92,35 @@ def generate(
             f"{target.name!r} takes {type_}, and no text.", hint="Query it by /infer."
         )
     request = codec.InferRequest(asked.id, asked.parameters, [], False)
-    limits_ms = [_limit_ms(node, request, name) for name in ("part_timeout", "total_timeout")]
-    own = id or (asked.id if fits_id(asked.id) else "")
-    future = predict_parts(
+    slo_us = node.slo_us(timeout_ms(request), target.resolved.slo_us)
+    future = submit_parts(node, target, asked.text_input, request, slo_us, id)
+    return PendingText(target, future, asked.id)
+
+
+def submit_parts(
+    node: ServerInterface,
+    target: InferenceTarget,
+    row: UserValue,
+    request: codec.InferRequest,
+    slo_us: int,
+    id: str,
+) -> PartsFuture:
+    """Send a query that is answered in parts, with the parameters of a request. slo_us: until the
+    first part. id: the caller's own; that of the request if it is empty. Raises what
+    `predict_parts` raises."""
+    own = id or (request.id if fits_id(request.id) else "")
+    return predict_parts(
         target.resolved,
-        asked.text_input,
+        row,
         user_of(request),
-        node.slo_us(timeout_ms(request), target.resolved.slo_us),
+        slo_us,
         whole_number(request, "salt", 0),
         context_of(request),
         own,
         (),
-        *limits_ms,
+        _limit_ms(node, request, "part_timeout"),
+        _limit_ms(node, request, "total_timeout"),
     )
-    return PendingText(target, future, asked.id)
 
 
 def _limit_ms(node: ServerInterface, request: codec.InferRequest, name: str) -> float | None:
