@@ -16,6 +16,7 @@ BENCHMARKS = {
     "doors": "bench.system.frontends.doors",
     "durability": "bench.system.faults.durability",
     "engine": "bench.system.engine",
+    "fair": "bench.system.frontends.fair",
     "feedback_kills": "bench.system.faults.feedback_kills",
     **{f"figure{number}": f"bench.paper.figure{number}" for number in range(3, 12)},
     "first_burst": "bench.system.load.first_burst",

@@ -56,6 +56,7 @@ PLAN = (
     Planned("client", 120),
     Planned("grpc", 200),
     Planned("attacks", 300),
+    Planned("fair", 120),
     Planned("several", 240),
     Planned("several_ray", 300),
     Planned("several_states", 180),
