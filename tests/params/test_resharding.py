@@ -107,8 +107,8 @@ def until_it_serves(home: Path, number: int) -> None:
 
 class Load(threading.Thread):
     """Pushes minus ones to all rows, and, if to those of all shards, a step with two variables
-    every third time. pause_s: between two pushes. Without one a push meets each step of a change,
-    and a core is busy."""
+    every third time. pause_s: between two pushes. The shorter, the more pushes meet each step of
+    a change, and the busier is a core."""
 
     def __init__(self, shards: Any, ids: Any = IDS, pause_s: float = 0.001) -> None:
         super().__init__()
@@ -618,7 +618,7 @@ def synchronous(folder: Path, **options: Any) -> Iterator[list["SynchronousWorke
     wait = {"mode": "sync", "grads_to_wait": 3, "lag_max": 1000}
     with running(folder, 2, **wait, **options), Client(folder, patience_s=PATIENCE_S) as client:
         begin(client)
-        workers = [SynchronousWorker(folder) for _ in range(3)]
+        workers = [SynchronousWorker(folder, pause_s=0.005) for _ in range(3)]
         for worker in workers:
             worker.start()
         try:

@@ -497,7 +497,8 @@ def test_none_is_not_given() -> None:
 def files_with(name: str) -> set[str]:
     """Return the files of the product that name an option: as a name, an attribute or a keyword."""
     found = set()
-    for path in PACKAGE.rglob("*.py"):
+    named = [path for path in PACKAGE.rglob("*.py") if name in path.read_text()]
+    for path in named:
         for node in ast.walk(parsed(path)):
             words = {getattr(node, key, None) for key in ("id", "attr", "arg", "value")}
             if name in {word for word in words if isinstance(word, str)}:

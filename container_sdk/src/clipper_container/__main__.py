@@ -444,12 +444,16 @@ def _start_anew(arguments: argparse.Namespace, report_fd: int) -> None:
 
 
 def _host(arguments: argparse.Namespace) -> int:
+    gc.disable()
     from clipper_container.host.control import run
 
+    gc.enable()
     return run(arguments, arguments.token)
 
 
 def _serve(arguments: argparse.Namespace) -> int:
+    thresholds = gc.get_threshold()
+    gc.set_threshold(_LOADING_COLLECTED)
     import dataclasses
 
     from clipper_container.errors import fails_call_only
@@ -475,8 +479,6 @@ def _serve(arguments: argparse.Namespace) -> int:
         print(f"clipper-container: {error}", file=sys.stderr)
         return EXIT_USAGE
     forked, reporter = arguments.forked, Reporter(arguments.report_fd)
-    thresholds = gc.get_threshold()
-    gc.set_threshold(_LOADING_COLLECTED)
     if arguments.only_replica:
         arguments.restore()
     try:
