@@ -82,6 +82,7 @@ SDK_USERS = {
     "params",
     "schema",
     "__init__",
+    "__main__",
 }
 
 MODULES_MAX = 18  # of one folder
