@@ -32,8 +32,7 @@ class Backoff:
         self._s_min = s_min
         self._s_max = s_max
         self._steady_s = steady_s
-        # not seeded by the pid: every container of an image is process 1
-        self._rng = rng or random.Random()
+        self._rng = rng
         self._next_s = s_min
 
     def reset(self) -> None:
@@ -47,6 +46,10 @@ class Backoff:
 
     def next_s(self) -> float:
         """Return the next pause in seconds."""
+        if self._rng is None:
+            # not seeded by the pid: every container of an image is process 1. A seed takes 20 us,
+            # and most work needs no second try.
+            self._rng = random.Random()
         pause_s = self._next_s * self._rng.uniform(0.5, 1.0)
         self._next_s = min(self._s_max, 2 * self._next_s)
         return pause_s
