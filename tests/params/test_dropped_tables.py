@@ -186,7 +186,7 @@ def test_tables_are_dropped_while_others_train(shards: Shards) -> None:
 
     def trains() -> None:
         worker = shards.client()
-        while not stop.wait(0.001):
+        while not stop.is_set():
             try:
                 worker.push("adam", range(50), ones((50, 2)))
                 worker.push("plain", range(50), ones((50, 3)))

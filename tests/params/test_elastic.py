@@ -40,7 +40,7 @@ class Elastic(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        while not self.leave.wait(0.001):
+        while not self.leave.is_set():
             self.client.push("counts", range(12), -ones((12, 2)))
             self.done += 1
 

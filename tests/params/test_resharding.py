@@ -107,10 +107,10 @@ def until_it_serves(home: Path, number: int) -> None:
 
 class Load(threading.Thread):
     """Pushes minus ones to all rows, and, if to those of all shards, a step with two variables
-    every third time. pause_s: between two pushes. The shorter, the more pushes meet each step of
-    a change, and the busier is a core."""
+    every third time. pause_s: between two pushes. Without one a push meets each step of a change,
+    and a core is busy."""
 
-    def __init__(self, shards: Any, ids: Any = IDS, pause_s: float = 0.001) -> None:
+    def __init__(self, shards: Any, ids: Any = IDS, pause_s: float = 0.0) -> None:
         super().__init__()
         self.ids, self.pause_s = ids, pause_s
         self.client = Client(shards, patience_s=PATIENCE_S)
@@ -146,7 +146,7 @@ def begin(client: Client) -> None:
 
 
 @contextlib.contextmanager
-def loaded(folder: Path, pause_s: float = 0.001) -> Iterator[Client]:
+def loaded(folder: Path, pause_s: float = 0.0) -> Iterator[Client]:
     """Yield a client while others push; check at the end that each of their pushes was applied
     once. pause_s: between two pushes of each."""
     with Client(folder, patience_s=PATIENCE_S) as client:
@@ -570,7 +570,7 @@ class SynchronousWorker(Load):
     def run(self) -> None:
         minus = -ones((self.ids.size, 2))
         try:
-            while not self.enough.wait(self.pause_s):
+            while not self.enough.is_set():
                 versions = self.client.pull_variables()[0]
                 each = {name: -ones(1) for name in "ab"}
                 rows = {"counts": (self.ids, minus)}
@@ -618,7 +618,7 @@ def synchronous(folder: Path, **options: Any) -> Iterator[list["SynchronousWorke
     wait = {"mode": "sync", "grads_to_wait": 3, "lag_max": 1000}
     with running(folder, 2, **wait, **options), Client(folder, patience_s=PATIENCE_S) as client:
         begin(client)
-        workers = [SynchronousWorker(folder, pause_s=0.005) for _ in range(3)]
+        workers = [SynchronousWorker(folder) for _ in range(3)]
         for worker in workers:
             worker.start()
         try:
