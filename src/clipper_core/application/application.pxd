@@ -114,7 +114,7 @@ cdef class Application:
     cdef Future schedule_row(self, const void* row, u64 nbytes, str user, u64 slo_us, str id)
     cdef Future _scheduled(self, object x, const void* given, u64 nbytes, str user, u64 slo_us,
                            u64 salt, str id, tuple features)
-    cdef ApplicationQuery quick_of(self, u32 chosen)
+    cdef list make_quick(self)
     cdef object state_of(self, str user)
     cdef Future by_decider(self, object x, const void* given, u64 nbytes, u64 slo_us, u64 salt,
                            str user, str id, object state, const StateView* view)

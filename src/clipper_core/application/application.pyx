@@ -1,6 +1,7 @@
 """A query to an application, from its arguments to its answer."""
 cimport cython
 from cpython.dict cimport PyDict_GetItemWithError
+from cpython.list cimport PyList_GET_ITEM
 from cpython.object cimport PyObject
 from libc.math cimport NAN, rint
 from libc.string cimport memset
@@ -228,13 +229,12 @@ cdef class Application:
         self.deciding = None
         self.decided_query = None
 
-    cdef ApplicationQuery quick_of(self, u32 chosen):
-        """Return what is known of a query to this model, or to all of them, that is answered at
-        once."""
-        if self.quick is None:
-            self.quick = [self._quick(i, models) for i, models in
-                          enumerate((*self.called, self.models))]
-        return <ApplicationQuery> self.quick[chosen]
+    cdef list make_quick(self):
+        """Make what is known of queries that are answered at once, by the model that they call; the
+        last one calls all."""
+        self.quick = [self._quick(i, models) for i, models in
+                      enumerate((*self.called, self.models))]
+        return self.quick
 
     def _quick(self, u32 chosen, tuple models):
         """Return what is known of a query that is answered at once."""
@@ -548,7 +548,7 @@ cdef class Application:
         cdef Model model
         cdef Answer answer
         cdef Future future
-        cdef ApplicationQuery query = self.quick_of(asked.chosen)
+        cdef ApplicationQuery query = _quick_of(self, asked.chosen)
         # the objects that own the rows
         cdef object row = None
         cdef list more = None
@@ -632,7 +632,7 @@ cdef class Application:
         """Return what is known of a query until its answer is read."""
         cdef ApplicationQuery query = ApplicationQuery.__new__(ApplicationQuery)
         query.application = self
-        query.models = self.quick_of(asked.chosen).models
+        query.models = _quick_of(self, asked.chosen).models
         query.user = user
         query.id = id
         query.features = features
@@ -998,6 +998,14 @@ cdef class Application:
         z = (z ^ z >> 27) * <u64> 0x94D049BB133111EB
         z ^= z >> 31
         return <double> (z >> 11) * 2.0 ** -53
+
+
+cdef inline ApplicationQuery _quick_of(Application self, u32 chosen):
+    """Return what is known of a query to this model that is answered at once."""
+    cdef list quick = self.quick
+    if quick is None:
+        quick = self.make_quick()
+    return <ApplicationQuery> <object> PyList_GET_ITEM(quick, <Py_ssize_t> chosen)
 
 
 cdef inline int _remember(Application self, Future future, const Outputs* outputs,
