@@ -413,7 +413,7 @@ def test_queries_wait_for_the_model_when_its_host_is_killed(
 
     def go_on() -> None:
         n = 0
-        while not stop.wait(0.002):
+        while not stop.is_set():
             n += 1
             answer = server.predict(id, ROW + n, slo_ms=20_000).result(30)
             if answer.is_default:

@@ -85,7 +85,7 @@ def test_a_node_that_ends_gives_its_models_to_another_and_no_query_fails(
     stop, wrong, query_count = threading.Event(), [], [0]
 
     def go_on() -> None:
-        while not stop.wait(0.002):
+        while not stop.is_set():
             query_count[0] += 1
             n = float(query_count[0])
             try:

@@ -40,7 +40,7 @@ def pids(server, model):
 
 
 class Load:
-    """A thread that sends queries and counts every answer."""
+    """A thread that sends queries without a pause and counts every answer."""
 
     def __init__(self, model, slo_ms=10_000):
         self.model, self.slo_ms, self.queried, self.failed = model, slo_ms, 0, []
@@ -48,7 +48,7 @@ class Load:
         self._thread = threading.Thread(target=self._run)
 
     def _run(self):
-        while not self._stop.wait(0.001):
+        while not self._stop.is_set():
             futures = [self.model.predict(ROW + i, slo_ms=self.slo_ms) for i in range(20)]
             self.queried += len(futures)
             for i, future in enumerate(futures):
@@ -397,7 +397,7 @@ def test_a_rolling_upgrade_under_load_fails_nobody(deploy, server):
     handle, stop, wrong = server.app("rolling"), threading.Event(), []
 
     def ask():
-        while not stop.wait(0.001):
+        while not stop.is_set():
             answer = handle.predict(ROW).result(40)
             if answer.output != 6.0:
                 wrong.append(answer)

@@ -141,7 +141,7 @@ def test_it_is_changed_under_load_and_nothing_is_lost(
     query_counts = [0, 0]
 
     def query(me: int) -> None:
-        while not stop.wait(0.002):
+        while not stop.is_set():
             futures = [handle.predict(row(query_counts[me] + i), salt=1 + me) for i in range(20)]
             for i, future in enumerate(futures):
                 answer = future.result(PATIENCE_S)

@@ -86,7 +86,7 @@ class Load:
         )
 
     def _run(self, way: Callable[[float], tuple[float, list[str], str]]) -> None:
-        while not self._stop.wait(0.002):
+        while not self._stop.is_set():
             x = float(next(self._numbers))
             with self._guard:
                 self.sent += 1

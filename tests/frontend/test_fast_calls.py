@@ -444,7 +444,7 @@ def test_routes_follow_the_catalog(server: clipper.ClipperServer, in_python: Any
                 f"/{INFERENCE}/ModelInfer",
                 response_deserializer=message("inference.ModelInferResponse").FromString,
             )
-            while not over.wait(0.001):
+            while not over.is_set():
                 number = next(numbers)
                 request = tensor_of("comes", [[number, 1, 1]]).SerializeToString()
                 try:

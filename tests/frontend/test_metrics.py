@@ -222,7 +222,7 @@ def test_counters_only_grow_and_add_up(server: clipper.ClipperServer) -> None:
     def load(seed: int) -> None:
         line = http.client.HTTPConnection(server.http_address, timeout=PATIENCE_S)
         n = 0
-        while not stop.wait(0.001):
+        while not stop.is_set():
             n += 1
             line.request("POST", PREDICT, json.dumps({"input": [seed, n % 50, 0]}))
             response = line.getresponse()
