@@ -2,8 +2,6 @@
 
 import contextlib
 import shutil
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from clipper.credentials.credential_file import line_of, new_key
 from tests.frontend.certificates import Authority
 from tests.frontend.conftest import PATIENCE_S, total
 from tests.frontend.test_grpc import APPLICATIONS, HEALTH, INFERENCE, Client, numbers, start
+from tests.memory_container import wait_until
 
 ANSWER = {"application": "total", "input": numbers(1, 2, 3)}
 
@@ -104,15 +103,15 @@ def test_a_new_certificate_is_taken_up(authority: Authority, tmp_path: Path) -> 
         second = authority.sign("second", hosts=("here",))
         shutil.copy(second[1], key)
         shutil.copy(second[0], cert)
-        access: Any = server._endpoints.frontends
-        until = time.monotonic() + PATIENCE_S
-        while (
-            access._access.certificates["grpc"][0].pem.cert != Path(second[0]).read_bytes()
-            and time.monotonic() < until
-        ):
-            threading.Event().wait(0.01)
-        with calling(server, credentials(authority.ca), **name) as client:
-            assert answered(client) == 6
+        wait_until(lambda: is_answered(server, credentials(authority.ca), **name))
+
+
+def is_answered(server: clipper.ClipperServer, secured: Any, **more: Any) -> bool:
+    with calling(server, secured, **more) as client:
+        try:
+            return answered(client) == 6
+        except grpc.RpcError:
+            return False
 
 
 def test_keys(tmp_path: Path) -> None:

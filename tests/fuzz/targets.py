@@ -417,6 +417,7 @@ class _Plain:
         )
         self.calls = HotCalls(
             [engine],
+            calls_max=100,
             message_bytes_max=4096,
             way_back_us=1000,
             slo_us_max=1_000_000,
@@ -453,7 +454,7 @@ def _plain_seeds() -> dict[str, bytes]:
 
 def _run_plain(data: bytes) -> None:
     """Have the core take a message, and take these bytes as frames. What it takes, Python takes
-    too; nothing stays open."""
+    too; the connection goes from thread to thread between two reads, and nothing stays open."""
     from clipper.frontend.inference import codec, protobuf_codec
     from clipper.types import InputType
     from clipper_core.http.http2_protocol import Http2Protocol
@@ -464,8 +465,12 @@ def _run_plain(data: bytes) -> None:
     owner = object()
     for sent in (data, _frame(1, 4, _plain_head()) + _frame(0, 1, body)):
         protocol = Http2Protocol(4, 4096, 0, True, 1000)
-        protocol.feed(start + sent)
-        is_taken = calls.take(protocol, owner, 100)
+        is_taken = False
+        for part in (start + sent[: len(sent) // 2], sent[len(sent) // 2 :]):
+            protocol.feed(part)
+            is_taken = calls.take(protocol, owner) or is_taken
+            calls.give(protocol)
+            calls.adopt(protocol, owner)
         owners, left = calls.news()
         assert owners <= {owner}
         if is_taken and sent is not data:
@@ -473,7 +478,11 @@ def _run_plain(data: bytes) -> None:
             rows = codec.rows_of(request, InputType.parse("f64[2]"))
             assert 1 <= len(rows) <= 4
             assert all(len(one.futures) == len(rows) for one in left)
-        calls.lose(protocol)
+        if len(data) % 2:
+            calls.lose(protocol)
+        else:
+            calls.give(protocol)
+            calls.drop(protocol)
         protocol.take(1 << 20)
     assert calls.open == 0
 

@@ -187,22 +187,39 @@ class Frontends:
                 refuse_no_call,
                 HttpCounts(""),
                 secured=secured.get("grpc"),
+                hot=self._hot_calls(),
                 may_move="grpc.address" in config.may_move,
                 has_calls=True,
             )
 
     def _hot(self) -> FastPath | None:
-        """Return the fast path, for queries without exported traces and an access log; else
-        None."""
-        http, access = self._node.config.http, self._access
-        if not (http.address and http.workers and self._engines) or self._exporter is not None:
+        """Return the fast path of queries."""
+        http = self._node.config.http
+        counts = self._counts["address"]
+        return self._fast_path("address", http, self.routes, counts) if http.address else None
+
+    def _hot_calls(self) -> FastPath | None:
+        """Return the fast path of an address of gRPC alone."""
+        config = self._node.config
+        if config.mesh.data_plane:  # calls are Python's
             return None
-        certificate = access.certificates.get("address")
+        settings = connection_settings(config.http, config.grpc)
+        return self._fast_path("grpc", settings, None, HttpCounts(""))
+
+    def _fast_path(
+        self, name: str, settings: HttpSettings, routes: HttpRouter | None, counts: HttpCounts
+    ) -> FastPath | None:
+        """Return a fast path, for queries without exported traces and an access log; else None.
+        name: of its certificate."""
+        access = self._access
+        if not (settings.workers and self._engines) or self._exporter is not None:
+            return None
+        certificate = access.certificates.get(name)
         secured = None if certificate is None else secured_by(certificate)
         if self._access_log.logs_all or (certificate is not None and secured is None):
             return None
         return FastPath(
-            self._node, self.routes, self._counts["address"], self._engines, access.keys, secured
+            self._node, settings, routes, counts, self._engines, access.keys, secured
         )
 
     def _start_grpc(self) -> None:

@@ -61,7 +61,9 @@ class MethodCounts:
 
 
 class OpenCalls(Protocol):
-    """Calls that the core answers."""
+    """Calls that the core answers. outside: the number of those that Python answers."""
+
+    outside: int
 
     @property
     def open(self) -> int:
@@ -69,19 +71,27 @@ class OpenCalls(Protocol):
 
 
 class GrpcCounts:
-    """The counts of all methods of a gRPC server. Threads: one counts; any reads.
-
-    under_way: calls that Python answers.
-    """
+    """The counts of all methods of a gRPC server. Threads: one counts; any reads."""
 
     def __init__(self) -> None:
-        self.under_way = 0
+        self._under_way = 0
         self._in_core: OpenCalls | None = None
         self._methods: list[MethodCounts] = []
 
     def add_core(self, calls: OpenCalls) -> None:
         """Count calls of the core too."""
         self._in_core = calls
+
+    @property
+    def under_way(self) -> int:
+        """The number of calls that Python answers."""
+        return self._under_way
+
+    @under_way.setter
+    def under_way(self, count: int) -> None:
+        self._under_way = count
+        if self._in_core is not None:
+            self._in_core.outside = count
 
     @property
     def open(self) -> int:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from clipper_core.engine.engine cimport Engine
 from clipper_core.http.http2_protocol cimport (
     CALL_ENDED, CALLED, ENDED, INTERNAL_ERROR, WENT_ON, Http2Event, Http2Protocol, Http2State,
-    Http2Stream, http2_consumed, http2_finish, http2_reply,
+    Http2Stream, http2_consumed, http2_fail, http2_finish, http2_reply,
 )
 from clipper_core.http.http_route cimport (
     OPEN, OTHER, READ, Fields, HotRoute, HotTable, Query, QueryOutcome,
@@ -23,14 +23,16 @@ from clipper_core.http.infer_call cimport (
     CallHead, call_answer, call_answer_read, call_head_read, call_submit, call_trailers,
 )
 from clipper_core.http.query_waits cimport (
-    query_next_ended, query_next_open, query_wait, query_wait_no_more, waits_add,
+    QueryWaits, query_next_ended, query_next_open, query_wait, query_wait_no_more, waits_add,
 )
 from clipper_core.http.trace_parent cimport TRACE_PARENT_BYTES, span_new
 from clipper_core.results.future cimport MailboxReader
 from clipper_core.runtime.allocation cimport make, make_room
 from clipper_core.runtime.byte_buffer cimport Bytes
 from clipper_core.runtime.histogram cimport Counter, count, histogram_record
-from clipper_core.runtime.machine cimport eventfd_drain, monotonic_us, relaxed, release, u32, u64
+from clipper_core.runtime.machine cimport (
+    eventfd_drain, i64, monotonic_us, relaxed, release, u32, u64,
+)
 from clipper_core.runtime.status cimport NO_MEMORY, raise_for
 
 cdef enum:
@@ -100,12 +102,18 @@ cdef void _drop(HotCallState* c, HotCall* x) noexcept nogil:
     _put_back(c, x)
 
 
+cdef void _count_open(HotCallState* c, i64 more) noexcept nogil:
+    c.open += <u64> more            # modulo 2^64
+    c.shared.open.fetch_add(<u64> more, relaxed)
+
+
 cdef void _cancel(HotCallState* c, HotCall* x) noexcept nogil:
     """End a call for whose answer nobody waits any more."""
-    query_wait_no_more(&c.waits, &x.query)
-    query_cancel(&x.query)
-    c.open -= 1
-    count(c.cancelled, 1)
+    if x.query.block != NULL:
+        query_wait_no_more(c.waits, &x.query)
+        query_cancel(&x.query)
+    _count_open(c, -1)
+    count(c.shared.cancelled, 1)
     histogram_record(x.query.route.requests, monotonic_us() - x.query.began_us)
     _drop(c, x)
 
@@ -127,17 +135,19 @@ cdef void _finish(HotCallState* c, HotCall* x) noexcept nogil:
     _drop(c, x)
 
 
-cdef void _wait(HotCallState* c, HotCall* x, u32 slot) noexcept nogil:
-    """Wait for a slot of the query. Without memory for that, Python reports it as cancelled."""
+cdef bint _wait(HotCallState* c, HotCall* x, u32 slot) noexcept nogil:
+    """Wait for a slot of the query. False: there is no memory for that, and Python reports it as
+    cancelled."""
     cdef Http2Stream* stream = <Http2Stream*> x.connection.by_id.get(x.stream)
-    if query_wait(&c.waits, &x.query, slot):
+    if query_wait(c.waits, &x.query, slot):
         stream.call = x
-        c.open += 1
+        _count_open(c, 1)
         c.awake = True
-        return
+        return True
     stream.call = NULL
     query_cancel(&x.query)
     c.left.push_back(x)
+    return False
 
 
 cdef bint _serve(HotCallState* c, Http2State* h, const TableState* table, void* owner,
@@ -155,7 +165,7 @@ cdef bint _serve(HotCallState* c, Http2State* h, const TableState* table, void* 
     if x == NULL:
         return False
     x.query.began_us = monotonic_us()
-    came = call_submit(&x.query, table, &c.limits, &head, h.text.at() + went.at, went.bytes,
+    came = call_submit(&x.query, table, &c.shared.limits, &head, h.text.at() + went.at, went.bytes,
                        &c.rows, &c.draws)
     x.is_read = came == READ
     if x.is_read:
@@ -237,9 +247,14 @@ cdef bint _take_call(HotCallState* c, Http2State* h, const TableState* table, vo
     return True
 
 
-cdef bint _take(HotCallState* c, Http2State* h, const TableState* table, void* owner,
-                u64 open_max) noexcept nogil:
-    """Take the events of plain calls. Return whether there were any."""
+cdef bint _has_room(const HotCallState* c) noexcept nogil:
+    """Return whether another call may be open."""
+    cdef const HotCallsShared* s = c.shared
+    return s.open.load(relaxed) + s.outside.load(relaxed) + c.left.size() < s.calls_max
+
+
+cdef bint hot_calls_take(HotCallState* c, Http2State* h, const TableState* table,
+                         void* owner) noexcept nogil:
     cdef bint any = False
     cdef size_t i, n = h.events.size()
     cdef u32 kind
@@ -248,7 +263,7 @@ cdef bint _take(HotCallState* c, Http2State* h, const TableState* table, void* o
         if kind == CALLED or kind == WENT_ON:
             _note(h, i)
         elif kind == CALL_ENDED:
-            any = (c.open + c.left.size() < open_max and _take_call(c, h, table, owner, i)) or any
+            any = (_has_room(c) and _take_call(c, h, table, owner, i)) or any
         elif kind == ENDED and h.events[i].call != NULL:
             _cancel(c, <HotCall*> h.events[i].call)
             h.events[i].kind = TAKEN
@@ -258,23 +273,121 @@ cdef bint _take(HotCallState* c, Http2State* h, const TableState* table, void* o
     return any
 
 
+cdef bint _is_call(Http2State* h, u32 id) noexcept nogil:
+    cdef const Http2Stream* stream = <const Http2Stream*> h.by_id.get(id)
+    return stream != NULL and stream.is_call
+
+
+cdef bint hot_calls_are_partial(Http2State* h) noexcept nogil:
+    cdef CallHead head
+    cdef const Http2Event* event
+    cdef size_t i
+    for i in range(h.events.size()):
+        event = &h.events[i]
+        if event.kind == CALLED:
+            if not call_head_read(h.text.at() + event.at, event.bytes, &head):
+                return False
+        elif event.kind != WENT_ON or not _is_call(h, event.stream):
+            return False
+    return True
+
+
+cdef bint hot_call_slot_ended(HotCallState* c, HotCall* x) noexcept nogil:
+    cdef u32 slot = query_next_open(&x.query)
+    _count_open(c, -1)
+    if slot != x.query.slot + x.query.rows:
+        return not _wait(c, x, slot)
+    _finish(c, x)
+    return True
+
+
 cdef void _news(HotCallState* c) noexcept nogil:
     """Answer the calls whose queries have ended, until the mailboxes are armed."""
     cdef HotCall* x
-    cdef u32 slot
-    cdef Query* ended = query_next_ended(&c.waits)
+    cdef void* owner
+    cdef Query* ended = query_next_ended(c.waits)
     while ended != NULL:
         x = <HotCall*> ended
-        c.open -= 1
-        slot = query_next_open(ended)
-        if slot != ended.slot + ended.rows:
-            _wait(c, x, slot)
-        else:
-            if c.touched.size() == 0 or c.touched.back() != x.owner:
-                c.touched.push_back(x.owner)
-            _finish(c, x)
-        ended = query_next_ended(&c.waits)
+        owner = x.owner
+        if (hot_call_slot_ended(c, x)
+                and (c.touched.size() == 0 or c.touched.back() != owner)):
+            c.touched.push_back(owner)
+        ended = query_next_ended(c.waits)
     c.awake = False
+
+
+# -- connections
+# --------------------------------------------------------------------------------------------------
+
+cdef void hot_calls_close(HotCallState* c) noexcept nogil:
+    cdef HotCall* x
+    while c.spare != NULL:
+        x = c.spare
+        c.spare = x.next
+        del x
+
+
+cdef void hot_calls_lose(HotCallState* c, Http2State* h) noexcept nogil:
+    cdef size_t i
+    for i in range(h.streams.size()):
+        if h.streams[i].call != NULL:
+            _cancel(c, <HotCall*> h.streams[i].call)
+            h.streams[i].call = NULL
+
+
+cdef void hot_calls_give(HotCallState* c, Http2State* h) noexcept nogil:
+    cdef Http2Stream* stream
+    cdef HotCall* x
+    cdef size_t i, kept = 0
+    for i in range(h.streams.size()):
+        x = <HotCall*> h.streams[i].call
+        if x != NULL:               # it waits
+            query_wait_no_more(c.waits, &x.query)
+            c.open -= 1
+    for i in range(c.left.size()):
+        x = c.left[i]
+        if x.connection != h:
+            c.left[kept] = x
+            kept += 1
+            continue
+        stream = <Http2Stream*> h.by_id.get(x.stream)
+        if stream == NULL:
+            _count_open(c, 1)
+            _cancel(c, x)
+            continue
+        stream.call = x
+        x.is_left = True
+        c.shared.open.fetch_add(1, relaxed)
+    c.left.resize(kept)
+
+
+cdef void hot_calls_drop(HotCallState* c, Http2State* h) noexcept nogil:
+    cdef size_t i
+    for i in range(h.streams.size()):
+        c.open += h.streams[i].call != NULL
+    hot_calls_lose(c, h)
+
+
+cdef void hot_calls_adopt(HotCallState* c, Http2State* h, void* owner) noexcept nogil:
+    cdef HotCall* x
+    cdef size_t i
+    cdef u64 n = c.left.size() + c.open + h.streams.size()
+    if not (make_room(c.left, n) and make_room(c.touched, n)):
+        hot_calls_drop(c, h)
+        http2_fail(h, INTERNAL_ERROR, "no memory for the calls of a connection")
+        return
+    for i in range(h.streams.size()):
+        x = <HotCall*> h.streams[i].call
+        if x == NULL:
+            continue
+        x.owner = owner
+        c.shared.open.fetch_sub(1, relaxed)
+        if x.is_left:
+            x.is_left = False
+            h.streams[i].call = NULL
+            c.left.push_back(x)
+        else:
+            _wait(c, x, <u32> (x.query.waits_for - x.query.block.first_id))
 
 
 # -- for Python
@@ -284,39 +397,42 @@ cdef void _news(HotCallState* c) noexcept nogil:
 cdef class HotCalls:
     """The calls of ModelInfer that the core answers, of the connections of one event loop.
 
-    engines: of the models. message_bytes_max: of a request; longer ones are Python's. way_back_us,
+    engines: of the models. calls_max: of calls that are open at once, with those outside; further
+    ones are Python's. message_bytes_max: of a request; longer ones are Python's. way_back_us,
     slo_us_max: see CallLimits. finish: what futures of queries that Python answers are made with.
     cancelled: counts calls that their clients have given up.
     """
 
-    def __cinit__(self, engines, *, u64 message_bytes_max, u64 way_back_us, u64 slo_us_max, finish,
-                  Counter cancelled):
+    def __cinit__(self, engines, *, u64 calls_max, u64 message_bytes_max, u64 way_back_us,
+                  u64 slo_us_max, finish, Counter cancelled):
         self.state = make[HotCallState]()
-        if self.state == NULL:
+        self.shared = make[HotCallsShared]()
+        self.waits = make[QueryWaits]()
+        if self.state == NULL or self.shared == NULL or self.waits == NULL:
             raise_for(NO_MEMORY, "no memory for the calls of gRPC")
-        self.state.limits.message_bytes_max = message_bytes_max
-        self.state.limits.way_back_us = way_back_us
-        self.state.limits.slo_us_max = slo_us_max
+        self.state.shared = self.shared
+        self.state.waits = self.waits
+        self.shared.calls_max = calls_max
+        self.shared.limits.message_bytes_max = message_bytes_max
+        self.shared.limits.way_back_us = way_back_us
+        self.shared.limits.slo_us_max = slo_us_max
         self.state.draws = int.from_bytes(os.urandom(8), "little")
         self.finish = finish
         self.counter = cancelled
-        self.state.cancelled = &cancelled.n
+        self.shared.cancelled = &cancelled.n
         self.retired = []
         self.guard = threading.Lock()
         self.table = HotTable({})
         self.mailboxes = [MailboxReader((<Engine?> engine).completion) for engine in engines]
         for reader in self.mailboxes:
-            waits_add(&self.state.waits, reader)
+            waits_add(self.waits, reader)
 
     def __dealloc__(self):
-        cdef HotCall* x
-        if self.state == NULL:
-            return
-        while self.state.spare != NULL:
-            x = self.state.spare
-            self.state.spare = x.next
-            del x
+        if self.state != NULL:
+            hot_calls_close(self.state)
         del self.state
+        del self.shared
+        del self.waits
 
     @property
     def fds(self):
@@ -325,8 +441,17 @@ cdef class HotCalls:
 
     @property
     def open(self):
-        """The number of calls that wait for their queries."""
-        return self.state.open
+        """The number of calls that wait for their queries, on all threads."""
+        return self.shared.open.load(relaxed)
+
+    @property
+    def outside(self):
+        """The number of calls that Python answers: they count for the limit."""
+        return self.shared.outside.load(relaxed)
+
+    @outside.setter
+    def outside(self, u64 n):
+        self.shared.outside.store(n, relaxed)
 
     @property
     def has_news(self):
@@ -346,19 +471,18 @@ cdef class HotCalls:
             self.retired = [table for table in self.retired if table.users]
             return len(self.retired)
 
-    def take(self, Http2Protocol protocol, owner, u64 open_max):
+    def take(self, Http2Protocol protocol, owner):
         """Take the plain calls among the events that `protocol` has left. Return whether there were
         any. If `has_news` is true after that, news() has to be called.
 
-        owner: of the connection: it has to live until lose(). open_max: of calls that wait at once;
-        beyond it they are Python's.
+        owner: of the connection: it has to live until lose() or give().
         """
         cdef HotTable table = self.table
         cdef bint any
         if protocol.state.events.size() == 0:
             return False
         with nogil:
-            any = _take(self.state, protocol.state, table.state, <void*> owner, open_max)
+            any = hot_calls_take(self.state, protocol.state, table.state, <void*> owner)
         return any
 
     def news(self):
@@ -370,8 +494,8 @@ cdef class HotCalls:
         cdef HotCallState* c = self.state
         cdef size_t i
         with nogil:
-            for i in range(c.waits.inboxes.size()):
-                eventfd_drain(c.waits.inboxes[i].box.fd)
+            for i in range(self.waits.inboxes.size()):
+                eventfd_drain(self.waits.inboxes[i].box.fd)
             _news(c)
         owners = {<object> c.touched[i] for i in range(c.touched.size())}
         c.touched.clear()
@@ -396,12 +520,20 @@ cdef class HotCalls:
 
     def lose(self, Http2Protocol protocol):
         """Cancel the calls of a connection that is gone."""
-        cdef Http2State* h = protocol.state
-        cdef size_t i
-        for i in range(h.streams.size()):
-            if h.streams[i].call != NULL:
-                _cancel(self.state, <HotCall*> h.streams[i].call)
-                h.streams[i].call = NULL
+        hot_calls_lose(self.state, protocol.state)
+
+    def give(self, Http2Protocol protocol):
+        """Let the calls of a connection go with it to another thread."""
+        hot_calls_give(self.state, protocol.state)
+
+    def drop(self, Http2Protocol protocol):
+        """Cancel the calls of a connection that was given, and is gone before it was adopted."""
+        hot_calls_drop(self.state, protocol.state)
+
+    def adopt(self, Http2Protocol protocol, owner):
+        """Take the calls that have come with a connection. If `has_news` is true after that, news()
+        has to be called."""
+        hot_calls_adopt(self.state, protocol.state, <void*> owner)
 
     def respond(self, read, list futures):
         """Answer a call that was a HotRead and whose futures are done. Return False if its reply is

@@ -143,8 +143,21 @@ cdef cppclass Http2State:
     Bytes out                   # frames that wait to be sent
     Bytes fields                # of a response
 
-cdef void http2_open(Http2State* h, u32 streams_max, u64 list_bytes_max, u64 now_us) noexcept nogil
-cdef void http2_close(Http2State* h) noexcept nogil
+cdef cppclass Http2Settings:
+    u32 streams_max             # requests at once; further ones are refused
+    u64 list_bytes_max          # of the fields of a request
+    bint calls                  # requests of gRPC come as calls
+    u64 ping_us_min             # as of a Http2State
+
+# Return whether a connection that begins with these bytes speaks HTTP/2: all of the preface is
+# there.
+cdef bint http2_begins(const u8* at, u64 n) noexcept nogil
+# Begin a connection. NULL: there is no memory.
+cdef Http2State* http2_open(const Http2Settings* settings, u64 now_us) noexcept nogil
+cdef void http2_close(Http2State* h) noexcept nogil         # and free it
+# Return when the incomplete preface, head or other frame began; 0: none is incomplete. A body may
+# come slowly: it does not count.
+cdef u64 http2_waits_since(const Http2State* h) noexcept nogil
 cdef void http2_feed(Http2State* h, const u8* at, u64 n, u64 now_us) noexcept nogil
 # The owner has read bytes of a request. Their streams may have ended.
 cdef void http2_consumed(Http2State* h, u32 stream, u64 n) noexcept nogil
@@ -168,3 +181,8 @@ cdef void http2_ping(Http2State* h) noexcept nogil
 @cython.final
 cdef class Http2Protocol:
     cdef Http2State* state
+
+# Return an object for a state, which it has from then on.
+cdef Http2Protocol http2_protocol_of(Http2State* state)
+# Take the state of an object, which is at its end then.
+cdef Http2State* http2_protocol_release(Http2Protocol protocol) except NULL

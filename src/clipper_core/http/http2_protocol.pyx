@@ -910,12 +910,21 @@ cdef void http2_frames(Http2State* h, u64 room) noexcept nogil:
 # -- the connection
 # --------------------------------------------------------------------------------------------------
 
-cdef void http2_open(Http2State* h, u32 streams_max, u64 list_bytes_max,
-                     u64 now_us) noexcept nogil:
+cdef bint http2_begins(const u8* at, u64 n) noexcept nogil:
+    return n >= PREFACE_BYTES and memcmp(at, PREFACE, PREFACE_BYTES) == 0
+
+
+cdef Http2State* http2_open(const Http2Settings* settings, u64 now_us) noexcept nogil:
+    cdef Http2State* h = make[Http2State]()
+    if h == NULL:
+        return NULL
     h.state = WAITS_PREFACE
-    h.streams_max = streams_max
-    h.list_bytes_max = list_bytes_max
-    h.block_bytes_max = LARGE_BLOCK_FRAMES * list_bytes_max
+    h.streams_max = settings.streams_max
+    h.list_bytes_max = settings.list_bytes_max
+    h.block_bytes_max = LARGE_BLOCK_FRAMES * settings.list_bytes_max
+    h.calls = settings.calls
+    h.head.strips = settings.calls
+    h.ping_us_min = settings.ping_us_min
     h.now_us = now_us
     h.refilled_us = now_us
     h.resets_left = RESETS_MAX
@@ -926,17 +935,25 @@ cdef void http2_open(Http2State* h, u32 streams_max, u64 list_bytes_max,
     h.first_block = True
     hpack_table_clear(&h.table)
     _put_head(&h.out, 18, SETTINGS, 0, 0)
-    _put_setting(&h.out, MAX_CONCURRENT_STREAMS, streams_max)
+    _put_setting(&h.out, MAX_CONCURRENT_STREAMS, settings.streams_max)
     _put_setting(&h.out, INITIAL_WINDOW_SIZE, STREAM_WINDOW_BYTES)
-    _put_setting(&h.out, MAX_HEADER_LIST_SIZE, <u32> list_bytes_max)
+    _put_setting(&h.out, MAX_HEADER_LIST_SIZE, <u32> settings.list_bytes_max)
     _put_window(h, 0, CONNECTION_WINDOW_BYTES - FIRST_WINDOW_BYTES)
+    return h
 
 
 cdef void http2_close(Http2State* h) noexcept nogil:
     cdef size_t i
     for i in range(h.streams.size()):
         del h.streams[i]
-    h.streams.clear()
+    del h
+
+
+cdef u64 http2_waits_since(const Http2State* h) noexcept nogil:
+    if h.state == SHUT or (h.state == BETWEEN_FRAMES and h.input.size() > 3
+                           and h.input.at()[3] == DATA):
+        return 0
+    return h.waits_since_us
 
 
 cdef void http2_go_away(Http2State* h, bint warn) noexcept nogil:
@@ -980,18 +997,18 @@ cdef class Http2Protocol:
     """
     def __cinit__(self, u32 streams_max, u64 header_bytes_max, u64 now_us=0, bint calls=False,
                   u64 ping_us_min=0):
-        self.state = make[Http2State]()
+        cdef Http2Settings settings
+        settings.streams_max = streams_max
+        settings.list_bytes_max = header_bytes_max
+        settings.calls = calls
+        settings.ping_us_min = ping_us_min
+        self.state = http2_open(&settings, now_us)
         if self.state == NULL:
             raise_for(NO_MEMORY, "no memory for a connection of HTTP/2")
-        http2_open(self.state, streams_max, header_bytes_max, now_us)
-        self.state.calls = calls
-        self.state.head.strips = calls
-        self.state.ping_us_min = ping_us_min
 
     def __dealloc__(self):
         if self.state != NULL:
             http2_close(self.state)
-            del self.state
 
     @property
     def is_shut(self):
@@ -1008,10 +1025,7 @@ cdef class Http2Protocol:
     def waits_since_us(self):
         """The time at which the incomplete preface, head or other frame began, in microseconds of
         the caller's clock; 0: none is incomplete. A body may come slowly: it does not count."""
-        cdef Http2State* h = self.state
-        if h.state == BETWEEN_FRAMES and h.input.size() > 3 and h.input.at()[3] == DATA:
-            return 0
-        return 0 if h.state == SHUT else h.waits_since_us
+        return http2_waits_since(self.state)
 
     @property
     def has_left(self):
@@ -1140,3 +1154,19 @@ cdef class Http2Protocol:
     def ping(self):
         """Send a PING, which a client that is gone answers by a reset of its connection."""
         http2_ping(self.state)
+
+
+cdef Http2Protocol http2_protocol_of(Http2State* state):
+    cdef Http2Protocol made = Http2Protocol.__new__(Http2Protocol, 0, 0)
+    http2_close(made.state)
+    made.state = state
+    return made
+
+
+cdef Http2State* http2_protocol_release(Http2Protocol protocol) except NULL:
+    cdef Http2Protocol ended = Http2Protocol.__new__(Http2Protocol, 0, 0)
+    cdef Http2State* state = protocol.state
+    ended.state.state = SHUT
+    protocol.state = ended.state
+    ended.state = NULL
+    return state

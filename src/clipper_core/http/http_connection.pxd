@@ -4,6 +4,8 @@
 # Threads: a Worker and all its connections are one thread's. What others give it comes by its post;
 # what it gives, by `away`.
 from libcpp.vector cimport vector
+from clipper_core.http.hot_calls cimport HotCall, HotCallsShared, HotCallState
+from clipper_core.http.http2_protocol cimport Http2Settings, Http2State
 from clipper_core.http.http_route cimport Query, TableState
 from clipper_core.http.json_value cimport LargeBody
 from clipper_core.http.query_waits cimport QueryWaits
@@ -62,7 +64,9 @@ cdef cppclass HandedOver:
     u32 kind
     int fd
     Bytes bytes                 # read and not used; the rows of a query
-    u64 age_us                  # since the request that is partly there began
+    Http2State* http2           # of a connection of HTTP/2; NULL: it speaks HTTP/1.1
+    u64 age_us                  # since the request that is partly there began; of HTTP/2: since its
+                                # last one was answered
     u32 returns                 # how often it has come back
     u32 worker
     u64 ticket                  # of a query: to answer by. Of a connection with TLS: of its relay
@@ -93,6 +97,12 @@ cdef cppclass HttpConnection:
     u64 stalled_us              # since when the client has not read; 0: it reads
     u64 ready_bytes             # of responses that wait for those before them, and of outputs that
                                 # are not written yet
+    bint begun                  # a request was taken
+    bint touched                # it is one of `touched` of its worker
+    Http2State* http2           # it speaks HTTP/2; NULL: HTTP/1.1. It then has what is received and
+                                # not used, and what is to be sent
+    u32 held_stream             # the first of its calls whose requests are not complete
+    u64 held_us                 # since when; 0: there is none
     Bytes input, out            # with TLS: decrypted, and not encrypted yet
     u64 kept                    # bytes of `input` that are counted in `kept` of the server
     Exchange* first
@@ -113,7 +123,10 @@ cdef cppclass Shared:           # of all workers of one server
     bint secured                # all connections speak TLS
     atomic[u64]* handshakes[6]   # by their outcome
     Post away                   # HandedOver*, to Python
+    Http2Settings http2
+    HotCallsShared* calls       # of connections of HTTP/2; NULL: all of these are Python's
     atomic[u64] held            # connections
+    atomic[u64] handing         # connections that are on their way to Python
     atomic[u64] outside         # connections that Python holds; with TLS each has a relay
     atomic[u64] kept            # bytes of requests that are not complete, and of rows that were
                                 # not scheduled yet
@@ -138,6 +151,10 @@ cdef cppclass Worker:
     Lookup tickets              # by ticket: Exchange* that Python answers
     Exchange* spare
     TableState* table
+    HotCallState calls
+    TableState* calls_table     # NULL: connections of HTTP/2 are Python's
+    vector[HttpConnection*] touched     # of HTTP/2: to be settled at the end of the turn
+    u64 holds_until_us          # when to look at those that have held calls; 0: there is none
     u64 version                 # of the orders that were seen
     u64 now_us
     u64 turn_bytes              # of responses made in this turn
@@ -164,15 +181,24 @@ cdef enum:
                                 # one takes as long as a hundred requests
     LOOKED_THROUGH = 64         # bytes of an output are looked through in the time in which one of
                                 # its text is written
+    HELD_BYTES_MAX = 65536      # of calls of a connection that are not complete; above, it is
+                                # Python's
+    HELD_US = 5000              # and so it is if they are not complete so long
 
 cdef inline u64 connection_unsent(const HttpConnection* connection) noexcept nogil:
     """Return how many bytes wait until the client reads."""
-    return connection.out.size() + (0 if connection.tls == NULL else connection.tls.out.size())
+    return ((connection.out.size() if connection.http2 == NULL else connection.http2.out.size())
+            + (0 if connection.tls == NULL else connection.tls.out.size()))
 
 # NULL: no memory; the descriptor is closed
 cdef HttpConnection* http_connection_open(Worker* w, int fd, u32 returns) noexcept nogil
-# A connection that Python gives back; the relay is at its end. NULL: as of http_connection_open
+# A connection with TLS that Python gives back; the relay is at its end. NULL: as of
+# http_connection_open
 cdef HttpConnection* http_connection_resume(Worker* w, Relay* relay, u32 returns) noexcept nogil
+# Go on with a connection that Python gives back. state: of HTTP/2, its calls come with it; NULL: it
+# speaks HTTP/1.1. connection: NULL: it is closed
+cdef void http_connection_go_on(Worker* w, HttpConnection* connection, Http2State* state,
+                                Bytes* received) noexcept nogil
 cdef void http_connection_close(Worker* w, HttpConnection* connection) noexcept nogil
 cdef void http_connection_read(Worker* w, HttpConnection* connection) noexcept nogil
 # send, go, or close: after anything happened to it
@@ -180,6 +206,12 @@ cdef void http_connection_settle(Worker* w, HttpConnection* connection) noexcept
 # its times
 cdef void http_connection_check_times(Worker* w, HttpConnection* connection) noexcept nogil
 cdef void http_connection_drain(Worker* w, HttpConnection* connection) noexcept nogil
+# Settle the connections of HTTP/2 to which anything happened.
+cdef void http_connections_settle(Worker* w) noexcept nogil
+# Hand over those whose calls do not become complete.
+cdef void http_connections_check_held(Worker* w) noexcept nogil
+# The slot that a call waited for has ended.
+cdef void http_call_slot_ended(Worker* w, HotCall* call) noexcept nogil
 # The slot that it waited for has ended.
 cdef void exchange_slot_ended(Worker* w, Exchange* x) noexcept nogil
 # by Python

@@ -24,6 +24,14 @@ from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport int64_t
 from posix.unistd cimport close as close_fd
 
+from clipper_core.http.hot_calls cimport (
+    HotCall, hot_call_slot_ended, hot_calls_adopt, hot_calls_are_partial, hot_calls_drop,
+    hot_calls_give, hot_calls_take,
+)
+from clipper_core.http.http2_protocol cimport (
+    CONTROL_BYTES_MAX, INTERNAL_ERROR, SHUT, Http2State, http2_begins, http2_close, http2_fail,
+    http2_feed, http2_frames, http2_open, http2_waits_since,
+)
 from clipper_core.http.http_head cimport HEAD_PLAIN, HEAD_UNFINISHED, Head, head_read
 from clipper_core.http.http_route cimport (
     ENDED, OPEN, OTHER, READ, VALUE, QueryOutcome, RouteState, key_in, query_answer, query_cancel,
@@ -105,7 +113,8 @@ cdef bint _place(Worker* w, HttpConnection* connection) noexcept nogil:
         index = w.free_connections.back()
         w.free_connections.pop_back()
         w.connections[index] = connection
-    elif make_room(w.connections, index + 1) and make_room(w.free_connections, index + 1):
+    elif (make_room(w.connections, index + 1) and make_room(w.free_connections, index + 1)
+          and make_room(w.touched, index + 1)):
         w.connections.push_back(connection)
     else:
         return False
@@ -128,6 +137,7 @@ cdef HttpConnection* _begin(Worker* w, int fd, u32 returns, LineState line,
     connection.since_us = monotonic_us()
     connection.watched = EPOLLIN
     connection.line = line
+    connection.begun = returns != 0
     connection.tls = tls
     w.shared.held.fetch_add(1, relaxed)
     w.count.fetch_add(1, relaxed)
@@ -147,9 +157,6 @@ cdef HttpConnection* http_connection_resume(Worker* w, Relay* relay, u32 returns
     cdef HttpConnection* connection = _begin(w, relay.client, returns, SECURED, relay.session)
     if connection != NULL:
         connection.ended = relay.client_ended
-        connection.input.take(relay.received)
-        _advance(w, connection)
-        http_connection_settle(w, connection)
     return connection
 
 
@@ -160,12 +167,18 @@ cdef void _forget(Worker* w, HttpConnection* connection) noexcept nogil:
     w.shared.held.fetch_sub(1, relaxed)
     w.shared.kept.fetch_sub(connection.kept, relaxed)
     w.count.fetch_sub(1, relaxed)
+    if connection.touched:
+        _touch_no_more(w, connection)
+    if connection.http2 != NULL:
+        http2_close(connection.http2)
     del connection.tls
     del connection
 
 
 cdef void http_connection_close(Worker* w, HttpConnection* connection) noexcept nogil:
     _give_up(w, connection)
+    if connection.http2 != NULL:
+        _drop_calls(w, connection.http2)
     if connection.line == SECURED:
         connection.tls.say_end()
         send(connection.fd, connection.tls.out.at(), connection.tls.out.size(), MSG_NOSIGNAL)
@@ -187,16 +200,25 @@ cdef void _hand_over(Worker* w, HttpConnection* connection) noexcept nogil:
         _stay(w, connection, handed)
         return
     connection.tls = NULL
+    if connection.http2 != NULL:
+        hot_calls_give(&w.calls, connection.http2)
+        handed.http2 = connection.http2
+        connection.http2 = NULL
     handed.kind = CONNECTION
     handed.fd = end
     handed.worker = w.number
     handed.returns = connection.returns
-    handed.age_us = (w.now_us - connection.since_us if connection.partial
+    handed.age_us = (w.now_us - connection.since_us if (connection.partial or handed.http2 != NULL)
                      and w.now_us > connection.since_us else 0)
     handed.bytes.take(connection.input)
+    w.shared.handing.fetch_add(1, relaxed)
     _forget(w, connection)            # first: it is not to be counted here and there
     if not w.shared.away.put(handed):
+        w.shared.handing.fetch_sub(1, relaxed)
         close_fd(handed.fd)
+        if handed.http2 != NULL:
+            hot_calls_drop(&w.calls, handed.http2)
+            http2_close(handed.http2)
         del handed
 
 
@@ -206,6 +228,11 @@ cdef void _stay(Worker* w, HttpConnection* connection, HandedOver* handed) noexc
     if handed != NULL:
         w.reactor.watch(connection.fd, connection.watched, connection.tag)
         del handed
+    if connection.http2 != NULL:
+        http2_fail(connection.http2, INTERNAL_ERROR, "no memory, or no descriptor is free")
+        if _send(w, connection):
+            http_connection_close(w, connection)
+        return
     connection.leaving = False
     connection.starved = True
     http_connection_settle(w, connection)
@@ -641,6 +668,9 @@ cdef u64 _parse(Worker* w, HttpConnection* connection, const u8* at, u64 n) noex
     cdef int found
     connection.full = False
     connection.accepted = True
+    if not connection.begun and _begins_http2(w, connection, at, n):
+        _feed(w, connection, at, n)
+        return n
     while used < n and not connection.last and not connection.starved:
         if not _has_room(w, connection) or _must_wait(w, connection, used != 0):
             connection.full = True
@@ -678,6 +708,7 @@ cdef u64 _parse(Worker* w, HttpConnection* connection, const u8* at, u64 n) noex
             break
         connection.small = w.turn_bytes - before < SMALL_BYTES and not _has_rest(connection)
         used += whole
+    connection.begun = connection.begun or used != 0
     return used
 
 
@@ -686,6 +717,8 @@ cdef void _count_kept(Worker* w, HttpConnection* connection) noexcept nogil:
     together keep too many, this one goes to Python, which refuses it."""
     cdef Shared* s = w.shared
     cdef u64 kept = connection.input.size() if connection.accepted else 0
+    if connection.http2 != NULL:
+        kept = connection.http2.text.size()
     if kept == connection.kept:
         return
     s.kept.fetch_add(kept - connection.kept, relaxed)      # modulo 2^64: it may be less than before
@@ -734,6 +767,10 @@ cdef ssize_t _receive(Worker* w, HttpConnection* connection, u8* to, u64 most) n
 cdef void _take(Worker* w, HttpConnection* connection, const u8* at, u64 n) noexcept nogil:
     """Take bytes of requests."""
     cdef u64 used
+    if connection.http2 != NULL:
+        _feed(w, connection, at, n)
+        _count_kept(w, connection)
+        return
     if connection.input.size():
         connection.input.put(at, n)
         _advance(w, connection)
@@ -766,25 +803,189 @@ cdef void http_connection_read(Worker* w, HttpConnection* connection) noexcept n
     http_connection_settle(w, connection)
 
 
+# -- HTTP/2
+# --------------------------------------------------------------------------------------------------
+
+cdef void _drop_calls(Worker* w, Http2State* h) noexcept nogil:
+    """Cancel the calls of a connection that is gone, those that are left for Python too."""
+    hot_calls_give(&w.calls, h)
+    hot_calls_drop(&w.calls, h)
+
+
+cdef void _touch(Worker* w, HttpConnection* connection) noexcept nogil:
+    """Settle the connection at the end of this turn, so that what the turn answers leaves
+    together."""
+    if not connection.touched:
+        connection.touched = True
+        w.touched.push_back(connection)         # there is room for all
+
+
+cdef void _touch_no_more(Worker* w, HttpConnection* connection) noexcept nogil:
+    cdef size_t i
+    for i in range(w.touched.size()):
+        if w.touched[i] == connection:
+            w.touched[i] = w.touched.back()
+            w.touched.pop_back()
+            return
+
+
+cdef bint _begins_http2(Worker* w, HttpConnection* connection, const u8* at, u64 n) noexcept nogil:
+    """Return whether the connection speaks HTTP/2 from here on. Without memory for that, it is
+    Python's."""
+    if w.calls_table == NULL or w.draining or not http2_begins(at, n):
+        return False
+    connection.http2 = http2_open(&w.shared.http2, w.now_us)
+    return connection.http2 != NULL
+
+
+cdef void _feed(Worker* w, HttpConnection* connection, const u8* at, u64 n) noexcept nogil:
+    """Read frames, and answer the calls that they complete."""
+    cdef Http2State* h = connection.http2
+    http2_feed(h, at, n, w.now_us)
+    if h.events.size():
+        _take_calls(w, connection)
+    connection.leaving = connection.leaving or h.state == SHUT
+
+
+cdef void _take_calls(Worker* w, HttpConnection* connection) noexcept nogil:
+    cdef Http2State* h = connection.http2
+    cdef size_t before = w.calls.left.size()
+    if hot_calls_take(&w.calls, h, w.calls_table, connection):
+        connection.since_us = w.now_us
+    if h.events.size() == 0:
+        connection.held_us = 0
+    elif h.text.size() > HELD_BYTES_MAX or not hot_calls_are_partial(h):
+        connection.leaving = True
+    elif connection.held_us == 0 or connection.held_stream != h.events[0].stream:
+        connection.held_stream = h.events[0].stream
+        connection.held_us = w.now_us
+        if w.holds_until_us == 0:
+            w.holds_until_us = w.now_us + HELD_US
+    connection.leaving = connection.leaving or w.calls.left.size() != before
+
+
+cdef void http_connection_go_on(Worker* w, HttpConnection* connection, Http2State* state,
+                                Bytes* received) noexcept nogil:
+    cdef size_t before = w.calls.left.size()
+    if connection == NULL:
+        if state != NULL:
+            hot_calls_drop(&w.calls, state)
+            http2_close(state)
+        return
+    if state == NULL:
+        connection.input.take(received[0])
+        _advance(w, connection)
+        http_connection_settle(w, connection)
+        return
+    connection.http2 = state
+    hot_calls_adopt(&w.calls, state, connection)
+    connection.leaving = w.draining or w.calls.left.size() != before
+    if received.lost:
+        http2_fail(state, INTERNAL_ERROR, "no memory for the connection")
+    _feed(w, connection, received.at(), received.size())
+    _count_kept(w, connection)
+    _touch(w, connection)
+
+
+cdef void http_call_slot_ended(Worker* w, HotCall* call) noexcept nogil:
+    cdef HttpConnection* connection = <HttpConnection*> call.owner
+    cdef size_t before = w.calls.left.size()
+    if hot_call_slot_ended(&w.calls, call):
+        connection.leaving = connection.leaving or w.calls.left.size() != before
+        _touch(w, connection)
+
+
+cdef void _settle_http2(Worker* w, HttpConnection* connection) noexcept nogil:
+    """Send frames, or go, or close."""
+    cdef Http2State* h = connection.http2
+    cdef bint more, sent
+    if connection.leaving or (connection.ended and h.streams.size()):
+        _hand_over(w, connection)
+        return
+    http2_frames(h, TURN_BYTES)
+    if h.out.lost:
+        http_connection_close(w, connection)
+        return
+    more = h.out.size() >= TURN_BYTES
+    sent = connection_unsent(connection) != 0
+    if sent and not _send(w, connection):
+        return
+    if connection_unsent(connection) == 0 and h.streams.size() == 0:
+        if connection.ended or h.left:
+            http_connection_close(w, connection)
+            return
+        h.out.shrink(KEPT_BYTES)
+        if sent:
+            connection.since_us = w.now_us
+    _watch(w, connection, (EPOLLOUT if more or connection_unsent(connection) else 0)
+           | (0 if connection.ended or connection_unsent(connection) > CONTROL_BYTES_MAX
+              else EPOLLIN))
+
+
+cdef void http_connections_settle(Worker* w) noexcept nogil:
+    cdef HttpConnection* connection
+    while w.touched.size():
+        connection = w.touched.back()
+        w.touched.pop_back()
+        connection.touched = False
+        _settle_http2(w, connection)
+
+
+cdef void http_connections_check_held(Worker* w) noexcept nogil:
+    cdef size_t i
+    cdef HttpConnection* connection
+    w.holds_until_us = 0
+    for i in range(w.connections.size()):
+        connection = w.connections[i]
+        if connection == NULL or connection.held_us == 0:
+            continue
+        if w.now_us >= connection.held_us + HELD_US:
+            connection.leaving = True
+            _touch(w, connection)
+        elif w.holds_until_us == 0 or connection.held_us + HELD_US < w.holds_until_us:
+            w.holds_until_us = connection.held_us + HELD_US
+    http_connections_settle(w)
+
+
+cdef void _check_http2_times(Worker* w, HttpConnection* connection) noexcept nogil:
+    """Close a client that does not read. Python says goodbye to others whose time is over."""
+    cdef const Settings* s = &w.shared.settings
+    cdef u64 since_us = http2_waits_since(connection.http2)
+    if connection_unsent(connection):
+        if w.now_us > connection.stalled_us + s.idle_us:
+            http_connection_close(w, connection)
+        return
+    if (since_us and w.now_us > since_us + s.header_us) or (
+            connection.http2.streams.size() == 0 and w.now_us > connection.since_us + s.idle_us):
+        connection.leaving = True
+        _touch(w, connection)
+
+
 # -- settling
 # --------------------------------------------------------------------------------------------------
+
+cdef inline Bytes* _out_of(HttpConnection* connection) noexcept nogil:
+    """Return what is to be sent, before it is encrypted."""
+    return &connection.out if connection.http2 == NULL else &connection.http2.out
+
 
 cdef bint _encrypt(Worker* w, HttpConnection* connection) noexcept nogil:
     """Encrypt what is queued, as far as it is sent at once. Return False if the connection was
     closed."""
-    cdef u64 n = min(connection.out.size(), <u64> TURN_BYTES)
+    cdef Bytes* out = _out_of(connection)
+    cdef u64 n = min(out.size(), <u64> TURN_BYTES)
     if connection.tls.out.size() == 0 and n:
-        if not connection.tls.write(connection.out.at(), n):
+        if not connection.tls.write(out.at(), n):
             http_connection_close(w, connection)
             return False
-        connection.out.drop(n)
+        out.drop(n)
     return True
 
 
 cdef bint _send(Worker* w, HttpConnection* connection) noexcept nogil:
     """Send what is queued. Return False if the connection was closed."""
     cdef ssize_t n
-    cdef Bytes* out = &connection.out if connection.tls == NULL else &connection.tls.out
+    cdef Bytes* out = _out_of(connection) if connection.tls == NULL else &connection.tls.out
     while connection_unsent(connection):
         if connection.tls != NULL and not _encrypt(w, connection):
             return False
@@ -817,6 +1018,9 @@ cdef void http_connection_settle(Worker* w, HttpConnection* connection) noexcept
     cdef bint sent
     if connection.line > SECURED:
         _settle_handshake(w, connection)
+        return
+    if connection.http2 != NULL:
+        _touch(w, connection)
         return
     if connection.first != NULL and connection.first.how == READY:
         _flush(w, connection)
@@ -880,6 +1084,8 @@ cdef void http_connection_check_times(Worker* w, HttpConnection* connection) noe
         if w.now_us > connection.since_us + s.header_us:
             _count_handshake(w, SHAKE_SLOW)
             http_connection_close(w, connection)
+    elif connection.http2 != NULL:
+        _check_http2_times(w, connection)
     elif connection_unsent(connection) or _has_rest(connection):
         if w.now_us > connection.stalled_us + s.idle_us:
             http_connection_close(w, connection)
@@ -894,6 +1100,10 @@ cdef void http_connection_check_times(Worker* w, HttpConnection* connection) noe
 
 
 cdef void http_connection_drain(Worker* w, HttpConnection* connection) noexcept nogil:
+    if connection.http2 != NULL:
+        connection.leaving = True
+        _touch(w, connection)
+        return
     if connection.tail != NULL:
         connection.tail.close = True
     if connection.open or connection_unsent(connection):

@@ -7,6 +7,8 @@
 #
 # Threads: run(i) is the body of worker i; the rest any.
 from clipper_core.engine.engine cimport Engine
+from clipper_core.http.hot_calls cimport HotCalls
+from clipper_core.http.http2_protocol cimport Http2Protocol, Http2State
 from clipper_core.http.http_connection cimport HandedOver, Shared, Worker
 from clipper_core.http.http_route cimport HotRoute, TableState
 from clipper_core.runtime.byte_buffer cimport Bytes
@@ -22,6 +24,7 @@ cdef enum WorkerCommandKind:
     STOP = 4
     RESUME = 5                  # a connection with TLS, that Python gives back
     SET_TLS = 6                 # another certificate
+    SET_CALLS = 7               # another table of calls
 
 cdef cppclass WorkerCommand:
     u32 kind
@@ -32,12 +35,14 @@ cdef cppclass WorkerCommand:
     bint close
     Bytes bytes
     TableState* table
+    Http2State* http2           # of ADOPT and RESUME; NULL: the connection speaks HTTP/1.1
 
 cdef class HttpServer:
     cdef Shared* shared
     cdef list engines
     cdef list mailboxes                 # MailboxReader: they keep their places in the engines
     cdef object table                   # HotTable
+    cdef HotCalls calls                 # None: connections of HTTP/2 are Python's
     cdef list retired                   # tables before it whose memory somebody still needs
     cdef object guard
     cdef object finish
@@ -50,6 +55,9 @@ cdef class HttpServer:
 
     cdef int _add_mailbox(self, Worker* w, Engine engine) except -1
     cdef int _secure(self, TlsContext tls, tuple handshakes) except -1
+    cdef int _post_table(self, u32 kind, TableState* table) except -1
+    cdef int _post_connection(self, Worker* w, WorkerCommand* command,
+                              Http2Protocol protocol) except -1
     cdef int _command(self, u32 number, WorkerCommand* command) except -1
     cdef object _ending(self, HandedOver* handed)
     cdef object _schedule(self, HandedOver* handed)

@@ -20,15 +20,20 @@ import threading
 from typing import NamedTuple
 
 from clipper_core.engine.engine cimport Engine
+from clipper_core.http.hot_calls cimport HotCall, HotCalls, hot_calls_close, hot_calls_drop
+from clipper_core.http.http2_protocol cimport (
+    Http2Protocol, Http2State, http2_close, http2_protocol_of, http2_protocol_release,
+)
 from clipper_core.http.http_connection cimport (
     CONNECTION, ENDING, GONE, ROWS, TURN_BYTES, WITHOUT_TLS,
     Exchange, HttpConnection, Settings, connection_unsent,
-    exchange_answered, exchange_slot_ended, http_connection_check_times, http_connection_close,
-    http_connection_drain, http_connection_open, http_connection_read, http_connection_resume,
-    http_connection_settle, sockaddr_storage,
+    exchange_answered, exchange_slot_ended, http_call_slot_ended, http_connection_check_times,
+    http_connection_close, http_connection_drain, http_connection_go_on, http_connection_open,
+    http_connection_read, http_connection_resume, http_connection_settle,
+    http_connections_check_held, http_connections_settle, sockaddr_storage,
 )
 from clipper_core.http.http_route cimport (
-    FEEDBACK, INFER, PREDICT, HotRoute, HotTable, Query, plain_answers, query_drop, query_futures,
+    CALL, FEEDBACK, INFER, PREDICT, HotRoute, HotTable, Query, plain_answers, query_drop, query_futures,
     query_schedule,
 )
 from clipper_core.http.json_value cimport Text, json_read_f64, json_read_i64
@@ -125,8 +130,10 @@ cdef void _to_python(Shared* s, int fd) noexcept nogil:
     cdef HandedOver* handed = make[HandedOver]()
     if handed != NULL:
         handed.kind, handed.fd = CONNECTION, fd
+        s.handing.fetch_add(1, relaxed)
         if s.away.put(handed):
             return
+        s.handing.fetch_sub(1, relaxed)
     close_fd(fd)
     del handed
 
@@ -179,15 +186,33 @@ cdef void _close_up(Worker* w) noexcept nogil:
 cdef void _resume(Worker* w, WorkerCommand* command) noexcept nogil:
     """Take a connection back that Python has held."""
     cdef Relay* relay = relay_take_back(&w.relays, command.ticket, command.fd)
-    if relay != NULL:
-        http_connection_resume(w, relay, command.returns)
-        del relay
+    cdef HttpConnection* connection = NULL
+    cdef Bytes none
+    if relay == NULL:
+        http_connection_go_on(w, NULL, command.http2, &none)
+        return
+    connection = http_connection_resume(w, relay, command.returns)
+    http_connection_go_on(w, connection, command.http2, &relay.received)
+    del relay
+
+
+cdef void _adopt(Worker* w, WorkerCommand* command) noexcept nogil:
+    """Take a connection, or one back."""
+    cdef HttpConnection* connection = http_connection_open(w, command.fd, command.returns)
+    if command.http2 != NULL:
+        http_connection_go_on(w, connection, command.http2, &command.bytes)
+
+
+cdef void _set_calls(Worker* w, TableState* table) noexcept nogil:
+    if w.calls_table != NULL:
+        w.calls_table.users.fetch_sub(1, release)
+    w.calls_table = table
 
 
 cdef void _apply_command(Worker* w, WorkerCommand* command) noexcept nogil:
     cdef Exchange* x
     if command.kind == ADOPT:
-        http_connection_open(w, command.fd, command.returns)
+        _adopt(w, command)
     elif command.kind == ANSWERED:
         x = <Exchange*> w.tickets.take(command.ticket)
         if x != NULL:
@@ -195,6 +220,8 @@ cdef void _apply_command(Worker* w, WorkerCommand* command) noexcept nogil:
     elif command.kind == SET_TABLE:
         w.table.users.fetch_sub(1, release)
         w.table = command.table
+    elif command.kind == SET_CALLS:
+        _set_calls(w, command.table)
     elif command.kind == SET_TLS:
         w.tls.share(command.tls)
     elif command.kind == RESUME:
@@ -216,14 +243,15 @@ cdef void _apply_commands(Worker* w) noexcept nogil:
 
 
 cdef void _look_up_table(Worker* w) noexcept nogil:
-    """Take a new table in the middle of a turn; other orders wait for the next turn."""
+    """Take new tables in the middle of a turn; other orders wait for the next turn."""
     cdef size_t i, first = w.later.size()
     cdef u64 version = w.shared.version.load(acquire)
     if not w.post.append_to(w.later):
         return
     w.version = version
     for i in range(first, w.later.size()):
-        if (<WorkerCommand*> w.later[i]).kind == SET_TABLE:
+        if ((<WorkerCommand*> w.later[i]).kind == SET_TABLE
+                or (<WorkerCommand*> w.later[i]).kind == SET_CALLS):
             _apply_command(w, <WorkerCommand*> w.later[i])
             w.later[i] = NULL
 
@@ -244,7 +272,10 @@ cdef void _news(Worker* w) noexcept nogil:
     """Handle all ended queries, until the mailboxes are armed."""
     cdef Query* ended = query_next_ended(&w.waits)
     while ended != NULL:
-        exchange_slot_ended(w, <Exchange*> ended)
+        if ended.route.form == CALL:
+            http_call_slot_ended(w, <HotCall*> ended)
+        else:
+            exchange_slot_ended(w, <Exchange*> ended)
         ended = query_next_ended(&w.waits)
 
 
@@ -283,6 +314,7 @@ cdef void _look(Worker* w) noexcept nogil:
     for i in range(w.connections.size()):
         if w.connections[i] != NULL:
             http_connection_check_times(w, w.connections[i])
+    http_connections_settle(w)
     relays_check_times(&w.relays, w.now_us, w.shared.settings.idle_us)
 
 
@@ -311,6 +343,7 @@ cdef void _turn(Worker* w, u64 until_us) noexcept nogil:
     if w.later.size():
         _apply_later_commands(w)
     _news(w)
+    http_connections_settle(w)
 
 
 cdef void _run(Worker* w) noexcept nogil:
@@ -320,7 +353,9 @@ cdef void _run(Worker* w) noexcept nogil:
     w.now_us = monotonic_us()
     check_us = w.now_us + w.shared.settings.check_us
     while not w.stopping:
-        _turn(w, check_us)
+        _turn(w, min(check_us, w.holds_until_us) if w.holds_until_us else check_us)
+        if w.holds_until_us and w.now_us >= w.holds_until_us:
+            http_connections_check_held(w)
         if w.now_us >= check_us:
             _look(w)
             check_us = w.now_us + w.shared.settings.check_us
@@ -336,7 +371,9 @@ cdef void _run(Worker* w) noexcept nogil:
 
 class Handed(NamedTuple):
     """A connection that is Python's from now on. data: read and not used.  age_s: since its first
-    byte came.  returns: how often it has been here before.
+    byte came.  returns: how often it has been here before.  http2: its state, if it speaks HTTP/2,
+    for HotCalls.adopt(); age_s is then since its last request was answered; None: it speaks
+    HTTP/1.1.
 
     With TLS, fd is one end of a relay, for resume(worker, relay, ...), and ends has the addresses
     of the client and of this server; else relay is 0, and ends empty."""
@@ -348,6 +385,7 @@ class Handed(NamedTuple):
     worker: int
     relay: int
     ends: tuple
+    http2: object = None
 
 
 class WithoutTls(NamedTuple):
@@ -572,6 +610,7 @@ cdef class HttpServer:
                 x = w.spare
                 w.spare = x.next
                 del x
+            hot_calls_close(&w.calls)
             close_fd(w.post.fd)
             free(w.buffer)
             del w
@@ -593,6 +632,11 @@ cdef class HttpServer:
     def connections(self):
         """Connections that all workers hold."""
         return self.shared.held.load(relaxed)
+
+    @property
+    def handing(self):
+        """Connections that are on their way to Python: take() has them next."""
+        return self.shared.handing.load(relaxed)
 
     @property
     def outside(self):
@@ -639,24 +683,51 @@ cdef class HttpServer:
 
         Raises MemoryError; then some of the workers may have the table before.
         """
-        cdef WorkerCommand* command
-        cdef Worker* w
-        cdef u32 i
         with self.guard:
             self.retired.append(self.table)
             self.table = table
-            for i in range(<u32> self.shared.workers.size()):
-                w = <Worker*> self.shared.workers[i]
-                command = _checked(_command_new(SET_TABLE))
-                command.table = table.state
-                table.state.users.fetch_add(1, relaxed)
-                if w.post.put(command):
-                    continue
-                del command
-                table.state.users.fetch_sub(1, relaxed)
-                if not w.post.closed:
-                    raise_for(NO_MEMORY, "no memory for a command to the HTTP server")
-            self.shared.version.fetch_add(1, release)
+            self._post_table(SET_TABLE, table.state)
+
+    def serve_calls(self, HotCalls calls, u64 ping_us_min):
+        """Answer connections of HTTP/2 here, as far as they have plain calls only. Once, before
+        run(). calls: of the event loop that serves the others; it has the table of calls, which
+        set_calls_table() tells too. ping_us_min: between two pings of a client."""
+        cdef size_t i
+        cdef Worker* w
+        self.calls = calls
+        self.shared.calls = calls.shared
+        self.shared.http2.streams_max = self.shared.settings.pipeline_max
+        self.shared.http2.list_bytes_max = self.shared.settings.header_bytes_max
+        self.shared.http2.calls = True
+        self.shared.http2.ping_us_min = ping_us_min
+        for i in range(self.shared.workers.size()):
+            w = <Worker*> self.shared.workers[i]
+            w.calls.shared = calls.shared
+            w.calls.waits = &w.waits
+            w.calls.draws = int.from_bytes(os.urandom(8), "little")
+
+    def set_calls_table(self, HotTable table):
+        """Set the table of calls, as set_table(); the HotCalls keeps it as long as it is used."""
+        with self.guard:
+            self._post_table(SET_CALLS, table.state)
+
+    cdef int _post_table(self, u32 kind, TableState* table) except -1:
+        cdef WorkerCommand* command
+        cdef Worker* w
+        cdef u32 i
+        for i in range(<u32> self.shared.workers.size()):
+            w = <Worker*> self.shared.workers[i]
+            command = _checked(_command_new(kind))
+            command.table = table
+            table.users.fetch_add(1, relaxed)
+            if w.post.put(command):
+                continue
+            del command
+            table.users.fetch_sub(1, relaxed)
+            if not w.post.closed:
+                raise_for(NO_MEMORY, "no memory for a command to the HTTP server")
+        self.shared.version.fetch_add(1, release)
+        return 0
 
     def set_tls(self, TlsContext tls):
         """Use another certificate for new connections. Of a server that speaks TLS. Raises
@@ -695,10 +766,15 @@ cdef class HttpServer:
             handed = <HandedOver*> items[i]
             try:
                 if handed.kind == CONNECTION:
+                    self.shared.handing.fetch_sub(1, relaxed)
                     data = PyBytes_FromStringAndSize(<const char*> handed.bytes.at(),
                                                      <Py_ssize_t> handed.bytes.size())
+                    protocol = None
+                    if handed.http2 != NULL:
+                        protocol = http2_protocol_of(handed.http2)
+                        handed.http2 = NULL
                     taken.append(Handed(handed.fd, data, handed.age_us / 1e6, handed.returns,
-                                        handed.worker, handed.ticket, _ends_of(handed)))
+                                        handed.worker, handed.ticket, _ends_of(handed), protocol))
                 elif handed.kind == WITHOUT_TLS:
                     taken.append(WithoutTls(handed.fd))
                 elif handed.kind == GONE:
@@ -721,6 +797,9 @@ cdef class HttpServer:
         cdef WorkerCommand* command
         if handed.kind == CONNECTION or handed.kind == WITHOUT_TLS:
             close_fd(handed.fd)
+            if handed.http2 != NULL:
+                hot_calls_drop(self.calls.state, handed.http2)
+                http2_close(handed.http2)
             return 0
         if handed.kind == GONE:
             return 0
@@ -838,27 +917,40 @@ cdef class HttpServer:
             raise_for(NO_MEMORY, "no memory for a response")
         return 0
 
-    def adopt(self, int fd, u32 returns=0):
+    def adopt(self, int fd, u32 returns=0, Http2Protocol protocol=None):
         """Take a connection that is between two requests; the descriptor is the server's now.
-        False: it takes none any more, and nothing was done."""
-        cdef Worker* w = _least(self.shared)
+        protocol: its state, after HotCalls.give(), if it speaks HTTP/2. False: it takes none any
+        more, and nothing was done."""
         cdef WorkerCommand* command = _checked(_command_new(ADOPT))
         command.fd, command.returns = fd, returns
-        if w.post.put(command):
-            return True
-        del command
-        return False
+        return bool(self._post_connection(_least(self.shared), command, protocol))
 
-    def resume(self, u32 worker, u64 relay, int fd, u32 returns):
-        """Take a connection with TLS back that is between two requests; the descriptor, a relay's
-        end, is the server's now. False: it takes none any more, and nothing was done."""
+    def resume(self, u32 worker, u64 relay, int fd, u32 returns, Http2Protocol protocol=None):
+        """Take a connection with TLS back, as adopt(); the descriptor, a relay's end, is the
+        server's now."""
         cdef WorkerCommand* command = _checked(_command_new(RESUME))
         command.ticket = relay
         command.fd = fd
         command.returns = returns
-        if (<Worker*> self.shared.workers[worker]).post.put(command):
+        return bool(self._post_connection(<Worker*> self.shared.workers[worker], command, protocol))
+
+    cdef int _post_connection(self, Worker* w, WorkerCommand* command,
+                              Http2Protocol protocol) except -1:
+        """Give a connection to a worker. False: it takes none any more, and nothing was done."""
+        cdef Http2State* state = NULL
+        if protocol is not None:
+            try:
+                state = http2_protocol_release(protocol)
+            except MemoryError:
+                del command
+                raise
+        command.http2 = state
+        if w.post.put(command):
             return True
         del command
+        if state != NULL:
+            http2_close(protocol.state)
+            protocol.state = state
         return False
 
     def answer(self, u32 worker, u64 ticket, bytes response, bint close):

@@ -27,6 +27,8 @@ from clipper.frontend.http.body_memory import BodyMemory
 from clipper.frontend.http.http2 import Http2Connection
 from clipper.frontend.http.messages import GZIP, decompressed
 from clipper_core.http.grpc_message import GrpcReader
+from clipper_core.http.http2_protocol import Http2Protocol
+from clipper_core.http.http_server import HttpServer
 
 _log = logging.getLogger(__name__)
 READ_AHEAD: Final = 16  # messages of a call that are kept; more stay with the client
@@ -62,6 +64,18 @@ class CoreCalls(Protocol):
 
     def lose(self, connection: Http2Connection) -> None:
         """Give up the calls of a connection that is gone."""
+
+    def give(self, connection: Http2Connection) -> None:
+        """Let the calls go with their connection."""
+
+    def adopt(self, connection: Http2Connection) -> None:
+        """Take the calls that have come with their connection."""
+
+    def drop(self, protocol: Http2Protocol) -> None:
+        """Cancel the calls of a connection that was lost before they were adopted."""
+
+    def serve_in(self, core_server: HttpServer) -> None:
+        """Let a server of the core answer calls on its own connections."""
 
 
 class CallRefused(Exception):
@@ -544,6 +558,26 @@ class CallServer:
         """Give up such calls of a connection that is gone."""
         if self._fast is not None:
             self._fast.lose(connection)
+
+    def give(self, connection: Http2Connection) -> None:
+        """Let such calls go with their connection."""
+        if self._fast is not None:
+            self._fast.give(connection)
+
+    def adopt(self, connection: Http2Connection) -> None:
+        """Take such calls that have come with their connection."""
+        if self._fast is not None:
+            self._fast.adopt(connection)
+
+    def drop(self, protocol: Http2Protocol) -> None:
+        """Cancel such calls of a connection that was lost before they were adopted."""
+        if self._fast is not None:
+            self._fast.drop(protocol)
+
+    def serve_in(self, core_server: HttpServer) -> None:
+        """Let a server of the core answer calls on its own connections."""
+        if self._fast is not None:
+            self._fast.serve_in(core_server)
 
     def method_of(self, details: CallDetails) -> CallMethod:
         """Return the method of a call. Raises CallRefused."""

@@ -6,6 +6,7 @@ here, from its futures.
 """
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator, Sequence
 
 from clipper.frontend.access_log import AccessLog
@@ -24,7 +25,9 @@ from clipper.serving.query.future_watcher import Future, FutureWatcher
 from clipper.serving.query.processor import finish, predict
 from clipper_core.engine.engine import Engine
 from clipper_core.http.hot_calls import HotCalls, HotEnding, HotRead
+from clipper_core.http.http2_protocol import Http2Protocol
 from clipper_core.http.http_route import HotTable
+from clipper_core.http.http_server import HttpServer
 from clipper_core.runtime.histogram import Counter, LatencyHistogram
 
 _CHECK_S = 0.5
@@ -55,10 +58,10 @@ class FastCalls:
         config = node.config
         self._watcher = watcher
         self._counts = counts
-        self._calls_max = config.grpc.calls_max
         self._method = counts.method(SERVICE, "ModelInfer", False)
         self._calls = HotCalls(
             engines,
+            calls_max=config.grpc.calls_max,
             message_bytes_max=config.grpc.message_bytes_max,
             way_back_us=round(config.grpc.way_back_ms * 1000),
             slo_us_max=round(config.limits.slo_ms_max * 1000),
@@ -66,6 +69,9 @@ class FastCalls:
             cancelled=self._method.cancelled,
         )
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._guard = threading.Lock()
+        self._core_server: HttpServer | None = None
+        self._ping_us_min = round(config.grpc.ping_s_min * 1e6)
         self._routes = FastRoutes(node, self, keys, access_log)
         counts.add_core(self._calls)
 
@@ -108,14 +114,16 @@ class FastCalls:
 
     def set_table(self, table: HotTable) -> None:
         """Answer calls by these routes from now on."""
-        self._calls.set_table(table)
+        with self._guard:
+            self._calls.set_table(table)
+            if self._core_server is not None:
+                self._core_server.set_calls_table(table)
 
     # -- calls
 
     def take(self, connection: Http2Connection) -> bool:
         """Answer calls among the events that have come. Return whether there were any."""
-        open_max = max(self._calls_max - self._counts.under_way, 0)
-        if not self._calls.take(connection.protocol, connection, open_max):
+        if not self._calls.take(connection.protocol, connection):
             return False
         if self._calls.has_news:
             self._tell_news()
@@ -124,6 +132,27 @@ class FastCalls:
     def lose(self, connection: Http2Connection) -> None:
         """Give up the calls of a connection that is gone."""
         self._calls.lose(connection.protocol)
+
+    def give(self, connection: Http2Connection) -> None:
+        """Let the calls go with their connection."""
+        self._calls.give(connection.protocol)
+
+    def adopt(self, connection: Http2Connection) -> None:
+        """Take the calls that have come with their connection."""
+        self._calls.adopt(connection.protocol, connection)
+        if self._calls.has_news:
+            self._tell_news()
+
+    def drop(self, protocol: Http2Protocol) -> None:
+        """Cancel the calls of a connection that was lost before they were adopted."""
+        self._calls.drop(protocol)
+
+    def serve_in(self, core_server: HttpServer) -> None:
+        """Let a server of the core answer calls on its own connections."""
+        core_server.serve_calls(self._calls, self._ping_us_min)
+        with self._guard:
+            self._core_server = core_server
+            core_server.set_calls_table(self._routes.table)
 
     def _tell_news(self) -> None:
         """Send what queries have answered."""

@@ -60,6 +60,7 @@ from clipper.host_port import join_host_port
 from clipper.metrics.http_counts import HttpCounts, now_ns
 from clipper.serving.query.future_watcher import FutureWatcher
 from clipper.settings.http import HttpSettings
+from clipper_core.http.http2_protocol import Http2Protocol
 from clipper_core.http.http_head import (
     ChunkedBody,
     HttpSyntaxError,
@@ -213,6 +214,40 @@ class HttpService:
         held = self.core_server.connections if self.core_server is not None else 0
         return len(self.connections) + held > self.settings.connections_max + beyond
 
+    def can_give_back(self, transport: asyncio.Transport) -> bool:
+        """Return whether the fast path may get a connection back."""
+        return not (
+            self.core_server is None
+            or self.draining
+            or transport.is_closing()
+            or transport.get_write_buffer_size()
+        )
+
+    def give_back(
+        self, transport: asyncio.Transport, handed: Handed, protocol: Http2Protocol | None = None
+    ) -> bool:
+        """Give a connection back to the fast path. Return False if it takes none; then nothing has
+        changed. protocol: its state, if it speaks HTTP/2."""
+        core_server = self.core_server
+        assert core_server is not None
+        try:
+            line = os.dup(transport.get_extra_info("socket").fileno())
+        except OSError:  # no descriptor is free
+            return False
+        transport.pause_reading()
+        adopted, returns = False, handed.returns + 1
+        try:
+            if handed.relay:
+                relay = handed.relay
+                adopted = core_server.resume(handed.worker, relay, line, returns, protocol)
+            else:
+                adopted = core_server.adopt(line, returns, protocol)
+        finally:
+            if not adopted:
+                os.close(line)
+                transport.resume_reading()
+        return adopted
+
     def drain(self) -> None:
         """Close idle connections now, and the others after their responses."""
         self.draining = True
@@ -287,6 +322,9 @@ class HttpConnection(asyncio.Protocol):
         """Register the connection; reject it if there are too many, or if it is another user's."""
         self._transport = transport
         service = self.service
+        if self._handed.http2 is not None:
+            self._speak_http2(b"")
+            return
         _bound_unsent(transport, service.settings.unsent_bytes_max)
         self._since_s = service.now_s
         service.connections.add(self)
@@ -452,13 +490,15 @@ class HttpConnection(asyncio.Protocol):
         if len(data) < len(PREFACE):
             self._partial = data
             return
+        self._speak_http2(data)
+
+    def _speak_http2(self, data: bytes) -> None:
+        """Give the transport to a connection of HTTP/2."""
         self.gone = self._deaf = True
         self.service.connections.discard(self)
-        connection = Http2Connection(
-            self.service, self._transport, HttpConnection, self._handed.ends
-        )
+        connection = Http2Connection(self.service, self._transport, HttpConnection, self._handed)
         self._transport.set_protocol(connection)
-        connection.data_received(data)
+        connection.begin(data)
 
     def _must_wait(self) -> bool:
         """Return whether the next request has to wait, for responses to leave or for the next
@@ -701,44 +741,21 @@ class HttpConnection(asyncio.Protocol):
     def _return(self) -> None:
         """Give the connection back to the fast path, between two requests, after enough eligible
         requests."""
-        core_server, transport = self.service.core_server, self._transport
+        service, transport = self.service, self._transport
         if (
             self._plain < _PLAIN_FOR_RETURN << min(self._handed.returns, 20)
             or self.is_busy
             or self.full
             or self._paused
-        ):
-            return
-        if (
-            core_server is None
             or self._is_stream
             or self.gone
             or self._deaf
-            or self.service.draining
-            or transport.is_closing()
+            or not service.can_give_back(transport)
         ):
             return
-        if transport.get_write_buffer_size():
-            return
-        try:
-            line = os.dup(transport.get_extra_info("socket").fileno())
-        except OSError:  # no descriptor is free
-            return
-        transport.pause_reading()
-        adopted, handed = False, self._handed
-        try:
-            if handed.relay:
-                adopted = core_server.resume(handed.worker, handed.relay, line, handed.returns + 1)
-            else:
-                adopted = core_server.adopt(line, handed.returns + 1)
-        finally:
-            if not adopted:
-                os.close(line)
-                transport.resume_reading()
-        if not adopted:
-            return
-        self.gone = self._deaf = True
-        transport.abort()  # closes this descriptor; the fast path has a duplicate
+        if service.give_back(transport, self._handed):
+            self.gone = self._deaf = True
+            transport.abort()  # closes this descriptor; the fast path has a duplicate
 
     def _has_streamed(self, exchange: Exchange) -> bool:
         """Return whether the exchange's streamed body is complete; start it if it has not

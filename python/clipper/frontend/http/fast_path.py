@@ -57,7 +57,7 @@ from clipper.serving.query.processor import (
     finish,
     predict,
 )
-from clipper.settings.http import bodies_bytes
+from clipper.settings.http import HttpSettings, bodies_bytes
 from clipper.types import UserValue
 from clipper_core.engine.engine import Engine
 from clipper_core.http.http_route import HotTable
@@ -192,9 +192,10 @@ class _FeedbackTurn:
 class FastPath:
     """The fast path of one listener, and its threads: a RouteDoor.
 
-    keys: of which every query needs one; None: none is needed. secured: the certificate of all
-    connections; None: they are without TLS. Threads: open, check and drain on the event loop; stop
-    from one.
+    http: the settings of its connections. routes: of its requests; None: it has calls of gRPC
+    alone. keys: of which every query needs one; None: none is needed. secured: the certificate of
+    all connections; None: they are without TLS. Threads: open, check and drain on the event loop;
+    stop from one.
     """
 
     forms = _FORMS
@@ -202,13 +203,13 @@ class FastPath:
     def __init__(
         self,
         node: ServerInterface,
-        routes: HttpRouter,
+        http: HttpSettings,
+        routes: HttpRouter | None,
         counts: HttpCounts,
         engines: Sequence[Engine],
         keys: ApiKeys | None = None,
         secured: SecuredBy | None = None,
     ) -> None:
-        http = node.config.http
         self._secured = secured
         self._keys = keys
         self._node, self._routes, self.counts = node, routes, counts
@@ -232,7 +233,7 @@ class FastPath:
         # a wait for the disk is shared by threads that wait at the same time
         self._told_at_once = 1 if node.config.feedback.journal == "fsync" else _TOLD_MAX
         self._workers = [self._worker(i) for i in range(http.workers)]
-        self._fast: FastRoutes
+        self._fast: FastRoutes | None = None
         self._adopting = Tasks("the fast path")
         # by ticket: of queries that the core has read
         self._scheduled: dict[int, list[Future]] = {}
@@ -248,8 +249,11 @@ class FastPath:
         service.core_server, service.is_plain = self.core_server, self._is_plain
         service.bodies.core_server = self.core_server
         self.counts.held = lambda: self.core_server.connections
-        self._fast = FastRoutes(self._node, self, self._keys, service.access_log)
-        self._fast.open()
+        if self._routes is not None:
+            self._fast = FastRoutes(self._node, self, self._keys, service.access_log)
+            self._fast.open()
+        if service.calls is not None:
+            service.calls.serve_in(self.core_server)
         loop.add_reader(self.core_server.fd, self._take)
         self.core_server.listen(os.dup(listener.fileno()))
         for worker in self._workers:
@@ -286,6 +290,7 @@ class FastPath:
         self.core_server.set_table(table)
 
     def _leads_to(self, path: bytes) -> str:
+        assert self._routes is not None
         request = HttpRequest("POST", path, b"", {}, b"")
         with contextlib.suppress(HttpError):
             self._routes.find(request)
@@ -293,7 +298,8 @@ class FastPath:
 
     def _is_plain(self, request: HttpRequest) -> bool:
         return (
-            request.method == "POST"
+            self._fast is not None
+            and request.method == "POST"
             and request.path in self._fast.table
             and not request.query
             and not any(name in request.headers for name in _FOREIGN)
@@ -305,7 +311,8 @@ class FastPath:
         self.core_server.sweep()
         if self._secured is not None and self._secured.refresh():
             self.core_server.set_tls(self._secured.context)
-        self._fast.check()
+        if self._fast is not None:
+            self._fast.check()
 
     # -- what comes out
 
@@ -346,11 +353,11 @@ class FastPath:
             exchange.answer(answer_json({"counted": outcome}))
 
     def _adopt(self, handed: Handed) -> None:
-        make = functools.partial(HttpConnection, self._service, handed)
         line = socket.socket(fileno=handed.fd)
-        self._adopting.spawn(self._connect(make, line))
+        self._adopting.spawn(self._connect(handed, line))
 
-    async def _connect(self, make: Callable[[], HttpConnection], line: socket.socket) -> None:
+    async def _connect(self, handed: Handed, line: socket.socket) -> None:
+        make = functools.partial(HttpConnection, self._service, handed)
         try:
             loop = asyncio.get_running_loop()
             _, connection = await loop.connect_accepted_socket(make, line)
@@ -358,6 +365,12 @@ class FastPath:
         except OSError as error:  # the connection was lost during the handover
             _log.debug("a connection was lost: %s", error)
             line.close()
+            self._drop_calls(handed)
+
+    def _drop_calls(self, handed: Handed) -> None:
+        """Cancel the calls of a connection that was lost on its way."""
+        if handed.http2 is not None and self._service.calls is not None:
+            self._service.calls.drop(handed.http2)
 
     async def _refuse(self, line: socket.socket) -> None:
         """Tell a client to speak TLS."""
@@ -435,7 +448,12 @@ class FastPath:
     def is_busy(self) -> bool:
         """True while connections are open or being handed over."""
         core_server = self.core_server
-        return core_server.connections > 0 or core_server.relays > 0 or bool(self._adopting)
+        return (
+            core_server.connections > 0
+            or core_server.relays > 0
+            or core_server.handing > 0  # after the others: a connection goes there from them
+            or bool(self._adopting)
+        )
 
     def drain(self) -> None:
         """Accept no new connections, and close each one after its responses."""
@@ -444,7 +462,8 @@ class FastPath:
 
     def close(self) -> None:
         """Stop receiving events of the core. Called on the event loop when it ends."""
-        self._fast.close()
+        if self._fast is not None:
+            self._fast.close()
         if self._loop is not None:
             self._loop.remove_reader(self.core_server.fd)
 
@@ -454,5 +473,7 @@ class FastPath:
         for worker in self._workers:
             worker.end()
         for item in self.core_server.take():
+            if isinstance(item, Handed):
+                self._drop_calls(item)
             if isinstance(item, Handed | WithoutTls):
                 os.close(item.fd)

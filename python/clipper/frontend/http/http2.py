@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
 from clipper_core.http.http2_protocol import Http2Error, Http2EventKind, Http2Protocol
+from clipper_core.http.http_server import Handed, HttpServer
 
 if TYPE_CHECKING:
     from clipper.frontend.http.connection import HttpConnection, HttpService
@@ -32,6 +33,8 @@ TURN_BYTES: Final = 64 << 10  # of frames that are made before the socket is ask
 STREAM_BYTES: Final = 64 << 10  # of a response that wait; then no more of it is made
 _LINGER_S = 2.0
 _WARNED_S = 1.0  # for a client to answer the first GOAWAY of a drain
+# reads in a row with plain calls only before the core gets the connection back; doubles each time
+_PLAIN_FOR_RETURN = 2
 
 
 def is_broken(transport: asyncio.BaseTransport) -> bool:
@@ -91,6 +94,18 @@ class Calls(Protocol):
 
     def lose(self, connection: "Http2Connection") -> None:
         """Give up such calls of a connection that is gone."""
+
+    def give(self, connection: "Http2Connection") -> None:
+        """Let such calls go with their connection, which goes to the core."""
+
+    def adopt(self, connection: "Http2Connection") -> None:
+        """Take such calls that have come with their connection, or were given."""
+
+    def drop(self, protocol: Http2Protocol) -> None:
+        """Cancel such calls of a connection that was lost before they were adopted."""
+
+    def serve_in(self, core_server: HttpServer) -> None:
+        """Let a server of the core answer calls on its own connections."""
 
 
 class Http2Stream(asyncio.Transport):
@@ -204,9 +219,9 @@ class Http2Stream(asyncio.Transport):
 class Http2Connection(asyncio.Protocol):
     """One client. Threads: the event loop's.
 
-    transport: that of the client; it was read up to the preface. serve: makes the connection that
-    answers a stream. ends: the addresses of the client and of this server; empty: the transport
-    knows them.
+    transport: that of the client; it was read up to the preface, or further if the connection was
+    the core's. serve: makes the connection that answers a stream. handed: what the core knows of
+    it.
     """
 
     def __init__(
@@ -214,15 +229,17 @@ class Http2Connection(asyncio.Protocol):
         service: "HttpService",
         transport: asyncio.Transport,
         serve: "Callable[[HttpService], HttpConnection]",
-        ends: tuple[object, ...] = (),
+        handed: Handed,
     ) -> None:
         settings = service.settings
-        self._ends = dict(zip(("peername", "sockname"), ends, strict=False))
+        self._ends = dict(zip(("peername", "sockname"), handed.ends, strict=False))
+        self._handed = handed
+        self._plain = 0  # reads in a row with plain calls only
         self.service = service
         self.transport = transport
         self.serve = serve
         self._calls = calls = service.calls
-        self.protocol = Http2Protocol(
+        self.protocol = handed.http2 or Http2Protocol(
             settings.pipeline_max,
             settings.header_bytes_max,
             self._now_us(),
@@ -230,7 +247,8 @@ class Http2Connection(asyncio.Protocol):
             0 if calls is None else round(calls.ping_s_min * 1e6),
         )
         self._streams: dict[int, StreamAnswer] = {}
-        self._since_s = self._stalled_s = service.now_s
+        self._stalled_s = service.now_s
+        self._since_s = service.now_s - (0.0 if handed.http2 is None else handed.age_s)
         self._warned_s = 0.0
         self._is_full = False  # the transport's buffer is
         self._is_crowded = False  # responses that wait have `unsent_bytes_max`
@@ -268,10 +286,25 @@ class Http2Connection(asyncio.Protocol):
 
     # -- reading
 
+    def begin(self, data: bytes) -> None:
+        """Go on with what has come: bytes, or the state that the core has left."""
+        if self._handed.http2 is not None:
+            assert self._calls is not None
+            self._calls.adopt(self)
+            if self.service.draining:
+                self.drain()
+        self.data_received(data)
+
     def data_received(self, data: bytes) -> None:
         """Read frames, and answer what they complete."""
         if self._gone:
             return
+        self._read(data)
+        self.settle()
+        if self._plain:
+            self._return()
+
+    def _read(self, data: bytes) -> None:
         self._begun = 0
         self._is_settling = True  # answers to all of them leave together
         try:
@@ -281,7 +314,6 @@ class Http2Connection(asyncio.Protocol):
             self.abort()
         finally:
             self._is_settling = False
-        self.settle()
 
     def _take_events(self) -> bool:
         """Pass on what has come. Return whether there was anything."""
@@ -290,8 +322,10 @@ class Http2Connection(asyncio.Protocol):
         found = self._calls is not None and self._calls.take(self)
         if found:
             self._since_s = self.service.now_s
+            self._plain += 1
         while events := self.protocol.events():
             found = True
+            self._plain = 0
             for kind, id, text, credit in events:
                 if kind == Http2EventKind.ENDED:
                     self._end_stream(id)
@@ -349,6 +383,7 @@ class Http2Connection(asyncio.Protocol):
     def add(self, id: int, stream: StreamAnswer) -> None:
         """Have a stream answered whose request was taken from the events."""
         self._streams[id] = stream
+        self._plain = 0
 
     def _receive(self, id: int, text: bytes, credit: int) -> None:
         stream = self._streams.get(id)
@@ -388,6 +423,43 @@ class Http2Connection(asyncio.Protocol):
             self._end_stream(id)
         if self._calls is not None:
             self._calls.lose(self)
+
+    def _return(self) -> None:
+        """Give the connection back to the core after enough reads with plain calls only. Calls that
+        wait go with it."""
+        if (
+            self._plain < _PLAIN_FOR_RETURN << min(self._handed.returns, 20)
+            or self._calls is None
+            or not self._is_quiet()
+            or not self.service.can_give_back(self.transport)
+        ):
+            return
+        returned = False
+        self._calls.give(self)
+        try:
+            returned = self.service.give_back(self.transport, self._handed, self.protocol)
+        finally:
+            if not returned:
+                self._calls.adopt(self)
+        if returned:
+            self._gone = True
+            self.transport.abort()  # closes this descriptor; the core has a duplicate
+
+    def _is_quiet(self) -> bool:
+        """Return whether nothing of the connection is Python's to do."""
+        protocol = self.protocol
+        return not (
+            self._gone
+            or self._ended
+            or self._streams
+            or self._waiting
+            or self._is_full
+            or self._is_paused
+            or protocol.has_events
+            or protocol.is_shut
+            or protocol.has_left
+            or protocol.is_going
+        )
 
     # -- writing
 
