@@ -91,6 +91,7 @@ cdef void _put_back(HotCallState* c, HotCall* x) noexcept nogil:
     x.query.tag.clear()
     x.rows.clear()
     x.rows.shrink(KEPT_BYTES)
+    x.is_left = False
     x.next = c.spare
     c.spare = x
 
@@ -357,14 +358,17 @@ cdef void hot_calls_give(HotCallState* c, Http2State* h) noexcept nogil:
             continue
         stream.call = x
         x.is_left = True
-        c.shared.open.fetch_add(1, relaxed)
     c.left.resize(kept)
 
 
 cdef void hot_calls_drop(HotCallState* c, Http2State* h) noexcept nogil:
+    cdef HotCall* x
     cdef size_t i
     for i in range(h.streams.size()):
-        c.open += h.streams[i].call != NULL
+        x = <HotCall*> h.streams[i].call
+        if x != NULL:
+            c.open += 1
+            c.shared.open.fetch_add(x.is_left, relaxed)
     hot_calls_lose(c, h)
 
 
@@ -381,12 +385,12 @@ cdef void hot_calls_adopt(HotCallState* c, Http2State* h, void* owner) noexcept 
         if x == NULL:
             continue
         x.owner = owner
-        c.shared.open.fetch_sub(1, relaxed)
         if x.is_left:
             x.is_left = False
             h.streams[i].call = NULL
             c.left.push_back(x)
         else:
+            c.shared.open.fetch_sub(1, relaxed)
             _wait(c, x, <u32> (x.query.waits_for - x.query.block.first_id))
 
 
