@@ -125,6 +125,7 @@ class Place:
                 if fd in self.adopted:
                     self.read(self.adopted[fd])
             self.tell_news()
+            self.calls.sweep()
 
     def adopt(self, item: Any) -> None:
         assert isinstance(item, Handed), item
@@ -301,7 +302,6 @@ def test_every_call_has_its_answer(place: Place) -> None:
     def changes() -> None:
         while not over.wait(0.002):
             place.change()
-            place.calls.sweep()
 
     changing = threading.Thread(target=changes)
     changing.start()

@@ -218,9 +218,7 @@ class Frontends:
         secured = None if certificate is None else secured_by(certificate)
         if self._access_log.logs_all or (certificate is not None and secured is None):
             return None
-        return FastPath(
-            self._node, settings, routes, counts, self._engines, access.keys, secured
-        )
+        return FastPath(self._node, settings, routes, counts, self._engines, access.keys, secured)
 
     def _start_grpc(self) -> None:
         try:

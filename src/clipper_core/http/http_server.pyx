@@ -33,8 +33,8 @@ from clipper_core.http.http_connection cimport (
     http_connections_check_held, http_connections_settle, sockaddr_storage,
 )
 from clipper_core.http.http_route cimport (
-    CALL, FEEDBACK, INFER, PREDICT, HotRoute, HotTable, Query, plain_answers, query_drop, query_futures,
-    query_schedule,
+    CALL, FEEDBACK, INFER, PREDICT, HotRoute, HotTable, Query, plain_answers, query_drop,
+    query_futures, query_schedule,
 )
 from clipper_core.http.json_value cimport Text, json_read_f64, json_read_i64
 from clipper_core.http.query_waits cimport query_next_ended, waits_add
