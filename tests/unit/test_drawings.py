@@ -11,6 +11,7 @@ from clipper.cli.measurement import profiling
 from clipper.demo import picture
 from clipper.demo.online_learning import LearningEvent, LearningSample, Story
 from clipper.errors import InvalidInput
+from clipper.load.chart_png import save_png
 from clipper.load.profile import Point, fit_latency
 from tests.expected import check_expected
 
@@ -68,18 +69,19 @@ def test_the_chart_of_a_profile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setattr("matplotlib.backends.backend_agg.FigureCanvasAgg", MagicMock())
     line, shown = fit_latency(POINTS), []
     for slo_ms in (None, 20.0):
-        profiling._draw("p.png", "svm", POINTS, line, slo_ms)
+        save_png(profiling._latency_chart("svm", POINTS, line, slo_ms), "p.png")
         shown += calls(made)
         made.reset_mock()
     made.return_value.savefig.side_effect = OSError(28, "No space left")
     with pytest.raises(InvalidInput, match=r"cannot write p\.png: No space left\."):
-        profiling._draw("p.png", "svm", POINTS, line, None)
+        save_png(profiling._latency_chart("svm", POINTS, line, None), "p.png")
     shown += [profiling._report(POINTS, line, "how", advice) for advice in ("", "advice")]
     monkeypatch.setattr("clipper.load.machine.machine", lambda: {"cpu": "c"})
     monkeypatch.setattr("clipper.load.page.time.strftime", lambda _: "NOW")
     monkeypatch.setattr(profiling, "command_line", lambda: "clipper profile svm")
     for limit in (None, 20.0):
-        page = profiling._page("svm", POINTS, line, limit, ["advice"])
+        latency = profiling._latency_chart("svm", POINTS, line, limit)
+        page = profiling._page("svm", POINTS, latency, ["advice"])
         shown.append(page.partition("</style>")[2].replace("><", ">\n<"))
     known = tmp_path / "m.onnx"
     known.touch()

@@ -4,7 +4,6 @@ import os
 from typing import TYPE_CHECKING
 
 from clipper.demo.online_learning import Story
-from clipper.errors import ClipperError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,21 +15,6 @@ _TITLES = {
     "exp3": "exp3: share of the queries sent to a model",
     "stacking": "stacking: share of a model in the answer",
 }
-
-
-class DemoNeedsMatplotlib(ClipperError):
-    """matplotlib is not installed."""
-
-
-def check() -> None:
-    """Raise DemoNeedsMatplotlib if matplotlib is missing, before any training."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise DemoNeedsMatplotlib(
-            "a PNG is drawn with matplotlib, and matplotlib is not installed.",
-            hint='Run: pip install "clipper-serving[plot]"',
-        ) from None
 
 
 def draw(story: Story, path: str | os.PathLike[str]) -> None:

@@ -24,6 +24,7 @@ from clipper.demo.online_learning import OnlineLearning, Story
 from clipper.demo.report import DemoReport, Sample, between
 from clipper.errors import DeployFailed
 from clipper.keys import Keys
+from clipper.load.chart_png import check_matplotlib
 from clipper.server import ClipperServer
 
 SLO_MS = 50.0
@@ -62,7 +63,7 @@ def run(options: DemoOptions) -> int:
     """
     logging.getLogger("clipper").addHandler(logging.NullHandler())  # the table shows the same
     if options.plot:
-        picture.check()
+        check_matplotlib()
     console = Console(stderr=options.json, highlight=False)
     banner(console, options)
     scans = digits.load()

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from clipper.demo import picture, plot
+from clipper.demo import plot
 from clipper.demo.online_learning import LearningEvent, LearningSample, Story
+from clipper.load.chart_png import NeedsMatplotlib, check_matplotlib
 
 MODELS = ("forest", "svm")
 
@@ -129,7 +130,6 @@ shares = {"exp3": {"forest": 0.7, "svm": 0.3}, "stacking": {"forest": 0.5, "svm"
 counts = [{"exp3": n, "stacking": n} for n in range(20)]
 samples = [LearningSample(float(n), shares, counts[n], counts[n // 5]) for n in range(20)]
 story = Story(("exp3", "stacking"), ("forest", "svm"), samples, [LearningEvent(5.0, "svm gives wrong labels", "svm", "d")])
-picture.check()
 picture.draw(story, sys.argv[1])
 assert {panel.get_ylim()[0] for panel in picture.figure_of(story).axes} == {0.0}
 picture.draw(Story(("exp3", "stacking"), ("forest", "svm")), sys.argv[1] + ".empty.png")
@@ -147,6 +147,6 @@ picture.draw(Story(("exp3", "stacking"), ("forest", "svm")), sys.argv[1] + ".emp
 
 def test_without_matplotlib_the_reason_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(picture.DemoNeedsMatplotlib, match="matplotlib is not installed") as caught:
-        picture.check()
+    with pytest.raises(NeedsMatplotlib, match="matplotlib is not installed") as caught:
+        check_matplotlib()
     assert caught.value.hint == 'Run: pip install "clipper-serving[plot]"'

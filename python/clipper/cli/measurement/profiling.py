@@ -18,6 +18,7 @@ from clipper.cli.server_command import ServerCommand, with_server, write_text
 from clipper.errors import ClipperError, InvalidInput
 
 if TYPE_CHECKING:
+    from clipper.load.chart import Chart
     from clipper.load.profile import LatencyFit, OnProgress, Point
     from clipper.manage.rows import ModelRow
 
@@ -111,9 +112,9 @@ def profile(
                 f"there is no folder for {path}.", hint="Create the folder, or name another file."
             )
     if png:
-        from clipper.demo.picture import check
+        from clipper.load.chart_png import check_matplotlib
 
-        check()
+        check_matplotlib()
     points, how = _points(
         command, model, type_, text, batch_max, code, seconds, seen, slo_ms or 0.0
     )
@@ -135,11 +136,14 @@ def profile(
     }
     command.output.show(result, lambda: _report(points, line, how, found.message if found else ""))
     sentences = [how, f"p50 = {line}", *([found.message] if found else [])]
+    chart = _latency_chart(model, points, line, slo_ms)
     if html_:
-        write_text(html_, _page(model, points, line, slo_ms, sentences))
+        write_text(html_, _page(model, points, chart, sentences))
         click.echo(f"wrote {html_}", err=True)
     if png:
-        _draw(png, model, points, line, slo_ms)
+        from clipper.load.chart_png import save_png
+
+        save_png(chart, png)
         click.echo(f"wrote {png}", err=True)
 
 
@@ -253,64 +257,31 @@ def _report(points: "list[Point]", line: "LatencyFit", how: str, advice: str) ->
     return "\n".join([*lines, advice] if advice else lines)
 
 
-def _page(
-    model: str, points: "list[Point]", line: "LatencyFit", slo_ms: float | None, advice: list[str]
-) -> str:
+def _latency_chart(
+    model: str, points: "list[Point]", line: "LatencyFit", slo_ms: float | None
+) -> "Chart":
+    from clipper.load.chart import Axis, Chart, Series
+
+    fitted = [(one.batch, line.base_ms + line.row_ms * one.batch) for one in points]
+    series = [
+        Series("p50", [(one.batch, one.p50_ms) for one in points], "a"),
+        Series("p99", [(one.batch, one.p99_ms) for one in points], "b"),
+        Series(f"p50 = {line}", fitted, "c"),
+    ]
+    rules = [(f"SLO {slo_ms:g} ms", slo_ms)] if slo_ms else []
+    ticks = [(float(one.batch), str(one.batch)) for one in points]
+    x = Axis("rows in a batch", log=True, ticks=ticks)
+    return Chart(f"Latency by batch: {model}", x, Axis("ms", log=True), series, rules)
+
+
+def _page(model: str, points: "list[Point]", latency: "Chart", advice: list[str]) -> str:
     from clipper.load.chart import Axis, Chart, Series
     from clipper.load.machine import machine
     from clipper.load.page import page
 
-    series = [
-        Series("p50", [(one.batch, one.p50_ms) for one in points], "a"),
-        Series("p99", [(one.batch, one.p99_ms) for one in points], "b"),
-        Series(
-            "the line", [(one.batch, line.base_ms + line.row_ms * one.batch) for one in points], "c"
-        ),
-    ]
-    rules = [(f"SLO {slo_ms:g} ms", slo_ms)] if slo_ms else []
-    ticks = [(float(one.batch), str(one.batch)) for one in points]
-    chart = Chart(
-        "Latency by batch",
-        Axis("rows in a batch", log=True, ticks=ticks),
-        Axis("ms", log=True),
-        series,
-        rules,
-    )
     rates = Series("rows a second", [(one.batch, one.rows_per_s) for one in points], "d")
-    more = Chart(
-        "Throughput by batch",
-        Axis("rows in a batch", log=True, ticks=ticks),
-        Axis("rows a second", log=True),
-        [rates],
-    )
+    y = Axis("rows a second", log=True)
+    charts = [latency, Chart("Throughput by batch", latency.x, y, [rates])]
     return page(
-        f"clipper profile {model}", command_line(), advice, _rows(points), [chart, more], machine()
+        f"clipper profile {model}", command_line(), advice, _rows(points), charts, machine()
     )
-
-
-def _draw(
-    path: str, model: str, points: "list[Point]", line: "LatencyFit", slo_ms: float | None
-) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.5, 4.2), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    x = [one.batch for one in points]
-    axes.plot(x, [one.p50_ms for one in points], "o-", color="#0072b2", label="p50")
-    axes.plot(x, [one.p99_ms for one in points], "s--", color="#d55e00", label="p99")
-    label = f"{line.base_ms:.3g} ms + {line.row_ms * 1000:.3g} us a row"
-    axes.plot(x, [line.base_ms + line.row_ms * n for n in x], ":", color="#009e73", label=label)
-    if slo_ms:
-        axes.axhline(slo_ms, color="#b3400a", lw=1, ls="-.", label=f"SLO {slo_ms:g} ms")
-    axes.set(xscale="log", yscale="log", xlabel="rows in a batch", ylabel="ms", title=model)
-    axes.set_xticks(x, [str(n) for n in x])
-    axes.grid(True, which="major", alpha=0.3)
-    axes.legend()
-    try:
-        figure.savefig(path)
-    except OSError as error:
-        raise InvalidInput(
-            f"cannot write {path}: {error.strerror or error}.", hint="Name another file."
-        ) from None
