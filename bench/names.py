@@ -32,6 +32,7 @@ BENCHMARKS = {
     "params": "bench.system.params.groups",
     "params_kills": "bench.system.faults.params_kills",
     "params_reshard": "bench.system.faults.params_reshard",
+    "parts": "bench.system.frontends.parts",
     "reference": "bench.system.anchors.reference",
     "registry": "bench.system.mesh.registry",
     "regret": "bench.learning.regret",

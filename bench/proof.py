@@ -54,6 +54,7 @@ PLAN = (
     Planned("rest", 300),
     Planned("doors", 120),
     Planned("client", 120),
+    Planned("parts", 60),
     Planned("grpc", 200),
     Planned("attacks", 300),
     Planned("fair", 120),
