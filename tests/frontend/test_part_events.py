@@ -362,6 +362,18 @@ def test_hanging_up_stops_the_model(server: clipper.ClipperServer, tmp_path: pat
     wait_until(closed.exists)
 
 
+def test_a_closing_server_ends_what_is_left_with_a_final_part(tmp_path: pathlib.Path) -> None:
+    with clipper.start(http="127.0.0.1:0", **{**QUICK, "drain_s": 0.05}) as server:
+        server.deploy("words", words, input="str", output="str", row_by_row=True, cache=False)
+        server.app("writer", models=["words"], policy="single", slo_ms=60_000)
+        body = {"input": f"a wait:{tmp_path / 'never'} b", "stream": True}
+        with open_stream(server, "/api/writer/predict", body) as response:
+            server.close()
+            *_, (name, whole) = events_in(response.read())
+    assert (name, whole["output"], whole["complete"]) == ("answer", "a ", False)
+    assert whole["reason"]
+
+
 def test_generate(query: Ask) -> None:
     reply = query("POST", "/v2/models/writer/generate", {"text_input": "a b", "id": "mine"})
     assert reply.status == 200
