@@ -48,7 +48,7 @@ def settings(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, object
 
 
 class Feedback:
-    """A thread that rates answers of applications until it ends. counted: by application
+    """A thread that rates the answers of applications as fast as it can. counted: by application
     and policy that answered."""
 
     def __init__(self, server: clipper.ClipperServer, names: list[str]) -> None:
@@ -60,7 +60,7 @@ class Feedback:
 
     def _run(self) -> None:
         turn = 0
-        while not self._stop.wait(0.002):
+        while not self._stop.is_set():
             turn += 1
             for name in self._names:
                 try:
