@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import clipper
+from tests.archives import unpack
 from tests.end_to_end.older.make import PATIENCE_S, told
 from tests.memory_container import wait_until
 from tests.store.conftest import RedisServer
@@ -22,7 +23,7 @@ OLDER = Path(__file__).parent / "older"
 def older(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """Yield the store with a catalog of version 0.1.0. Its folder is `folder`."""
     with tarfile.open(OLDER / f"{request.param}.tar.xz") as archive:
-        archive.extractall(tmp_path, filter="data")
+        unpack(archive, tmp_path)
     if request.param == "sqlite":
         yield str(tmp_path / "folder")
     elif request.param == "redis":

@@ -179,4 +179,7 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", str(unit)], capture_output=True, text=True
     )
-    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    told = (done.stdout + done.stderr).splitlines()
+    # systemd before 254 ignores it, and limits of models are then those of each process
+    told = [line for line in told if "Unknown key 'DelegateSubgroup'" not in line]
+    assert (done.returncode, told) == (0, [])

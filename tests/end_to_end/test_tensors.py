@@ -137,7 +137,7 @@ def test_the_example_runs() -> None:
     [
         ({"ids": [1]}, "mask", "tensor 'mask' is missing"),
         ({"ids": [1], "mask": [1], "segment": [1]}, "segment", "unknown tensor 'segment'"),
-        ({"ids": [0.5], "mask": [1]}, "ids", r"tensor 'ids': expected i64\[\*\], got float64"),
+        ({"ids": [0.5], "mask": [1]}, "ids", r"tensor 'ids': expected i64\[\*\], got f64"),
         ({"ids": [1], "mask": [[1]]}, "mask", "tensor 'mask': expected i64"),
         ([1, 2], "ids", "expected a dict"),
     ],
@@ -164,7 +164,7 @@ def test_finite_is_checked_in_every_tensor(deploy: Deploy) -> None:
         ({"label": [1], "scores": [[1.0, 2.0]], "more": [1]}, "unknown tensor 'more'"),
         ({"label": [1, 2], "scores": [[1.0, 2.0]] * 2}, "has 2 rows for a batch of 1"),
         ({"label": [1], "scores": [[1.0, 2.0, 3.0]]}, "tensor 'scores': expected"),
-        ({"label": [0.5], "scores": [[1.0, 2.0]]}, "tensor 'label': expected i64, got float64"),
+        ({"label": [0.5], "scores": [[1.0, 2.0]]}, "tensor 'label': expected i64, got f64"),
         ([1], "returned a list; return a dict"),
     ],
 )

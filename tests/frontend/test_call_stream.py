@@ -394,10 +394,10 @@ def test_a_reset_cancels_the_query(server: clipper.ClipperServer) -> None:
     with CallLine(server.grpc_address) as line:
         sent = tensor_of("stuck", [[1000]]).SerializeToString()
         stream = line.client.ask("POST", INFER, prefixed(sent), HEAD)
-        wait_until(lambda: ours._counts.under_way == 1, "the call is under way")
+        wait_until(lambda: ours._counts.open == 1, "the call is under way")
         line.client.h2.reset_stream(stream, Http2Error.CANCEL)
         line.client.flush()
-        wait_until(lambda: ours._counts.under_way == 0, "the call has ended")
+        wait_until(lambda: ours._counts.open == 0, "the call has ended")
         assert cancelled() == before + 1
         assert line.call(prefixed(REQUEST))[0] == 0
     wait_until(lambda: ours._open.open_calls == 0, "all calls are forgotten")

@@ -275,7 +275,7 @@ def test_another_type_or_name_is_refused(encode: Any) -> None:
         codec.columns_of(encode(columns, other), ENCODER)
     other = Tensors.parse({"ids": "f64[*]", "mask": "i64[*]"})
     columns = {"ids": np.ones((1, 3)), "mask": np.ones((1, 3), int)}
-    with pytest.raises(InvalidInput, match=r"tensor 'ids': expected i64\[\*\], got float64"):
+    with pytest.raises(InvalidInput, match=r"tensor 'ids': expected i64\[\*\], got f64"):
         codec.columns_of(encode(columns, other), ENCODER)
     other = Tensors.parse({"age": "str", "city": "f64"})
     columns = {"age": np.array(["a"], object), "city": np.ones(1)}

@@ -1,11 +1,6 @@
 """Runs `clipper export` and reads what it wrote, for the tests of manifests."""
 
-import atexit
-import functools
-import os
 import shutil
-import sys
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -23,25 +18,10 @@ kubernetes_validate = pytest.importorskip(
 VERSIONS = ("1.28", "1.33")  # of Kubernetes, whose schemas objects are held to
 
 
-@functools.cache
-def path_with_helm() -> str:
-    """Return a PATH with a `helm`: the one of this machine, or Helm's engine as a library."""
-    path = os.environ["PATH"]
-    if shutil.which("helm"):
-        return path
-    pytest.importorskip("helm_python", reason="python tools/fetch.py clients")
-    folder = tempfile.mkdtemp(prefix="clipper-helm-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    script = Path(__file__).with_name("helm_template.py")
-    Path(folder, "helm").write_text(f'#!/bin/sh\nexec "{sys.executable}" "{script}" "$@"\n')
-    Path(folder, "helm").chmod(0o755)
-    return os.pathsep.join([folder, path])
-
-
 def export(*words: object) -> Result:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PATH", path_with_helm())
-        return CliRunner().invoke(main, ["export", *map(str, words)], prog_name="clipper")
+    if not shutil.which("helm"):
+        pytest.importorskip("helm_python", reason="python tools/fetch.py clients")
+    return CliRunner().invoke(main, ["export", *map(str, words)], prog_name="clipper")
 
 
 def objects_of(out: Path) -> dict[tuple[str, str], Any]:

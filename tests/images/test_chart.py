@@ -19,7 +19,7 @@ from tests.expected import check_expected
 from tests.images.exports import by_kind_and_name, check_objects, export, yaml
 
 helm = pytest.importorskip("helm_python", reason="python tools/fetch.py clients")
-merged = pytest.importorskip("tests.images.helm_template").merged
+merged = pytest.importorskip("clipper.deploy.kubernetes.helm_template").merged
 # kinds that are no part of Kubernetes
 OF_OTHERS = ("monitoring.coreos.com", "keda.sh", "ray.io")
 OURS = Path(clipper.deploy.kubernetes.__file__).parent / "chart"

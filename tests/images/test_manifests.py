@@ -136,6 +136,7 @@ def test_without_helm_nothing_is_written(
     declared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("importlib.util.find_spec", {"helm_python": None}.get)
     words = ["export", "k8s", str(tmp_path / "out"), "--from", str(declared)]
     refused = CliRunner().invoke(main, words, prog_name="clipper")
     assert refused.exit_code == 1

@@ -3,10 +3,12 @@
 `write_chart` copies it beside them. `write_base` has Helm render it, as a base for Kustomize.
 """
 
+import importlib.util
 import json
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.abc import Traversable
@@ -148,18 +150,12 @@ def write_chart(values: Values, images: Mapping[str, str | bytes], folder: Path)
 def rendered(values: Values, name: str, sets: Sequence[str] = ()) -> dict[str, str]:
     """Return what Helm makes of the chart, by template. sets: as of `helm template --set`.
 
-    Raises: PackagingError if there is no `helm`, or with what it says of the values.
+    Raises: PackagingError if there is no Helm, or with what it says of the values.
     """
-    helm = shutil.which("helm")
-    if helm is None:
-        raise PackagingError(
-            "there is no `helm` on PATH, which renders manifests.",
-            hint="Install it: https://helm.sh/docs/intro/install. Or, for another machine that has"
-            " it: clipper export chart FOLDER",
-        )
+    program = _program()
     with tempfile.TemporaryDirectory(prefix="clipper-chart-") as place:
         write_files(Path(place), chart_files())
-        words = [helm, "template", name, place, "--values", "-"]
+        words = [*program, "template", name, place, "--values", "-"]
         words += [word for one in sets for word in ("--set", one)]
         text = json.dumps(values)
         try:
@@ -176,6 +172,20 @@ def rendered(values: Values, name: str, sets: Sequence[str] = ()) -> dict[str, s
         before = found.get(template, "")
         found[template] = f"{before}---\n{document}"
     return found
+
+
+def _program() -> list[str]:
+    """Return the command of Helm: the program `helm`, or else its engine as a library. Raises:
+    PackagingError if there is neither."""
+    if (helm := shutil.which("helm")) is not None:
+        return [helm]
+    if importlib.util.find_spec("helm_python") is not None:
+        return [sys.executable, "-P", "-m", "clipper.deploy.kubernetes.helm_template"]
+    raise PackagingError(
+        "there is no `helm` on PATH, which renders manifests, nor its engine as a package.",
+        hint='pip install "clipper-serving[helm]", or https://helm.sh/docs/intro/install. Or, for'
+        " another machine that has it: clipper export chart FOLDER",
+    )
 
 
 def write_base(

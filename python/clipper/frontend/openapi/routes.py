@@ -5,7 +5,7 @@ without its route.
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -148,7 +148,8 @@ class SchemaLimits(msgspec.Struct):
 def predict_schemas(
     input: Schema, limits: SchemaLimits, columns: Schema | None = None
 ) -> dict[str, Schema]:
-    """Return the schemas of a predict body: with one input, and with many.
+    """Return the schemas of a predict body: with one input, with one that is never answered in
+    parts, and with many.
 
     columns: of named tensors: a list with a value for each input, by name.
     """
@@ -170,9 +171,23 @@ def predict_schemas(
     rest_of = ("user", "context", "slo_ms", "salt")
     of_parts = ("stream", "part_slo_ms", "slo_total_ms")
     return {
-        "Predict": only(whole, "input", *rest_of, *of_parts, required=["input"]),
+        "Predict": _limits_of_parts(only(whole, "input", *rest_of, *of_parts, required=["input"])),
+        "PredictOne": only(whole, "input", *rest_of, required=["input"]),
         "PredictMany": only(whole, "inputs", *rest_of, required=["inputs"]),
     }
+
+
+def _limits_of_parts(schema: Schema) -> Schema:
+    """Require `stream` with the limits of an answer in parts; null counts as absent.
+
+    The condition is in `if`, which code generators ignore and validators check.
+    """
+    given = [
+        {"required": [key], "properties": {key: {"type": "number"}}}
+        for key in ("part_slo_ms", "slo_total_ms")
+    ]
+    asked = {"required": ["stream"], "properties": {"stream": {"const": True}}}
+    return {**schema, "if": {"anyOf": given}, "then": asked}
 
 
 def feedback_schemas(input: Schema, limits: SchemaLimits) -> dict[str, Schema]:
@@ -492,7 +507,7 @@ def of_applications() -> RouteTable:
             tag=APPLICATIONS,
             names=("application",),
             more=_EVENTS,
-            takes=_one_of("Predict", "PredictMany"),
+            takes=_one_of("PredictOne", "PredictMany"),
             gives={},
             media=_EVENT_STREAM,
             errors=_READ_ERRORS,
@@ -675,24 +690,36 @@ class DescribedApplication(msgspec.Struct):
     learns: bool
 
 
+class BodySchemas(NamedTuple):
+    """References to the schemas of bodies for an input type, by route."""
+
+    predict: Schema
+    predict_stream: Schema
+    feedback: Schema
+
+
 def body_schemas(
     into: OpenApiDocument, type_: InputType | Tensors, limits: SchemaLimits, suffix: str = ""
-) -> tuple[Schema, Schema]:
-    """Keep the schemas of predict and feedback for an input type; return references to both."""
+) -> BodySchemas:
+    """Keep the schemas of the bodies for an input type; return references to them."""
     input = schema_of_input(type_)
     columns = schema_of_columns(type_, limits.queries_max) if isinstance(type_, Tensors) else None
     if input.get("type") in ("array", "object"):
         input = into.schema(f"Input{suffix}", input)
-    inputs = [
+    one, whole, several = (
         into.schema(name + suffix, schema)
         for name, schema in predict_schemas(input, limits, columns).items()
-    ]
+    )
     outputs = [
         into.schema(name + suffix, schema)
         for name, schema in feedback_schemas(input, limits).items()
     ]
     many = {**list_of("feedback", {"oneOf": outputs}), "additionalProperties": False}
-    return {"oneOf": inputs}, {"oneOf": [*outputs, into.schema(f"FeedbackMany{suffix}", many)]}
+    return BodySchemas(
+        {"oneOf": [one, several]},
+        {"oneOf": [whole, several]},
+        {"oneOf": [*outputs, into.schema(f"FeedbackMany{suffix}", many)]},
+    )
 
 
 def _feedback_link(app: DescribedApplication) -> Schema:
@@ -709,7 +736,7 @@ def describe_application(
     into: OpenApiDocument, app: DescribedApplication, limits: SchemaLimits
 ) -> Iterator[tuple[str, str, RouteInfo]]:
     """Yield (method, path, RouteInfo) of an application's own paths."""
-    inputs, outputs = body_schemas(into, app.input, limits, f".{app.name}")
+    bodies = body_schemas(into, app.input, limits, f".{app.name}")
     row = example_of_input(app.input)
     more = f"`{app.input}`"
     yield (
@@ -720,7 +747,7 @@ def describe_application(
             summary=f"Query {app.name} with one input or several",
             tag=APPLICATIONS,
             more=f"{more}. {_PARTS}",
-            takes=inputs,
+            takes=bodies.predict,
             gives=_one_of("PredictResponse", "PredictManyResponse"),
             also=(_EVENT_STREAM,),
             errors=_QUERY_ERRORS,
@@ -736,7 +763,7 @@ def describe_application(
             summary=f"The same, each answer of {app.name} when it is there",
             tag=APPLICATIONS,
             more=_EVENTS,
-            takes=inputs,
+            takes=bodies.predict_stream,
             gives={},
             media=_EVENT_STREAM,
             errors=_READ_ERRORS,
@@ -753,7 +780,7 @@ def describe_application(
             summary=f"Give feedback to {app.name}",
             tag=APPLICATIONS,
             more=more,
-            takes=outputs,
+            takes=bodies.feedback,
             gives=_one_of("FeedbackResponse", "Counted"),
             errors=(404, 429, 503),
             example={"input": row, "score": 1} if row is not None else None,

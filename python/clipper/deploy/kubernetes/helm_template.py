@@ -1,16 +1,19 @@
-"""`helm template NAME CHART --values - [--set VALUE]`, by Helm's own engine, which the package
-helm-python-sdk has as a library: no index of packages has the program."""
+"""`helm template NAME CHART --values - [--set VALUE]` by Helm's engine as a library, the package
+helm-python-sdk: a program of its own, for machines without `helm`.
+"""
 
 import argparse
 import json
 import re
 import sys
-from typing import Any
 
 import helm_python
 
+from clipper.types import UserValue
 
-def merged(values: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+
+def merged(values: dict[str, UserValue], more: dict[str, UserValue]) -> dict[str, UserValue]:
+    """Return values with more of them laid over, as Helm lays them: tables are merged by key."""
     found = dict(values)
     for key, one in more.items():
         before = found.get(key)
@@ -20,6 +23,7 @@ def merged(values: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> int:
+    """Render a chart to stdout. -> exit code; 1 with Helm's error on stderr."""
     parser = argparse.ArgumentParser(prog="helm")
     parser.add_argument("command", choices=["template"])
     parser.add_argument("name")
