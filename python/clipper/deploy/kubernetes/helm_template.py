@@ -34,16 +34,16 @@ def main() -> int:
     values = json.load(sys.stdin)
     try:
         for text in given.set:
-            values = merged(values, helm_python.parse_set_string(text))
+            values = merged(values, helm_python.parse_set_string(text) or {})
         with helm_python.Chart.load(given.chart) as chart:
             found = chart.render(values, name=given.name, namespace="default")
     except helm_python.HelmError as error:
-        print(f"Error: {error}", file=sys.stderr)
+        sys.stderr.write(f"Error: {error}\n")
         return 1
     for template, text in sorted(found.items()):
         for document in re.split(r"^---$\n", text, flags=re.MULTILINE):
             if not template.endswith(".tpl") and document.strip():
-                print(f"---\n# Source: {template}\n{document.strip()}")
+                sys.stdout.write(f"---\n# Source: {template}\n{document.strip()}\n")
     return 0
 
 
