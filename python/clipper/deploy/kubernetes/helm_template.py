@@ -17,8 +17,10 @@ def merged(values: dict[str, UserValue], more: dict[str, UserValue]) -> dict[str
     found = dict(values)
     for key, one in more.items():
         before = found.get(key)
-        both = isinstance(one, dict) and isinstance(before, dict)
-        found[key] = merged(before, one) if both else one
+        if isinstance(one, dict) and isinstance(before, dict):
+            found[key] = merged(before, one)
+        else:
+            found[key] = one
     return found
 
 
