@@ -115,7 +115,9 @@ class ConnectionPool:
         self._process = os.getpid()
         self._idle: list[BlockingConnection] = []
         self._used = 0
-        self._changed = threading.Condition(threading.Lock())
+        # The collector may end an AnswerParts, which gives its connection back, while this thread
+        # holds the lock.
+        self._changed = threading.Condition(threading.RLock())
 
     def take(self, until_s: float) -> BlockingConnection:
         """Return a connection, the last one that was used or a new one. Waits while all are in use.

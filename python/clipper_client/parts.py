@@ -66,8 +66,8 @@ class AnswerParts:
     """The answer to one query in parts. Iterating gives each part as it comes and, as the last one,
     the whole. Threads: one at a time.
 
-    It has a connection until the whole is read. Closing it before, or leaving its `with` statement,
-    closes the connection, which stops the model.
+    It has a connection until the whole is read. Closing it before, leaving its `with` statement, or
+    forgetting it, closes the connection, which stops the model.
     """
 
     def __init__(
@@ -133,6 +133,9 @@ class AnswerParts:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def __del__(self) -> None:
+        self._end(keep=False)
+
 
 class EventConnection(Protocol):
     """A connection of asyncio on which a body of events comes."""
@@ -156,6 +159,7 @@ class AsyncAnswerParts:
         self._connection = connection
         self._give: Callable[[bool], None] | None = give
         self._timeout_s = timeout_s
+        self._loop = asyncio.get_running_loop()
 
     def __aiter__(self) -> Self:
         return self
@@ -206,3 +210,8 @@ class AsyncAnswerParts:
 
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
+
+    def __del__(self) -> None:
+        # It may be forgotten on any thread, by the collector.
+        if self._give is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._give, False)

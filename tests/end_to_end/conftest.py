@@ -19,7 +19,8 @@ __all__ = ["patient_queries"]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[clipper.ClipperServer]:
-    with clipper.start(**QUICK) as started:
+    # loading a framework takes long on a busy machine
+    with clipper.start(load_s=600.0, **QUICK) as started:
         started._learning.states.start_writing()  # its thread stays too
         started.deploy("warm", lambda xs: xs, input="f64[2]", cache=False)
         while not any(thread.name == "clipper-callbacks" for thread in threading.enumerate()):

@@ -311,7 +311,7 @@ def test_a_wrong_shape_names_the_input(loaded: Any, torch: Any) -> None:
     model = loaded(make_net(torch))
     with pytest.raises(
         ValueError,
-        match=r"Net\.forward\(\) does not take float32\[1, 63\] as input 'pixels': mat1 and mat2",
+        match=r"Net\.forward\(\) does not take f32\[1,63\] as input 'pixels': mat1 and mat2",
     ):
         model.predict_batch(np.zeros((1, 63), np.float32))
     with pytest.raises(TypeError, match=r"input 'pixels' of Net\.forward\(\): rows are strs"):

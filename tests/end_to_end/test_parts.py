@@ -18,31 +18,10 @@ from clipper_core.engine.model import Model
 from tests.frontend.conftest import QUICK
 from tests.memory_container import wait_until
 from tests.threads import join
+from tests.word_model import words
 
 PATIENT_MS = 60_000.0
 AHEAD = 4
-
-
-def words(x: str) -> Iterator[str]:
-    """Give the words of a text; some of them do something."""
-    import pathlib
-    import time
-
-    try:
-        for word in x.split():
-            if word == "fail":
-                raise ValueError("no more words")
-            if word.startswith("wait:"):
-                while not pathlib.Path(word[5:]).exists():
-                    time.sleep(0.001)
-                continue
-            if word.startswith("log:"):
-                with open(word[4:], "a") as file:
-                    file.write("x")
-            yield word + " "
-    finally:
-        if x.startswith("closes:"):
-            pathlib.Path(x.split()[0][7:]).touch()
 
 
 def count(rows: np.ndarray) -> Iterator[object]:

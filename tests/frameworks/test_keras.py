@@ -9,13 +9,8 @@ import pytest
 from clipper.deploy import pack
 from clipper_container.loading.targets import LoadError, load_target
 from tests.frameworks.served import Case, check, loaded
-from tests.sizes import sized
 
-# importing it takes 8 s
-pytestmark = [
-    pytest.mark.filterwarnings("ignore"),
-    pytest.mark.skipif(not sized(False, True), reason="make test-full"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,6 @@ def texts(seed: int, n: int, longest: int = 60) -> list[str]:
 
 
 # importing sentence-transformers takes 8 s
-@pytest.mark.skipif(not sized(False, True), reason="make test-full")
 def test_an_encoder_from_its_folder_and_as_an_object(tmp_path: Path) -> None:
     own = encoder.load_model("cpu")
     given = texts(1, sized(24, 1000))

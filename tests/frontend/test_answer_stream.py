@@ -37,9 +37,17 @@ class Page:
     def __init__(self) -> None:
         self.written: list[bytes] = []
         self.room, self.ended, self.gone = True, False, False
-        self.on_room: Any = None
-        self.on_gone: Any = None
+        self.on_room: Callable[[], None]
+        self.on_turn: Callable[[], None]
+        self.on_gone: Callable[[], None]
         self.on_write: Callable[[bytes], None] = lambda data: None
+
+    def listen(
+        self, room: Callable[[], None], turn: Callable[[], None], gone: Callable[[], None]
+    ) -> None:
+        self.on_room = room
+        self.on_turn = turn
+        self.on_gone = gone
 
     def on_done(self, query: Query, step: Callable[[Any], None]) -> bool:
         query.step = step

@@ -445,7 +445,7 @@ def test_a_streamed_response_waits_for_its_client() -> None:
                         return
                 body.end()
 
-            body.on_room = go_on
+            body.listen(room=go_on)
             go_on()
 
         return StreamedResponse(start, b"text/plain")

@@ -23,6 +23,7 @@ from tests.core.test_part_streams import AHEAD, PartContainer, PartWorld
 from tests.frontend.conftest import PATIENCE_S, QUICK, Ask, ask, total
 from tests.frontend.test_answer_stream import Page, events_in
 from tests.memory_container import wait_until
+from tests.word_model import words
 
 # -- without sockets
 
@@ -46,7 +47,6 @@ class OneAtATime(Page):
 
     def __init__(self) -> None:
         super().__init__()
-        self.on_turn: Any = None
         self.waiting: tuple[Any, Callable[[Any], None]] | None = None
 
     def on_done(self, query: Any, step: Callable[[Any], None]) -> bool:
@@ -198,25 +198,6 @@ def test_silence_is_broken_by_a_sign_of_life(world: PartWorld) -> None:
 
 
 # -- over sockets
-
-
-def words(x: str) -> Iterator[str]:
-    """Give the words of a text; some of them do something."""
-    import pathlib
-    import time
-
-    try:
-        for word in x.split():
-            if word == "fail":
-                raise ValueError("no more words")
-            if word.startswith("wait:"):
-                while not pathlib.Path(word[5:]).exists():
-                    time.sleep(0.001)
-                continue
-            yield word + " "
-    finally:
-        if x.startswith("closes:"):
-            pathlib.Path(x.split()[0][7:]).touch()
 
 
 @pytest.fixture(scope="module")

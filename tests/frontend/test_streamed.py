@@ -42,8 +42,7 @@ class Feed:
 
     def begin(self, body: StreamedBody) -> None:
         self.bodies.append(body)
-        body.on_room = lambda: self.seen.append("room")
-        body.on_gone = lambda: self.seen.append("gone")
+        body.listen(room=lambda: self.seen.append("room"), gone=lambda: self.seen.append("gone"))
 
 
 def get(path: str, *headers: str, version: str = "1.1") -> bytes:

@@ -13,9 +13,9 @@ import clipper_client
 from clipper_client.errors import InvalidInput, ModelFailed, NoServer
 from clipper_client.http_wire import EventReader, ServerEvent
 from tests.frontend.conftest import QUICK, total
-from tests.frontend.test_part_events import words
 from tests.memory_container import wait_until
 from tests.query_client.conftest import Last, Scripted
+from tests.word_model import words
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +76,28 @@ def test_closing_stops_the_model(client: clipper_client.Client, tmp_path: pathli
     assert list(parts) == []
     wait_until(closed.exists)
     assert client.predict("writer", "a").output == "a ", "the connection was given back"
+
+
+def test_a_loop_that_is_left_gives_its_connection_back(client: clipper_client.Client) -> None:
+    for _ in range(3):
+        for part in client.predict("writer", "a " * 20_000, stream=True):
+            assert part.index == 0
+            break
+    assert client.predict("writer", "a").output == "a "
+
+
+def test_a_loop_of_asyncio_that_is_left_gives_its_connection_back(
+    server: clipper.ClipperServer,
+) -> None:
+    async def check() -> None:
+        async with clipper_client.AsyncClient(server.http_address, connections_max=1) as client:
+            for _ in range(3):
+                async for part in await client.predict("writer", "a " * 20_000, stream=True):
+                    assert part.index == 0
+                    break
+            assert (await client.predict("writer", "a")).output == "a "
+
+    asyncio.run(check())
 
 
 def test_asyncio(server: clipper.ClipperServer, tmp_path: pathlib.Path) -> None:

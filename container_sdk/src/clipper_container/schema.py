@@ -47,7 +47,7 @@ from clipper_container.tensor_spec import (
     InvalidTensor,
     NumpyType,
     TensorSpec,
-    array_type,
+    given_type,
 )
 
 __all__ = [
@@ -621,7 +621,7 @@ def by_column(table: UserValue) -> object:
 
 def _kind_of(value: object) -> str:
     if isinstance(value, np.ndarray):
-        return array_type(value)
+        return given_type(value)
     return f"a {type(value).__name__}"
 
 

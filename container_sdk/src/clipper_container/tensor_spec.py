@@ -193,7 +193,7 @@ class TensorSpec:
         ):
             is_array = isinstance(value, np.ndarray)
             raise self._refusal(
-                array_type(array)
+                given_type(array)
                 if is_array or array.dtype.kind in "biuf"
                 else f"a {type(value).__name__}"
             )
@@ -230,7 +230,7 @@ class TensorSpec:
         return InvalidTensor(self.name, f"tensor {self.name!r}: expected {self.type}, got {got}.")
 
 
-def array_type(array: Array) -> str:
+def given_type(array: Array) -> str:
     """Return the type of an array in the public notation, for texts of errors: `f64[2,3]`. Types of
     numpy that rows cannot have keep numpy's name."""
     numpy_name = str(array.dtype)

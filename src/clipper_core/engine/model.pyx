@@ -54,7 +54,7 @@ from clipper_core.wire.prediction cimport (
 )
 from clipper_core.wire.record cimport RecordLayout, RecordPart, RecordPlace, record_place
 
-from clipper_core.runtime.dtype import NAMES, array_type
+from clipper_core.runtime.dtype import NAMES, given_type
 from clipper_core.wire.record import pack_vectors
 
 cnp.import_array()
@@ -382,7 +382,7 @@ cdef class Model:
     cdef object _refuse(self, object x, object cause):
         wanted = self.describe_input()
         if isinstance(x, np.ndarray):
-            got = array_type(x)
+            got = given_type(x)
         elif isinstance(x, (list, tuple)):
             got = f"a {type(x).__name__} of {_counted(x)}"
         else:

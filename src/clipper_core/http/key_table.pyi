@@ -2,6 +2,7 @@ from collections.abc import Sequence
 from typing import final
 
 def application_of(path: bytes) -> str: ...
+
 @final
 class KeyUse:
     def __init__(self) -> None: ...

@@ -20,7 +20,7 @@ from clipper_core.params.optimizer cimport (
 from clipper_core.runtime.machine cimport acq_rel, aligned_new, i64, relaxed, u32, u64, u8
 from clipper_core.runtime.status cimport BAD_INPUT, NO_MEMORY, raise_for
 
-from clipper_core.runtime.dtype import array_type
+from clipper_core.runtime.dtype import given_type
 
 cnp.import_array()
 
@@ -347,7 +347,7 @@ cdef cnp.ndarray _out(array, cnp.npy_intp n, u32 width):
     if (array.dtype != np.float32 or array.shape != (n, width)
         or not cnp.PyArray_IS_C_CONTIGUOUS(array)):
         raise_for(BAD_INPUT,
-                  f"expected contiguous f32[{n}, {width}], got {array_type(array)}")
+                  f"expected contiguous f32[{n}, {width}], got {given_type(array)}")
     return array
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from clipper_core.runtime.machine cimport i64, u32, u64
 from clipper_core.runtime.status cimport BAD_INPUT, raise_for
 
-from clipper_core.runtime.dtype import array_type
+from clipper_core.runtime.dtype import given_type
 
 cnp.import_array()
 
@@ -138,7 +138,7 @@ cdef class Optimizer:
                     or not cnp.PyArray_IS_C_CONTIGUOUS(array) or array.shape != shape):
                 raise_for(BAD_INPUT,
                           f"expected contiguous f32{list(shape)}, got "
-                          f"{array_type(array)}")
+                          f"{given_type(array)}")
         if not (t >= 1 and scale > 0.0 and isfinite(scale)):
             raise_for(BAD_INPUT,
                       f"t = {t}, scale = {scale}: a step has a number from 1, and a scale above 0")

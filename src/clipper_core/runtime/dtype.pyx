@@ -33,7 +33,7 @@ cdef bint all_finite(int dtype, const void* row, u64 nbytes) noexcept nogil:
     return True
 
 
-def array_type(array):
+def given_type(array):
     """Return the type of an array of numpy in the public notation, for texts of errors:
     `f64[2,3]`. Types of numpy that rows cannot have keep numpy's name. Threads: any."""
     numpy = array.dtype

@@ -16,6 +16,7 @@ from clipper_container.adapters.ragged import run_by_shape
 from clipper_container.loading.errors import LoadError, first_line
 from clipper_container.model import Model, SeveralOutputs, UserValue
 from clipper_container.schema import Array, Column
+from clipper_container.tensor_spec import given_type
 
 if TYPE_CHECKING:
     import torch
@@ -153,9 +154,9 @@ class TorchModel(Model):
             with torch.inference_mode():
                 found = self._module(rows)
         except Exception as error:
-            shape = f"{str(rows.dtype).removeprefix('torch.')}{list(rows.shape)}"
+            given = given_type(self._plain(rows))
             raise ValueError(
-                f"{self._called} does not take {shape} as input {self._name!r}: {first_line(error)}"
+                f"{self._called} does not take {given} as input {self._name!r}: {first_line(error)}"
             ) from error
         return self._array(found)
 

@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from clipper_container.errors import InvalidInput
 from clipper_container.params.frames import DTYPES, padding
-from clipper_container.tensor_spec import array_type
+from clipper_container.tensor_spec import given_type
 
 Array = np.ndarray
 Ids = NDArray[np.int64]
@@ -22,7 +22,7 @@ def as_ids(ids: ArrayLike) -> Ids:
     if array.dtype == np.uint64:
         array = array.view(np.int64)
     if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
-        raise InvalidInput(f"ids are whole numbers [n], not {array_type(array)}.")
+        raise InvalidInput(f"ids are whole numbers [n], not {given_type(array)}.")
     return np.ascontiguousarray(array, np.int64)
 
 

@@ -29,6 +29,7 @@ from clipper.settings.http import admin_tls, query_tls
 from clipper.settings.params import params_tls, shard_tls
 from clipper.tls import Certificate
 from clipper.version import VERSION
+from clipper_container.loading.kinds import KINDS
 
 _NEEDED = (
     "numpy",
@@ -47,18 +48,9 @@ _OPTIONAL = {
     ("redis",): "redis",
     ("protobuf",): "grpc",
     ("docker",): "docker",
-    ("onnxruntime",): "onnx",
-    ("skops",): "skops",
-    ("torch",): "torch",
-    ("xgboost", "xgboost-cpu"): "xgboost",
-    ("lightgbm",): "lightgbm",
-    ("catboost",): "catboost",
-    ("keras",): "keras",
-    ("transformers",): "transformers",
-    ("sentence-transformers",): "sentence-transformers",
-    ("mlflow-skinny", "mlflow"): "mlflow",
+    ("pyjwt",): "jwt",
     ("ray",): "ray",
-}
+} | {kind.packages[0]: kind.extra for kind in KINDS.values() if kind.extra}
 _ENGINES = {"docker": "systemctl start docker", "podman": "systemctl --user start podman.socket"}
 # tools/build_core.py compiles for these where the CPU has them
 _CPU_WANTED = ("avx2", "bmi2")

@@ -175,33 +175,28 @@ def _near(path: Path) -> str:
 # -- objects that their frameworks save
 
 
-def _saver_of(thing: object) -> Callable[[object], Artifact] | None:
-    """Return the function that saves an object, or None. Does not import frameworks."""
-    if _is_of(thing, "xgboost", "Booster") or is_own_estimator(thing, "xgboost", "XGBModel"):
-        return _saved_xgboost
-    if _is_of(thing, "lightgbm", "Booster") or (
-        is_own_estimator(thing, "lightgbm", "LGBMModel")
-        and are_plain(lightgbm.predicted_labels(thing))
-    ):
-        return _saved_lightgbm
-    if is_own_estimator(thing, "catboost", "CatBoost"):
-        return _saved_catboost
-    if _is_of(thing, "keras", "Model"):
-        return _saved_keras
-    if _is_of(thing, "sentence_transformers", "SentenceTransformer"):
-        return _saved_sentences
-    if _is_of(thing, "transformers", "Pipeline"):
-        return _saved_pipeline
-    if _is_of(thing, "torch.jit", "ScriptModule"):
-        return _saved_torchscript
-    if _is_of(thing, "torch.export", "ExportedProgram"):
-        return _saved_export
-    return None
+def _is_of(module: str, name: str) -> Callable[[object], bool]:
+    """Return a function that tells objects of a class, of a framework that may not be imported."""
+
+    def is_of(thing: object) -> bool:
+        kind = getattr(sys.modules.get(module), name, None)
+        return kind is not None and isinstance(thing, kind)
+
+    return is_of
 
 
-def _is_of(thing: object, module: str, *names: str) -> bool:
-    kinds = (getattr(sys.modules.get(module), name, None) for name in names)
-    return any(isinstance(thing, kind) for kind in kinds if kind is not None)
+def _is_xgboost(thing: object) -> bool:
+    return is_own_estimator(thing, "xgboost", "XGBModel")
+
+
+def _is_lightgbm(thing: object) -> bool:
+    return is_own_estimator(thing, "lightgbm", "LGBMModel") and are_plain(
+        lightgbm.predicted_labels(thing)
+    )
+
+
+def _is_catboost(thing: object) -> bool:
+    return is_own_estimator(thing, "catboost", "CatBoost")
 
 
 def _saved_xgboost(thing: UserValue) -> Artifact:
@@ -254,6 +249,26 @@ def _saved_export(thing: object) -> Artifact:
     out = io.BytesIO()
     sys.modules["torch"].export.save(thing, out)
     return Artifact("torch-export", out.getvalue())
+
+
+# which objects a function saves
+_SAVERS: Final[tuple[tuple[Callable[[object], bool], Callable[[object], Artifact]], ...]] = (
+    (_is_of("xgboost", "Booster"), _saved_xgboost),
+    (_is_xgboost, _saved_xgboost),
+    (_is_of("lightgbm", "Booster"), _saved_lightgbm),
+    (_is_lightgbm, _saved_lightgbm),
+    (_is_catboost, _saved_catboost),
+    (_is_of("keras", "Model"), _saved_keras),
+    (_is_of("sentence_transformers", "SentenceTransformer"), _saved_sentences),
+    (_is_of("transformers", "Pipeline"), _saved_pipeline),
+    (_is_of("torch.jit", "ScriptModule"), _saved_torchscript),
+    (_is_of("torch.export", "ExportedProgram"), _saved_export),
+)
+
+
+def _saver_of(thing: object) -> Callable[[object], Artifact] | None:
+    """Return the function that saves an object, or None. Does not import frameworks."""
+    return next((save for is_its, save in _SAVERS if is_its(thing)), None)
 
 
 # -- MLflow

@@ -110,7 +110,7 @@ class _PiecewiseBody:
 
     def start(self, body: StreamedBody) -> None:
         self._body = body
-        body.on_room, body.on_turn = body.request_turn, self._write
+        body.listen(room=body.request_turn, turn=self._write)
         self._go_on(self._first)
 
     def _write(self) -> None:

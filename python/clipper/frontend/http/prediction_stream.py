@@ -72,7 +72,7 @@ class PredictionStream:
     def start(self, body: StreamedBody) -> None:
         """Write to `body` from now on: what is done already first."""
         self._body = body
-        body.on_room, body.on_gone, body.on_turn = self._on_room, self._on_gone, self._write
+        body.listen(room=self._on_room, turn=self._write, gone=self._on_gone)
         for index, future in enumerate(self._futures):
             if not body.on_done(future, functools.partial(self._on_done, index)):
                 self._done.append(index)
@@ -173,7 +173,7 @@ class PartEvents:
     def start(self, body: StreamedBody) -> None:
         """Write to `body` from now on: what has arrived first."""
         self._body = body
-        body.on_room, body.on_gone, body.on_turn = self._on_room, self._on_gone, self._write
+        body.listen(room=self._on_room, turn=self._write, gone=self._on_gone)
         self._heartbeat.start()
         self._write()
 

@@ -31,32 +31,45 @@ class BodyWriter(Protocol):
 class StreamedBody:
     """The body of one response, written in parts. Threads: the event loop's; `post` from any.
 
-    `write` returns False when the client does not keep up: stop writing until `on_room` is called.
-    After `request_turn`, `on_turn` is called once in a later turn of the loop; connections that
-    write much take turns. `on_gone` is called once if the client disconnects (or is cut off)
-    before `end`: cancel the work that is in progress for it. chunked: HTTP/1.1 marks the end of
-    the body by chunks; HTTP/1.0 closes the connection.
+    What a handler has to know between its writes it is told by the functions that it gives to
+    `listen`. `write` returns False when the client does not keep up: stop writing until there is
+    room. chunked: HTTP/1.1 marks the end of the body by chunks; HTTP/1.0 closes the connection.
     """
 
     __slots__ = (
         "_chunked",
+        "_on_gone",
+        "_on_room",
+        "_on_turn",
         "_outlet",
         "_started",
         "_watcher",
         "ended",
         "gone",
-        "on_gone",
-        "on_room",
-        "on_turn",
     )
 
     def __init__(self, outlet: BodyWriter, watcher: FutureWatcher, chunked: bool) -> None:
         self._outlet, self._watcher, self._chunked = outlet, watcher, chunked
         self._started = False
         self.ended = self.gone = False
-        self.on_room: Callable[[], None] | None = None
-        self.on_turn: Callable[[], None] | None = None
-        self.on_gone: Callable[[], None] | None = None
+        self.listen()
+
+    def listen(
+        self,
+        *,
+        room: Callable[[], None] | None = None,
+        turn: Callable[[], None] | None = None,
+        gone: Callable[[], None] | None = None,
+    ) -> None:
+        """Call these functions from now on, on the event loop, until the body ends.
+
+        room: the client has taken what was written. turn: called once in a later turn of the loop
+        after `request_turn`; connections that write much take turns. gone: called once if the
+        client disconnects, or is cut off, before `end`: cancel the work in progress for it.
+        """
+        self._on_room = room
+        self._on_turn = turn
+        self._on_gone = gone
 
     def start(self, handler: "Callable[[StreamedBody], None]") -> None:
         """Call the handler's function."""
@@ -90,15 +103,16 @@ class StreamedBody:
         if self.gone or self.ended:
             return
         self.ended = True
-        self._forget_handler()
+        # the handler refers to this body
+        self.listen()
         if self._chunked:
             self._outlet.write_body(b"0\r\n\r\n")
         if self._started:
             self._outlet.finish_body()
 
     def request_turn(self) -> None:
-        """Have `on_turn` called in a later turn of the loop, unless the client has to read first:
-        then `on_room` is called."""
+        """Have `turn` called in a later turn of the loop, unless the client has to read first: then
+        `room` is called."""
         self._outlet.request_turn()
 
     def drop(self) -> None:
@@ -122,26 +136,21 @@ class StreamedBody:
 
     def room(self) -> None:
         """Tell the handler that it may write again. Called by the connection."""
-        if self.on_room is not None and not self.ended:
-            self.on_room()
+        if self._on_room is not None and not self.ended:
+            self._on_room()
 
     def take_turn(self) -> None:
         """Let the handler write in its turn. Called by the connection."""
-        if self.on_turn is not None and not self.ended:
-            self._call(self.on_turn)
+        if self._on_turn is not None and not self.ended:
+            self._call(self._on_turn)
 
     def lose(self) -> None:
         """Tell the handler that the client has disconnected. Called by the connection."""
         if self.gone or self.ended:
             return
         self.gone = True
-        on_gone = self.on_gone
-        self._forget_handler()
+        on_gone = self._on_gone
+        # the handler refers to this body
+        self.listen()
         if on_gone is not None:
             on_gone()
-
-    def _forget_handler(self) -> None:
-        """Let the handler go, which refers to this body: it is not called any more."""
-        self.on_room = None
-        self.on_turn = None
-        self.on_gone = None

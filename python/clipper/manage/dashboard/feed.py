@@ -262,8 +262,10 @@ class Viewer:
         self._stalled = 0
         self._has_room = True
         self._has_missed = False
-        body.on_room = self.pump
-        body.on_gone = lambda: leave(self)
+        body.listen(room=self.pump, gone=self._on_gone)
+
+    def _on_gone(self) -> None:
+        self._leave(self)
 
     def pump(self) -> None:
         """Send what is left of the past, as far as there is room. A viewer that has missed

@@ -79,7 +79,7 @@ class Watcher:
 
     def start(self) -> None:
         """Start the watcher's thread. Raises NotStarted; then the watcher has left."""
-        self._body.on_room = self._body.on_gone = self._room.set
+        self._body.listen(room=self._room.set, gone=self._room.set)
         try:
             self._worker.start()
         except BaseException:

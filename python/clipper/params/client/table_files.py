@@ -17,7 +17,7 @@ from clipper.errors import DoesNotFit, InvalidInput
 from clipper.params.client.client import Client
 from clipper.spec.table import TableSpec
 from clipper_container.params.rows import Ids
-from clipper_container.tensor_spec import array_type
+from clipper_container.tensor_spec import given_type
 
 BATCH = 8192  # rows of one message
 SUFFIXES = (".npy", ".npz", ".safetensors", ".parquet")
@@ -117,7 +117,7 @@ def read_rows(path: Path) -> tuple[Ids, Rows]:
         raise InvalidInput(f"{path}: {error}.") from None
     if rows.ndim != 2 or ids.ndim != 1 or ids.dtype.kind not in "iu" or rows.dtype.kind != "f":
         raise InvalidInput(
-            f"{path}: ids {array_type(ids)} and rows {array_type(rows)}, not"
+            f"{path}: ids {given_type(ids)} and rows {given_type(rows)}, not"
             " whole numbers [n] and floats [n, dim]."
         )
     return np.ascontiguousarray(ids).view(np.int64), np.ascontiguousarray(rows, np.float32)

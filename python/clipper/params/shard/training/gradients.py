@@ -13,7 +13,7 @@ import numpy as np
 from clipper.errors import InvalidInput, QuotaExceeded
 from clipper.params.shard.dense import F32
 from clipper.params.shard.parameters import Ids, Parameters, Piece
-from clipper_container.tensor_spec import array_type
+from clipper_container.tensor_spec import given_type
 from clipper_core.params.shard_loop import ShardLoop
 
 _SEQUENCE_MAX = (1 << 64) - 1
@@ -100,7 +100,7 @@ class GradientApplier:
             np.ascontiguousarray(part["gradients"], np.float32),
         )
         if ids.dtype not in (np.int64, np.uint64) or ids.ndim != 1:
-            raise InvalidInput(f"table {name!r}: ids are i64[n], not {array_type(ids)}.")
+            raise InvalidInput(f"table {name!r}: ids are i64[n], not {given_type(ids)}.")
         if gradients.shape != (ids.size, dim):
             raise InvalidInput(
                 f"table {name!r}: gradients are f32[{ids.size}, {dim}], not"

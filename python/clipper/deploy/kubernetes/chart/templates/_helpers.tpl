@@ -214,6 +214,7 @@ spec:
       volumes:
         - {name: data, persistentVolumeClaim: {claimName: {{ . }}}}
         - {name: tmp, emptyDir: {}}
-{{ include "clipper.service" (dict "name" . "selector" (include "clipper.selector" . | fromYaml) "ports" (dict "redis" 6379)) }}
+{{ include "clipper.service" (dict "name" . "selector" (include "clipper.selector" . | fromYaml)
+    "ports" (dict "redis" 6379)) }}
 {{ include "clipper.claim" (dict "name" . "part" "redis") }}
 {{- end -}}
