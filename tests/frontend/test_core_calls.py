@@ -49,6 +49,14 @@ def deploy(server: clipper.ClipperServer, gates: Path) -> None:
     server.app("wide", models=["wide"], slo_ms=60_000)
     server.deploy("stuck", gated(gates), input="f64[1]", cache=False)
     server.app("stuck", models=["stuck"], slo_ms=60_000)
+    server.deploy("stuck2", gated(gates), input="f64[1]", cache=False)
+    server.app("both", models=["stuck", "stuck2"], slo_ms=60_000)
+    server.deploy("doubled", doubled, input="f64[3]")
+    server.app("mean", models=["sum", "doubled"], slo_ms=5000)
+    server.deploy("raising", raising, input="f64[3]")
+    server.app("half", models=["sum", "raising"], slo_ms=5000)
+    server.app("none", models=["raising"], slo_ms=5000)
+    server.app("hasty", models=["stuck"], slo_ms=1, default=-1.0)
 
 
 @pytest.fixture
@@ -56,6 +64,14 @@ def line(server: clipper.ClipperServer) -> Iterator[CallLine]:
     wait_until(lambda: owners(server) == (0, 0), "no other connection is open")
     with CallLine(server.grpc_address) as line:
         yield line
+
+
+def doubled(rows: Any) -> Any:
+    return 2 * rows.sum(1)
+
+
+def raising(rows: Any) -> Any:
+    raise ValueError("no row is right")
 
 
 def owners(server: clipper.ClipperServer) -> tuple[int, int]:
@@ -74,7 +90,7 @@ def in_python(server: clipper.ClipperServer) -> None:
 
 
 def infer(row: float, application: str = "total") -> bytes:
-    numbers = [[row]] if application == "stuck" else [[row, 2, 3]]
+    numbers = [[row]] if application in ("stuck", "both", "hasty") else [[row, 2, 3]]
     return bytes(sent(application, numbers, "f64", id=f"{row}").SerializeToString())
 
 
@@ -98,6 +114,11 @@ def answered(line: CallLine, stream: int, row: float) -> None:
     assert np.frombuffer(reply.raw_output_contents[0])[0] in (row, row + 5)
 
 
+def output_of(line: CallLine, stream: int) -> float:
+    reply = message("inference.ModelInferResponse").FromString(line.client.replies[stream][2][5:])
+    return float(np.frombuffer(reply.raw_output_contents[0])[0])
+
+
 def rest_of(line: CallLine) -> bytes:
     """Return what the server sends up to the end of the connection."""
     data = b""
@@ -115,6 +136,29 @@ def live(line: CallLine) -> None:
 
 def test_plain_calls_stay_in_the_core(server: clipper.ClipperServer, line: CallLine) -> None:
     for row in (1.0, 1.0, 2.0, 3.0):
+        answered(line, asked_at_once(line, infer(row)), row)
+    in_core(server)
+
+
+def test_calls_to_several_models_stay_in_the_core(
+    server: clipper.ClipperServer, line: CallLine
+) -> None:
+    """Misses and hits; the mean of a row's sum and twice of it."""
+    for row in (1.0, 1.0, 2.0, 3.0, 2.0):
+        stream = asked_at_once(line, infer(row, "mean"))
+        line.wait(stream)
+        assert output_of(line, stream) == 1.5 * (row + 5)
+    in_core(server)
+
+
+@pytest.mark.parametrize(("application", "status"), [("half", "0"), ("none", "13"), ("hasty", "0")])
+def test_queries_without_a_plain_prediction_stay_in_the_core(
+    server: clipper.ClipperServer, line: CallLine, application: str, status: str
+) -> None:
+    for row in (1.0, 1.0, 4.0):
+        stream = asked_at_once(line, infer(row, application))
+        line.wait(stream)
+        assert line.client.replies[stream][1]["grpc-status"] == status
         answered(line, asked_at_once(line, infer(row)), row)
     in_core(server)
 
@@ -179,16 +223,41 @@ def test_calls_that_wait_go_along_and_come_back(
     assert ours._counts.open == 0
 
 
+def test_queries_that_python_has_go_along(
+    server: clipper.ClipperServer, line: CallLine, gates: Path
+) -> None:
+    """Calls to two models: their connection goes to Python before they are answered."""
+    ours = grpc_of(server)
+    both = [asked_at_once(line, infer(5000.0, "both")) for _ in range(3)]
+    wait_until(lambda: ours._counts.open == 3, "the calls are under way")
+    assert (owners(server), ours._counts.under_way) == ((1, 0), 0)
+    live(line)
+    in_python(server)
+    assert (ours._counts.open, ours._counts.under_way) == (3, 3)
+    line.client.h2.reset_stream(both.pop(), 8)
+    before = cancelled(server)
+    live(line)
+    wait_until(lambda: ours._counts.open == 2, "one was cancelled")
+    assert cancelled(server) == before + 1
+    (gates / "5").touch()
+    for stream in both:
+        answered(line, stream, 5000.0)
+    wait_until(lambda: ours._counts.open == 0, "all have ended")
+    for row in range(8):
+        answered(line, asked_at_once(line, infer(row)), row)
+    in_core(server)
+
+
 def test_a_connection_that_breaks_cancels_its_calls(
     server: clipper.ClipperServer, gates: Path
 ) -> None:
     ours, before = grpc_of(server), cancelled(server)
     with CallLine(server.grpc_address) as line:
-        for _ in range(3):
-            asked_at_once(line, infer(4000.0, "stuck"))
+        for application in ("stuck", "both", "both"):
+            asked_at_once(line, infer(4000.0, application))
         wait_until(lambda: ours._counts.open == 3, "the calls are under way")
     wait_until(lambda: ours._counts.open == 0, "they were cancelled")
-    assert cancelled(server) == before + 3
+    wait_until(lambda: cancelled(server) == before + 3, "and counted")
     (gates / "4").touch()
 
 
@@ -275,13 +344,15 @@ def test_an_error_of_the_connection_is_told(server: clipper.ClipperServer, line:
     assert line.client.gone.error_code == 1
 
 
-def test_a_server_that_closes_says_so(gates: Path) -> None:
+@pytest.mark.parametrize("application", ["stuck", "both"])
+def test_a_server_that_closes_says_so(gates: Path, application: str) -> None:
     """An idle connection is told; one with a call gets its reply first."""
+    (gates / "3").unlink(missing_ok=True)
     server = start()
     deploy(server, gates)
     with CallLine(server.grpc_address) as idle, CallLine(server.grpc_address) as busy:
         answered(idle, asked_at_once(idle, infer(1.0)), 1.0)
-        asked_at_once(busy, infer(3000.0, "stuck"))
+        asked_at_once(busy, infer(3000.0, application))
         wait_until(lambda: grpc_of(server)._counts.open == 1, "the call is under way")
         assert owners(server) == (2, 0)
         closing = threading.Thread(target=server.close)

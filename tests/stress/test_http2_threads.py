@@ -1,7 +1,7 @@
 """Connections of HTTP/2 under many threads: clients that cut their frames, reset calls and
-disconnect; connections that go to Python and back while their calls wait; a table that changes.
-Every call has its own answer, or an error of the stand-in for Python, which answers those that it
-gets in parts so, and nothing is left open."""
+disconnect; connections that go to Python and back while their calls wait, in the core or for an
+answer by their ticket; a table that changes. Every call has its own answer, or an error of the
+stand-in for Python, which answers those that it gets in parts so, and nothing is left open."""
 
 import os
 import random
@@ -21,7 +21,7 @@ from clipper_core.http.hot_calls import HotCalls
 from clipper_core.http.hpack import hpack_encode
 from clipper_core.http.http2_protocol import Http2EventKind, Http2Protocol
 from clipper_core.http.http_route import HotRoute, HotTable
-from clipper_core.http.http_server import Handed, HttpServer
+from clipper_core.http.http_server import Ending, Gone, Handed, HttpServer, Late, Read
 from clipper_core.runtime.histogram import Counter, LatencyHistogram
 from tests.stress.node import Node, together
 from tests.stress.test_http_server_threads import LIMITS, as_json
@@ -40,6 +40,7 @@ class Adopted:
 
     def __init__(self, handed: Handed, protocol: Http2Protocol) -> None:
         self.handed, self.protocol = handed, protocol
+        self.moved = dict(handed.queries)  # streams of queries that are not answered, by ticket
         self.line = socket.socket(fileno=handed.fd)
         self.line.setblocking(True)
 
@@ -72,8 +73,12 @@ class Place:
         self.counts = [Counter() for _ in range(5)]
         self.took, self.ok, self.requests = LatencyHistogram(), Counter(), LatencyHistogram()
         self.adopted: dict[int, Adopted] = {}
+        self.asked: dict[int, Read] = {}  # by ticket: not answered yet
+        self.moved: dict[int, Adopted] = {}  # by ticket
         self.handed = 0
         self.returned = 0
+        self.late = 0
+        self.went_along = 0
         self.ended = threading.Event()
         self.change()
         listener = socket.create_server(("127.0.0.1", 0))
@@ -102,11 +107,13 @@ class Place:
                 lambda id, tag, user: id,
                 takes_users=True,
                 rows_max=4,
+                read_only=name == b"read",
             )
             for name, model, slo_us in (
                 (b"plain", b"plain", 10_000_000),
                 (b"cached", b"cached", 10_000_000),
                 (b"late", b"plain", 1),
+                (b"read", b"plain", 10_000_000),
             )
         }
         table = HotTable(routes)
@@ -119,21 +126,49 @@ class Place:
         while not self.ended.is_set():
             fds = [self.core_server.fd, *self.calls.fds, *self.adopted]
             ready, _, _ = select.select(fds, [], [], 0.01)
-            for item in self.core_server.take():
-                self.adopt(item)
+            self.take()
             for fd in ready:
                 if fd in self.adopted:
                     self.read(self.adopted[fd])
             self.tell_news()
+            for ticket in [one for one in self.asked if self.rng.random() < 0.5]:
+                read = self.asked.pop(ticket)
+                data = (2 * np.asarray(read.rows)).tobytes()
+                self.reply(read, data, [(b"grpc-status", b"0")])
             self.calls.sweep()
 
-    def adopt(self, item: Any) -> None:
-        assert isinstance(item, Handed), item
+    def take(self) -> None:
+        for item in self.core_server.take():
+            if isinstance(item, Handed):
+                self.adopt(item)
+            elif isinstance(item, Read):
+                self.asked[item.ticket] = item
+            elif isinstance(item, Gone):
+                self.asked.pop(item.ticket, None)
+            elif isinstance(item, Late):
+                if item.ticket in self.moved:
+                    self.reply_late(item)
+            else:
+                assert isinstance(item, Ending), item
+                self.reply(item, None, [(b"grpc-status", LATE)])
+
+    def reply(self, call: Any, data: bytes | None, trailers: Any) -> None:
+        self.core_server.reply(call.worker, call.ticket, data, trailers)
+
+    def reply_late(self, late: Late) -> None:
+        self.late += 1
+        one = self.moved.pop(late.ticket)
+        one.protocol.reply(one.moved.pop(late.ticket), late.message, late.trailers)
+        self.send(one)
+
+    def adopt(self, item: Handed) -> None:
         if item.http2 is None:  # it has closed before it said what it speaks
             os.close(item.fd)
             return
         self.handed += 1
         one = self.adopted[item.fd] = Adopted(item, item.http2)
+        self.went_along += len(one.moved)
+        self.moved.update(dict.fromkeys(one.moved, one))
         self.calls.adopt(one.protocol, one)
         self.answer(one)
 
@@ -145,6 +180,9 @@ class Place:
         if not data:
             self.calls.lose(one.protocol)
             del self.adopted[one.handed.fd]
+            for ticket in one.moved:
+                del self.moved[ticket]
+                self.asked.pop(ticket, None)
             one.line.close()
             return
         one.protocol.feed(data)
@@ -175,7 +213,7 @@ class Place:
 
     def give_back(self, one: Adopted) -> None:
         self.tell_news()
-        if one.protocol.has_events or one.protocol.is_shut:
+        if one.moved or one.protocol.has_events or one.protocol.is_shut:
             return
         self.calls.give(one.protocol)
         one.line.setblocking(False)
@@ -191,8 +229,7 @@ class Place:
             join(thread)
         self.ended.set()
         join(self.threads[-1])
-        for item in self.core_server.take():
-            self.adopt(item)
+        self.take()
         for one in self.adopted.values():
             self.calls.lose(one.protocol)
             one.line.close()
@@ -255,7 +292,7 @@ class Client:
         text = b""
         resets = set()
         for _ in range(self.rng.randrange(1, 7)):
-            name = self.rng.choice(["plain", "cached", "cached", "late", "other"])
+            name = self.rng.choice(["plain", "cached", "cached", "late", "other", "read", "read"])
             row = [float(self.rng.randrange(40)), self.rng.random()]
             wanted[self.stream] = (
                 b"" if name in ("other", "late") else struct.pack("<2d", 2 * row[0], 2 * row[1])
@@ -312,4 +349,6 @@ def test_every_call_has_its_answer(place: Place) -> None:
         join(changing)
     assert place.handed > 0
     assert place.returned > 0
+    assert place.went_along > 0
+    assert place.late > 0
     assert all(one.answered for one in clients)

@@ -4,7 +4,7 @@ A call is taken if its head, its one message and its end came at once: clients s
 Others, and those that are not plain, are coroutines of Python (frontend/grpc/call_stream.py).
 """
 cimport cython
-from libc.string cimport memcpy
+from libcpp.vector cimport vector
 
 import os
 import threading
@@ -16,22 +16,22 @@ from clipper_core.http.http2_protocol cimport (
     Http2Stream, http2_consumed, http2_fail, http2_finish, http2_reply,
 )
 from clipper_core.http.http_route cimport (
-    OPEN, OTHER, READ, Fields, HotRoute, HotTable, Query, QueryOutcome,
+    OPEN, OTHER, READ, HotRoute, HotTable, Query, QueryOutcome,
     TableState, plain_answers, query_cancel, query_drop, query_futures, query_schedule,
 )
 from clipper_core.http.infer_call cimport (
-    CallHead, call_answer, call_answer_read, call_head_read, call_submit, call_trailers,
+    CallHead, call_answer, call_head_read, call_reply, call_submit, call_trailers,
 )
 from clipper_core.http.query_waits cimport (
     QueryWaits, query_next_ended, query_next_open, query_wait, query_wait_no_more, waits_add,
 )
-from clipper_core.http.trace_parent cimport TRACE_PARENT_BYTES, span_new
+from clipper_core.http.trace_parent cimport TRACE_PARENT_BYTES
 from clipper_core.results.future cimport MailboxReader
 from clipper_core.runtime.allocation cimport make, make_room
 from clipper_core.runtime.byte_buffer cimport Bytes
 from clipper_core.runtime.histogram cimport Counter, count, histogram_record
 from clipper_core.runtime.machine cimport (
-    eventfd_drain, i64, monotonic_us, relaxed, release, u32, u64,
+    eventfd_drain, i64, monotonic_us, relaxed, release, u32, u64, u8,
 )
 from clipper_core.runtime.status cimport NO_MEMORY, raise_for
 
@@ -92,6 +92,7 @@ cdef void _put_back(HotCallState* c, HotCall* x) noexcept nogil:
     x.rows.clear()
     x.rows.shrink(KEPT_BYTES)
     x.is_left = False
+    x.ticket = 0
     x.next = c.spare
     c.spare = x
 
@@ -110,6 +111,12 @@ cdef void _count_open(HotCallState* c, i64 more) noexcept nogil:
 
 cdef void _cancel(HotCallState* c, HotCall* x) noexcept nogil:
     """End a call for whose answer nobody waits any more."""
+    if x.ticket:
+        c.tickets.take(x.ticket)
+        c.gone.push_back(x.ticket)      # there is room: Python counts it
+        _count_open(c, -1)
+        _put_back(c, x)
+        return
     if x.query.block != NULL:
         query_wait_no_more(c.waits, &x.query)
         query_cancel(&x.query)
@@ -160,7 +167,8 @@ cdef bint _serve(HotCallState* c, Http2State* h, const TableState* table, void* 
     # for all that are open, so that their ends need no memory
     if (not call_head_read(h.text.at() + called.at, called.bytes, &head)
             or not make_room(c.left, c.left.size() + c.open + 1)
-            or not make_room(c.touched, c.touched.size() + c.open + 1)):
+            or not make_room(c.touched, c.touched.size() + c.open + 1)
+            or not make_room(c.gone, c.gone.size() + c.open + 1)):
         return False
     x = _new(c)
     if x == NULL:
@@ -251,7 +259,8 @@ cdef bint _take_call(HotCallState* c, Http2State* h, const TableState* table, vo
 cdef bint _has_room(const HotCallState* c) noexcept nogil:
     """Return whether another call may be open."""
     cdef const HotCallsShared* s = c.shared
-    return s.open.load(relaxed) + s.outside.load(relaxed) + c.left.size() < s.calls_max
+    return (not c.is_full
+            and s.open.load(relaxed) + s.outside.load(relaxed) + c.left.size() < s.calls_max)
 
 
 cdef bint hot_calls_take(HotCallState* c, Http2State* h, const TableState* table,
@@ -336,13 +345,59 @@ cdef void hot_calls_lose(HotCallState* c, Http2State* h) noexcept nogil:
             h.streams[i].call = NULL
 
 
-cdef void hot_calls_give(HotCallState* c, Http2State* h) noexcept nogil:
+cdef bint hot_call_ask(HotCallState* c, HotCall* x, u64 ticket) noexcept nogil:
+    if not c.tickets.put(ticket, x):
+        return False
+    x.ticket = ticket
+    (<Http2Stream*> x.connection.by_id.get(x.stream)).call = x
+    _count_open(c, 1)
+    return True
+
+
+cdef void* hot_call_answer(HotCallState* c, u64 ticket, const u8* message, u64 n,
+                           Bytes* fields) noexcept nogil:
+    cdef HotCall* x = <HotCall*> c.tickets.take(ticket)
+    cdef Http2Stream* stream
+    cdef void* owner
+    if x == NULL:
+        return NULL
+    owner = x.owner
+    stream = <Http2Stream*> x.connection.by_id.get(x.stream)
+    stream.call = NULL
+    stream.silent = True
+    if fields.size() == 0 or fields.lost:
+        http2_finish(x.connection, x.stream, INTERNAL_ERROR)
+    else:
+        http2_reply(x.connection, x.stream, message, n, fields)
+    _count_open(c, -1)
+    _put_back(c, x)
+    return owner
+
+
+cdef void hot_call_fail(HotCallState* c, HotCall* x) noexcept nogil:
+    cdef Http2Stream* stream = <Http2Stream*> x.connection.by_id.get(x.stream)
+    stream.silent = True
+    http2_finish(x.connection, x.stream, INTERNAL_ERROR)
+    _put_back(c, x)
+
+
+cdef void hot_calls_give(HotCallState* c, Http2State* h, vector[u64]* tickets) noexcept nogil:
     cdef Http2Stream* stream
     cdef HotCall* x
     cdef size_t i, kept = 0
     for i in range(h.streams.size()):
-        x = <HotCall*> h.streams[i].call
-        if x != NULL:               # it waits
+        stream = h.streams[i]
+        x = <HotCall*> stream.call
+        if x == NULL:
+            continue
+        if x.ticket:
+            tickets.push_back(x.ticket)
+            tickets.push_back(x.stream)
+            c.tickets.take(x.ticket)
+            stream.call = NULL
+            _count_open(c, -1)
+            _put_back(c, x)
+        else:                       # it waits
             query_wait_no_more(c.waits, &x.query)
             c.open -= 1
     for i in range(c.left.size()):
@@ -376,7 +431,7 @@ cdef void hot_calls_adopt(HotCallState* c, Http2State* h, void* owner) noexcept 
     cdef HotCall* x
     cdef size_t i
     cdef u64 n = c.left.size() + c.open + h.streams.size()
-    if not (make_room(c.left, n) and make_room(c.touched, n)):
+    if not (make_room(c.left, n) and make_room(c.touched, n) and make_room(c.gone, n)):
         hot_calls_drop(c, h)
         http2_fail(h, INTERNAL_ERROR, "no memory for the calls of a connection")
         return
@@ -528,7 +583,7 @@ cdef class HotCalls:
 
     def give(self, Http2Protocol protocol):
         """Let the calls of a connection go with it to another thread."""
-        hot_calls_give(self.state, protocol.state)
+        hot_calls_give(self.state, protocol.state, NULL)
 
     def drop(self, Http2Protocol protocol):
         """Cancel the calls of a connection that was given, and is gone before it was adopted."""
@@ -546,19 +601,10 @@ cdef class HotCalls:
         cdef Http2Protocol protocol = read.owner.protocol
         cdef Bytes body
         cdef Bytes fields
-        cdef Fields said
-        cdef list answers = plain_answers(futures)
-        cdef bytes trace = read.trace
-        if answers is None or not call_answer_read(route.state, answers,
-                                                   read.request_id.encode("ascii"), &body):
+        cdef bytes request_id = read.request_id.encode("ascii")
+        if not call_reply(route.state, plain_answers(futures), request_id, read.trace,
+                          &self.state.draws, &body, &fields):
             return False
-        said.traced = len(trace) == TRACE_PARENT_BYTES
-        if said.traced:
-            memcpy(said.trace, <const char*> trace, TRACE_PARENT_BYTES)
-            said.span = span_new(&self.state.draws)
-        call_trailers(&said, &fields)
-        if body.lost or fields.lost:
-            raise_for(NO_MEMORY, "no memory for a reply")
         http2_reply(protocol.state, read.stream, body.at(), body.size(), &fields)
         route._count_answer(<u64> read.began_ns // 1000)
         return True

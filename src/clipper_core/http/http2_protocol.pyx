@@ -1089,8 +1089,8 @@ cdef class Http2Protocol:
     def reply(self, u32 stream, message, trailers=None):
         """Take a message of the answer to a call, or None, and its end.
 
-        trailers: pairs (name, value) of bytes that end the call; None: it goes on. Return False if
-        its stream has ended.
+        trailers: pairs (name, value) of bytes that end the call, or their block; None: it goes on.
+        Return False if its stream has ended.
         """
         cdef Bytes fields
         cdef bytes name, value
@@ -1103,6 +1103,10 @@ cdef class Http2Protocol:
             at = &view[0] if n else <const u8*> GRPC
         if trailers is None:
             return bool(http2_reply(self.state, stream, at, n, NULL))
+        if isinstance(trailers, bytes):
+            name = trailers
+            fields.put(<const char*> name, <u64> len(name))
+            trailers = ()
         for name, value in trailers:
             hpack_put(&fields, <const u8*> (<const char*> name), <u32> len(name),
                       <const u8*> (<const char*> value), <u32> len(value))

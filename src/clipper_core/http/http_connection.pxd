@@ -33,6 +33,7 @@ cdef enum GivenKind:            # to Python
     ENDING = 1                  # a query whose response is to be made there
     ROWS = 2                    # a query that is to be scheduled and answered there
     GONE = 3                    # the client of such a query does not wait any more
+    LATE = 5                    # an answer to such a query, whose connection has gone to Python
     WITHOUT_TLS = 4             # a connection that was to speak TLS, and does not
 
 cdef struct Settings:
@@ -70,7 +71,12 @@ cdef cppclass HandedOver:
     u32 returns                 # how often it has come back
     u32 worker
     u64 ticket                  # of a query: to answer by. Of a connection with TLS: of its relay
+    vector[u64] tickets         # of a connection of HTTP/2: the ticket and the stream of each query
+                                # that goes with it
     Query query
+    bint is_call                # the query is that of a call
+    bint has_message            # LATE, of a call: its reply is in `bytes`
+    Bytes fields                # and these end it
     ConnectionEnds ends         # of a connection with TLS
 
 cdef cppclass HttpConnection:
@@ -212,6 +218,9 @@ cdef void http_connections_settle(Worker* w) noexcept nogil
 cdef void http_connections_check_held(Worker* w) noexcept nogil
 # The slot that a call waited for has ended.
 cdef void http_call_slot_ended(Worker* w, HotCall* call) noexcept nogil
+# By Python: answer a call. message: NULL: there is none. fields: end it; without any it fails
+cdef void http_call_answered(Worker* w, u64 ticket, const u8* message, u64 n,
+                             Bytes* fields) noexcept nogil
 # The slot that it waited for has ended.
 cdef void exchange_slot_ended(Worker* w, Exchange* x) noexcept nogil
 # by Python

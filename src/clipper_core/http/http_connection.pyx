@@ -25,8 +25,8 @@ from libc.stdint cimport int64_t
 from posix.unistd cimport close as close_fd
 
 from clipper_core.http.hot_calls cimport (
-    HotCall, hot_call_slot_ended, hot_calls_adopt, hot_calls_are_partial, hot_calls_drop,
-    hot_calls_give, hot_calls_take,
+    HotCall, hot_call_answer, hot_call_ask, hot_call_fail, hot_call_slot_ended, hot_calls_adopt,
+    hot_calls_are_partial, hot_calls_drop, hot_calls_give, hot_calls_lose, hot_calls_take,
 )
 from clipper_core.http.http2_protocol cimport (
     CONTROL_BYTES_MAX, INTERNAL_ERROR, SHUT, Http2State, http2_begins, http2_close, http2_fail,
@@ -34,8 +34,8 @@ from clipper_core.http.http2_protocol cimport (
 )
 from clipper_core.http.http_head cimport HEAD_PLAIN, HEAD_UNFINISHED, Head, head_read
 from clipper_core.http.http_route cimport (
-    ENDED, OPEN, OTHER, READ, VALUE, QueryOutcome, RouteState, key_in, query_answer, query_cancel,
-    query_drop, query_submit, route_at, route_refuse,
+    ENDED, OPEN, OTHER, READ, VALUE, Query, QueryOutcome, RouteState, key_in, query_answer,
+    query_cancel, query_drop, query_submit, route_at, route_refuse,
 )
 from clipper_core.http.key_table cimport ADMITTED, NO_KEY, Admission, key_admit, key_take_back
 from clipper_core.http.json_value cimport large_body_drop, large_body_go_on
@@ -178,7 +178,8 @@ cdef void _forget(Worker* w, HttpConnection* connection) noexcept nogil:
 cdef void http_connection_close(Worker* w, HttpConnection* connection) noexcept nogil:
     _give_up(w, connection)
     if connection.http2 != NULL:
-        _drop_calls(w, connection.http2)
+        hot_calls_lose(&w.calls, connection.http2)
+        _tell_all_gone(w)
     if connection.line == SECURED:
         connection.tls.say_end()
         send(connection.fd, connection.tls.out.at(), connection.tls.out.size(), MSG_NOSIGNAL)
@@ -189,6 +190,10 @@ cdef void http_connection_close(Worker* w, HttpConnection* connection) noexcept 
 cdef void _hand_over(Worker* w, HttpConnection* connection) noexcept nogil:
     cdef HandedOver* handed = make[HandedOver]()
     cdef int end = connection.fd
+    if (handed != NULL and connection.http2 != NULL
+            and not make_room(handed.tickets, 2 * connection.http2.streams.size())):
+        del handed
+        handed = NULL
     if handed != NULL:
         w.reactor.unwatch(connection.fd)
         if connection.tls != NULL:
@@ -201,7 +206,7 @@ cdef void _hand_over(Worker* w, HttpConnection* connection) noexcept nogil:
         return
     connection.tls = NULL
     if connection.http2 != NULL:
-        hot_calls_give(&w.calls, connection.http2)
+        hot_calls_give(&w.calls, connection.http2, &handed.tickets)
         handed.http2 = connection.http2
         connection.http2 = NULL
     handed.kind = CONNECTION
@@ -219,7 +224,7 @@ cdef void _hand_over(Worker* w, HttpConnection* connection) noexcept nogil:
         if handed.http2 != NULL:
             hot_calls_drop(&w.calls, handed.http2)
             http2_close(handed.http2)
-        del handed
+        del handed              # Python is at its end, with the queries that have tickets
 
 
 cdef void _stay(Worker* w, HttpConnection* connection, HandedOver* handed) noexcept nogil:
@@ -365,10 +370,15 @@ cdef void _append(HttpConnection* connection, Exchange* x, bint close) noexcept 
     connection.open += 1
 
 
+cdef void _release(Query* q) noexcept nogil:
+    """Release a query, which is over."""
+    query_drop(q)
+    q.route.users.fetch_sub(1, release)
+
+
 cdef void _over(Exchange* x) noexcept nogil:
     """Release the query, which the exchange does not use any more."""
-    query_drop(&x.query)
-    x.query.route.users.fetch_sub(1, release)
+    _release(&x.query)
 
 
 cdef void _tell_gone(Worker* w, u64 ticket) noexcept nogil:
@@ -470,44 +480,48 @@ cdef void _go_on(Worker* w, HttpConnection* connection) noexcept nogil:
 cdef void _pass_to_python(Worker* w, Exchange* x, const Bytes* rows) noexcept nogil:
     """Pass the query to Python, which returns the response as bytes. rows: of a query that was only
     read; NULL: they have slots."""
-    cdef HandedOver* handed = make[HandedOver]()
-    if handed == NULL:
+    x.key = w.shared.tickets.fetch_add(1, relaxed)
+    x.how = BY_PYTHON if rows == NULL else SCHEDULED
+    if not w.tickets.put(x.key, x):
         _over(x)
         _starve(x)
-        return
+    elif not _give_query(w, &x.query, rows, x.key, False):
+        w.tickets.take(x.key)
+        _starve(x)
+
+
+cdef bint _give_query(Worker* w, Query* q, const Bytes* rows, u64 ticket,
+                      bint is_call) noexcept nogil:
+    """Give a query to Python, which has it from then on. False: there is no memory, or the server
+    is at its end; then the query is over. rows: as of `_pass_to_python`"""
+    cdef HandedOver* handed = make[HandedOver]()
+    if handed == NULL:
+        _release(q)
+        return False
     handed.kind = ENDING if rows == NULL else ROWS
     handed.worker = w.number
     handed.fd = -1
-    handed.ticket = w.shared.tickets.fetch_add(1, relaxed)
-    handed.query.route, handed.query.block, handed.query.slot = (x.query.route, x.query.block,
-            x.query.slot)
-    handed.query.rows = x.query.rows
-    handed.query.binary, handed.query.value, handed.query.number = (x.query.binary, x.query.value,
-            x.query.number)
-    handed.query.began_us, handed.query.fields = x.query.began_us, x.query.fields
-    handed.query.user.put(x.query.user.at(), x.query.user.size())
-    handed.query.tag.put(x.query.tag.at(), x.query.tag.size())
-    x.query.block = NULL
-    x.query.value.tag = TAG_NONE
-    x.how, x.key = BY_PYTHON, handed.ticket
+    handed.ticket = ticket
+    handed.is_call = is_call
+    handed.query.route, handed.query.block, handed.query.slot = q.route, q.block, q.slot
+    handed.query.rows = q.rows
+    handed.query.binary, handed.query.value, handed.query.number = q.binary, q.value, q.number
+    handed.query.began_us, handed.query.fields = q.began_us, q.fields
+    handed.query.user.put(q.user.at(), q.user.size())
+    handed.query.tag.put(q.tag.at(), q.tag.size())
+    q.block = NULL
+    q.value.tag = TAG_NONE
     if rows != NULL:
-        x.how = SCHEDULED
         handed.bytes.put(rows.at(), rows.size())
         w.shared.kept.fetch_add(rows.size(), relaxed)
-    # no memory, or the server is at its end
-    if (handed.bytes.lost or handed.query.user.lost or not w.tickets.put(x.key, x)
-            or not w.shared.away.put(handed)):
-        w.tickets.take(x.key)
-        if rows != NULL:
-            w.shared.kept.fetch_sub(rows.size(), relaxed)
-        _over_given(handed)
-        _starve(x)
-
-
-cdef void _over_given(HandedOver* handed) noexcept nogil:
-    query_drop(&handed.query)
-    handed.query.route.users.fetch_sub(1, release)
+    if (not (handed.bytes.lost or handed.query.user.lost or handed.query.tag.lost)
+            and w.shared.away.put(handed)):
+        return True
+    if rows != NULL:
+        w.shared.kept.fetch_sub(rows.size(), relaxed)
+    _release(&handed.query)
     del handed
+    return False
 
 
 cdef void _made_up(Worker* w) noexcept nogil:
@@ -806,10 +820,54 @@ cdef void http_connection_read(Worker* w, HttpConnection* connection) noexcept n
 # -- HTTP/2
 # --------------------------------------------------------------------------------------------------
 
-cdef void _drop_calls(Worker* w, Http2State* h) noexcept nogil:
-    """Cancel the calls of a connection that is gone, those that are left for Python too."""
-    hot_calls_give(&w.calls, h)
-    hot_calls_drop(&w.calls, h)
+cdef void _tell_all_gone(Worker* w) noexcept nogil:
+    """Have the calls cancelled that Python has, and for whose answers nobody waits any more."""
+    cdef size_t i
+    for i in range(w.calls.gone.size()):
+        _tell_gone(w, w.calls.gone[i])
+    w.calls.gone.clear()
+
+
+cdef void _pass_call(Worker* w, HotCall* x) noexcept nogil:
+    """Pass a call's query to Python, which returns the reply. Without memory the call fails."""
+    cdef u64 ticket = w.shared.tickets.fetch_add(1, relaxed)
+    cdef Bytes none
+    if not hot_call_ask(&w.calls, x, ticket):
+        _release(&x.query)
+        hot_call_fail(&w.calls, x)
+    elif not _give_query(w, &x.query, &x.rows if x.is_read else NULL, ticket, True):
+        hot_call_answer(&w.calls, ticket, NULL, 0, &none)
+
+
+cdef void _pass_calls(Worker* w) noexcept nogil:
+    """Pass on what calls have left for Python."""
+    cdef size_t i
+    for i in range(w.calls.left.size()):
+        _pass_call(w, w.calls.left[i])
+    w.calls.left.clear()
+    _tell_all_gone(w)
+
+
+cdef void http_call_answered(Worker* w, u64 ticket, const u8* message, u64 n,
+                             Bytes* fields) noexcept nogil:
+    cdef void* owner = hot_call_answer(&w.calls, ticket, message, n, fields)
+    cdef HandedOver* handed
+    if owner != NULL:
+        _touch(w, <HttpConnection*> owner)
+        return
+    # its connection has gone to Python, or it is gone
+    handed = make[HandedOver]()
+    if handed == NULL:
+        return
+    handed.kind = LATE
+    handed.fd = -1
+    handed.ticket = ticket
+    handed.is_call = True
+    handed.has_message = message != NULL
+    handed.bytes.put(message, n)
+    handed.fields.take(fields[0])
+    if not w.shared.away.put(handed):
+        del handed
 
 
 cdef void _touch(Worker* w, HttpConnection* connection) noexcept nogil:
@@ -849,9 +907,10 @@ cdef void _feed(Worker* w, HttpConnection* connection, const u8* at, u64 n) noex
 
 cdef void _take_calls(Worker* w, HttpConnection* connection) noexcept nogil:
     cdef Http2State* h = connection.http2
-    cdef size_t before = w.calls.left.size()
+    w.calls.is_full = not _has_memory(w.shared, 0)      # then Python refuses them
     if hot_calls_take(&w.calls, h, w.calls_table, connection):
         connection.since_us = w.now_us
+    _pass_calls(w)
     if h.events.size() == 0:
         connection.held_us = 0
     elif h.text.size() > HELD_BYTES_MAX or not hot_calls_are_partial(h):
@@ -861,12 +920,10 @@ cdef void _take_calls(Worker* w, HttpConnection* connection) noexcept nogil:
         connection.held_us = w.now_us
         if w.holds_until_us == 0:
             w.holds_until_us = w.now_us + HELD_US
-    connection.leaving = connection.leaving or w.calls.left.size() != before
 
 
 cdef void http_connection_go_on(Worker* w, HttpConnection* connection, Http2State* state,
                                 Bytes* received) noexcept nogil:
-    cdef size_t before = w.calls.left.size()
     if connection == NULL:
         if state != NULL:
             hot_calls_drop(&w.calls, state)
@@ -879,7 +936,8 @@ cdef void http_connection_go_on(Worker* w, HttpConnection* connection, Http2Stat
         return
     connection.http2 = state
     hot_calls_adopt(&w.calls, state, connection)
-    connection.leaving = w.draining or w.calls.left.size() != before
+    _pass_calls(w)
+    connection.leaving = w.draining
     if received.lost:
         http2_fail(state, INTERNAL_ERROR, "no memory for the connection")
     _feed(w, connection, received.at(), received.size())
@@ -889,9 +947,8 @@ cdef void http_connection_go_on(Worker* w, HttpConnection* connection, Http2Stat
 
 cdef void http_call_slot_ended(Worker* w, HotCall* call) noexcept nogil:
     cdef HttpConnection* connection = <HttpConnection*> call.owner
-    cdef size_t before = w.calls.left.size()
     if hot_call_slot_ended(&w.calls, call):
-        connection.leaving = connection.leaving or w.calls.left.size() != before
+        _pass_calls(w)
         _touch(w, connection)
 
 

@@ -25,6 +25,7 @@ cdef enum WorkerCommandKind:
     RESUME = 5                  # a connection with TLS, that Python gives back
     SET_TLS = 6                 # another certificate
     SET_CALLS = 7               # another table of calls
+    CALL_ANSWERED = 8           # a reply, of an ending that is a call's
 
 cdef cppclass WorkerCommand:
     u32 kind
@@ -34,6 +35,8 @@ cdef cppclass WorkerCommand:
     TlsContextState tls
     bint close
     Bytes bytes
+    bint has_message            # of CALL_ANSWERED: the reply is in `bytes`
+    Bytes fields                # and these end the call; none: it fails
     TableState* table
     Http2State* http2           # of ADOPT and RESUME; NULL: the connection speaks HTTP/1.1
 
@@ -64,6 +67,7 @@ cdef class HttpServer:
     cdef object _feedback(self, HandedOver* handed)
     cdef int _send(self, HotRoute route, object read, bytes own, u64 json_bytes,
                    const Bytes* body) except -1
+    cdef bint _respond_to_call(self, HotRoute route, object read, list answers) except -1
     cdef int _write(self, HotRoute route, object read, bytes own, u64 json_bytes,
                     const Bytes* body, Bytes* out) except -1
     cdef int _post(self, u32 worker, WorkerCommand* command) except -1

@@ -1,4 +1,4 @@
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from clipper_core.engine.engine import Engine
@@ -18,6 +18,7 @@ class Handed(NamedTuple):
     relay: int
     ends: tuple[tuple[str, int] | None, ...]
     http2: Http2Protocol | None = None
+    queries: tuple[tuple[int, int], ...] = ()
 
 class WithoutTls(NamedTuple):
     fd: int
@@ -61,6 +62,11 @@ class Feedback(NamedTuple):
 class Gone(NamedTuple):
     ticket: int
 
+class Late(NamedTuple):
+    ticket: int
+    message: bytes | None
+    trailers: bytes
+
 class HttpServer:
     def __init__(
         self,
@@ -100,7 +106,7 @@ class HttpServer:
     def set_calls_table(self, table: HotTable) -> None: ...
     def set_tls(self, tls: TlsContext) -> None: ...
     def sweep(self) -> int: ...
-    def take(self) -> list[Handed | WithoutTls | Ending | Read | Feedback | Gone]: ...
+    def take(self) -> list[Handed | WithoutTls | Ending | Read | Feedback | Gone | Late]: ...
     def respond(self, read: Read, futures: list[Future] | None = None) -> bool: ...
     def respond_feedback(self, feedback: Feedback, counted: bool) -> None: ...
     def adopt(self, fd: int, returns: int = 0, protocol: Http2Protocol | None = None) -> bool: ...
@@ -113,5 +119,12 @@ class HttpServer:
         protocol: Http2Protocol | None = None,
     ) -> bool: ...
     def answer(self, worker: int, ticket: int, response: bytes, close: bool) -> None: ...
+    def reply(
+        self,
+        worker: int,
+        ticket: int,
+        message: bytes | None,
+        trailers: Iterable[tuple[bytes, bytes]],
+    ) -> None: ...
     def drain(self) -> None: ...
     def stop(self) -> None: ...

@@ -21,13 +21,15 @@ from typing import NamedTuple
 
 from clipper_core.engine.engine cimport Engine
 from clipper_core.http.hot_calls cimport HotCall, HotCalls, hot_calls_close, hot_calls_drop
+from clipper_core.http.hpack cimport hpack_put
 from clipper_core.http.http2_protocol cimport (
     Http2Protocol, Http2State, http2_close, http2_protocol_of, http2_protocol_release,
 )
 from clipper_core.http.http_connection cimport (
-    CONNECTION, ENDING, GONE, ROWS, TURN_BYTES, WITHOUT_TLS,
+    CONNECTION, ENDING, GONE, LATE, ROWS, TURN_BYTES, WITHOUT_TLS,
     Exchange, HttpConnection, Settings, connection_unsent,
-    exchange_answered, exchange_slot_ended, http_call_slot_ended, http_connection_check_times,
+    exchange_answered, exchange_slot_ended, http_call_answered, http_call_slot_ended,
+    http_connection_check_times,
     http_connection_close, http_connection_drain, http_connection_go_on, http_connection_open,
     http_connection_read, http_connection_resume, http_connection_settle,
     http_connections_check_held, http_connections_settle, sockaddr_storage,
@@ -36,6 +38,7 @@ from clipper_core.http.http_route cimport (
     CALL, FEEDBACK, INFER, PREDICT, HotRoute, HotTable, Query, plain_answers, query_drop,
     query_futures, query_schedule,
 )
+from clipper_core.http.infer_call cimport call_reply
 from clipper_core.http.json_value cimport Text, json_read_f64, json_read_i64
 from clipper_core.http.query_waits cimport query_next_ended, waits_add
 from clipper_core.http.trace_parent cimport TRACE_PARENT_BYTES, span_new, trace_parent_put
@@ -217,6 +220,9 @@ cdef void _apply_command(Worker* w, WorkerCommand* command) noexcept nogil:
         x = <Exchange*> w.tickets.take(command.ticket)
         if x != NULL:
             exchange_answered(w, x, &command.bytes, command.close)
+    elif command.kind == CALL_ANSWERED:
+        http_call_answered(w, command.ticket, command.bytes.at() if command.has_message else NULL,
+                           command.bytes.size(), &command.fields)
     elif command.kind == SET_TABLE:
         w.table.users.fetch_sub(1, release)
         w.table = command.table
@@ -373,7 +379,8 @@ class Handed(NamedTuple):
     """A connection that is Python's from now on. data: read and not used.  age_s: since its first
     byte came.  returns: how often it has been here before.  http2: its state, if it speaks HTTP/2,
     for HotCalls.adopt(); age_s is then since its last request was answered; None: it speaks
-    HTTP/1.1.
+    HTTP/1.1. queries: the ticket and the stream of each of its queries that were given before: it
+    is answered on that stream, no more by its ticket.
 
     With TLS, fd is one end of a relay, for resume(worker, relay, ...), and ends has the addresses
     of the client and of this server; else relay is 0, and ends empty."""
@@ -386,6 +393,7 @@ class Handed(NamedTuple):
     relay: int
     ends: tuple
     http2: object = None
+    queries: tuple = ()
 
 
 class WithoutTls(NamedTuple):
@@ -436,6 +444,15 @@ class Gone(NamedTuple):
     ticket: int
 
 
+class Late(NamedTuple):
+    """The reply to a query whose connection was Handed before it came, or is gone. message,
+    trailers: as of Http2Protocol.reply(); without trailers the call has failed."""
+
+    ticket: int
+    message: object
+    trailers: bytes
+
+
 class Ending(NamedTuple):
     """A query whose response Python makes, for answer(worker, ticket, ...). futures: of its rows,
     done.  id: X-Request-Id; empty: none came. tag, binary: of infer: the request's own id, as JSON,
@@ -471,8 +488,8 @@ cdef tuple _ends_of(const HandedOver* handed):
 
 
 cdef bytes _tag_of(const Query* q):
-    """Return the request's own id of infer, as JSON; empty: it is another request."""
-    if q.route.form != INFER or q.tag.size() == 0:
+    """Return the request's own id, of infer as JSON; empty: it is another request."""
+    if q.route.form != INFER and q.route.form != CALL or q.tag.size() == 0:
         return b""
     return (<const char*> q.tag.at())[:q.tag.size()]
 
@@ -507,6 +524,21 @@ cdef str _user_of(Query* q):
 cdef bytes _trace_of(const Query* q):
     """Return traceparent, if it names a trace; else empty."""
     return (<const char*> q.fields.trace)[:TRACE_PARENT_BYTES] if q.fields.traced else b""
+
+
+cdef tuple _queries_of(const HandedOver* handed):
+    cdef size_t i
+    return tuple([(handed.tickets[2 * i], handed.tickets[2 * i + 1])
+                  for i in range(handed.tickets.size() // 2)])
+
+
+cdef bytes _bytes_of(const Bytes* of):
+    return (<const char*> of.at())[:of.size()] if of.size() else b""
+
+
+cdef object _late(const HandedOver* handed):
+    return Late(handed.ticket, _bytes_of(&handed.bytes) if handed.has_message else None,
+                _bytes_of(&handed.fields))
 
 
 cdef Worker* _worker_new(Shared* s, u32 number) except NULL:
@@ -756,7 +788,7 @@ cdef class HttpServer:
 
     def take(self):
         """Return what is now for Python, in its order: Handed, WithoutTls, Ending, Feedback, Gone,
-        and Read for what is not answered at once."""
+        Late, and Read for what is not answered at once."""
         cdef vector[void*] items
         cdef size_t i
         cdef HandedOver* handed
@@ -774,11 +806,14 @@ cdef class HttpServer:
                         protocol = http2_protocol_of(handed.http2)
                         handed.http2 = NULL
                     taken.append(Handed(handed.fd, data, handed.age_us / 1e6, handed.returns,
-                                        handed.worker, handed.ticket, _ends_of(handed), protocol))
+                                        handed.worker, handed.ticket, _ends_of(handed), protocol,
+                                        _queries_of(handed)))
                 elif handed.kind == WITHOUT_TLS:
                     taken.append(WithoutTls(handed.fd))
                 elif handed.kind == GONE:
                     taken.append(Gone(handed.ticket))
+                elif handed.kind == LATE:
+                    taken.append(_late(handed))
                 elif handed.kind == ROWS and handed.query.route.form == FEEDBACK:
                     taken.append(self._feedback(handed))
                 elif handed.kind == ROWS:
@@ -801,13 +836,13 @@ cdef class HttpServer:
                 hot_calls_drop(self.calls.state, handed.http2)
                 http2_close(handed.http2)
             return 0
-        if handed.kind == GONE:
+        if handed.kind == GONE or handed.kind == LATE:
             return 0
         if handed.kind == ENDING:
             query_drop(&handed.query)
             handed.query.route.users.fetch_sub(1, release)
         for _ in range(LOSE_TRIES):
-            command = _command_new(ANSWERED)
+            command = _command_new(CALL_ANSWERED if handed.is_call else ANSWERED)
             if command != NULL:
                 command.ticket, command.close = handed.ticket, True
                 if (<Worker*> self.shared.workers[handed.worker]).post.put(command):
@@ -820,7 +855,8 @@ cdef class HttpServer:
         cdef HotRoute route = <HotRoute> handed.query.route.object
         cdef bytes id = _id_of(&handed.query)
         cdef bytes tag = _tag_of(&handed.query)
-        cdef object extra = route.subject(id.decode("ascii"), tag, _user_of(&handed.query))
+        cdef object extra = route.subject(id.decode("ascii"), b"" if handed.is_call else tag,
+                                          _user_of(&handed.query))
         cdef list futures = query_futures(&handed.query, self.finish, extra)
         ending = Ending(route, futures, id, handed.query.began_us * 1000, handed.worker,
                         handed.ticket,
@@ -871,11 +907,31 @@ cdef class HttpServer:
         if read.error is not None:
             return False
         answers = plain_answers(futures)
+        if route.state.form == CALL:
+            return self._respond_to_call(route, read, answers)
         if answers is None or not route._answer_body(answers, read.id, read.tag, read.binary,
                                                      self.encode, &json_bytes, &body):
             return False
         own = answers[0].id.encode("ascii") if route.state.form == PREDICT else b""
         self._send(route, read, own, json_bytes, &body)
+        return True
+
+    cdef bint _respond_to_call(self, HotRoute route, object read, list answers) except -1:
+        """Count and send the reply to a call that was read. False: Python must make it."""
+        cdef WorkerCommand* command = _checked(_command_new(CALL_ANSWERED))
+        cdef bint made = False
+        command.ticket = read.ticket
+        command.has_message = True
+        try:
+            made = call_reply(route.state, answers, read.tag, read.trace, &self.draws,
+                              &command.bytes, &command.fields)
+        finally:
+            if not made:
+                del command
+        if not made:
+            return False
+        route._count_answer(<u64> read.began_ns // 1000)
+        self._post(read.worker, command)
         return True
 
     cdef int _send(self, HotRoute route, object read, bytes own, u64 json_bytes,
@@ -960,11 +1016,27 @@ cdef class HttpServer:
         command.bytes.put(<const char*> response, len(response))
         self._post(worker, command)
 
+    def reply(self, u32 worker, u64 ticket, message, trailers):
+        """The reply of an Ending that is a call's: a message, or None, and what ends it, pairs
+        (name, value) of bytes. Raises MemoryError."""
+        cdef WorkerCommand* command = _checked(_command_new(CALL_ANSWERED))
+        cdef bytes data, name, value
+        command.ticket = ticket
+        if message is not None:
+            data = message
+            command.has_message = True
+            command.bytes.put(<const char*> data, <u64> len(data))
+        for name, value in trailers:
+            hpack_put(&command.fields, <const u8*> (<const char*> name), <u32> len(name),
+                      <const u8*> (<const char*> value), <u32> len(value))
+        self._post(worker, command)
+
     cdef int _post(self, u32 worker, WorkerCommand* command) except -1:
         """Give a response to its worker. Raises NO_MEMORY."""
-        if command.bytes.lost or not (<Worker*> self.shared.workers[worker]).post.put(command):
+        cdef Worker* w = <Worker*> self.shared.workers[worker]
+        if command.bytes.lost or command.fields.lost or not w.post.put(command):
             del command
-            if not (<Worker*> self.shared.workers[worker]).post.closed:
+            if not w.post.closed:
                 raise_for(NO_MEMORY, "no memory for a response")
         return 0
 

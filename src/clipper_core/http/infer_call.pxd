@@ -38,7 +38,9 @@ cdef QueryOutcome call_submit(Query* q, const TableState* table, const CallLimit
 cdef bint call_answer(Query* q, Bytes* body) noexcept nogil
 # Append the fields that end such a call. fields: of the query
 cdef void call_trailers(const Fields* said, Bytes* fields) noexcept nogil
-# Write the response to a query that was only read, from the answers to its rows. False: Python must
-# write it. request_id: the id in the request
-cdef bint call_answer_read(const RouteState* r, list answers, bytes request_id,
-                           Bytes* body) except -1
+# Write the response to a query that was only read, from the answers to its rows, and the fields
+# that end its call. False: Python must write them. answers: None if one is not plain. request_id:
+# the id in the request. trace: its traceparent; empty: it names none. draws: of `span_new`. Raises
+# NO_MEMORY.
+cdef bint call_reply(const RouteState* r, list answers, bytes request_id, bytes trace, u64* draws,
+                     Bytes* body, Bytes* fields) except -1

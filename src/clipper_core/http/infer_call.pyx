@@ -18,13 +18,14 @@ from clipper_core.http.protobuf cimport (
     PROTO_END, PROTO_FIELD, PROTO_TEXT, PROTO_VARINT, ProtoField, ProtoReader, proto_next,
     proto_put_fixed64, proto_put_head, proto_put_text, proto_put_varint, proto_varint,
 )
-from clipper_core.http.trace_parent cimport trace_parent_put
+from clipper_core.http.trace_parent cimport TRACE_PARENT_BYTES, span_new, trace_parent_put
 from clipper_core.results.answer cimport Answer
 from clipper_core.runtime.byte_buffer cimport Bytes
 from clipper_core.runtime.dtype cimport (
     F32, I16, I32, I64, I8, U16, U32, U64, U8, all_finite, itemsize,
 )
 from clipper_core.runtime.machine cimport i64, monotonic_us, u32, u64, u8
+from clipper_core.runtime.status cimport NO_MEMORY, raise_for
 from clipper_core.wire.prediction cimport (
     TAG_BLOB, Blob, Value, blob_data, record_type, value_drop,
 )
@@ -650,8 +651,24 @@ cdef void call_trailers(const Fields* said, Bytes* fields) noexcept nogil:
                   <u32> trace.size())
 
 
-cdef bint call_answer_read(const RouteState* r, list answers, bytes request_id,
-                           Bytes* body) except -1:
+cdef bint call_reply(const RouteState* r, list answers, bytes request_id, bytes trace, u64* draws,
+                     Bytes* body, Bytes* fields) except -1:
+    cdef Fields said
+    if answers is None or not _answer_read(r, answers, request_id, body):
+        return False
+    said.traced = len(trace) == TRACE_PARENT_BYTES
+    if said.traced:
+        memcpy(said.trace, <const char*> trace, TRACE_PARENT_BYTES)
+        said.span = span_new(draws)
+    call_trailers(&said, fields)
+    if body.lost or fields.lost:
+        raise_for(NO_MEMORY, "no memory for a reply")
+    return True
+
+
+cdef bint _answer_read(const RouteState* r, list answers, bytes request_id,
+                       Bytes* body) except -1:
+    """Write the response to a query that was only read. False: one of its outputs is not plain."""
     cdef Answer answer = answers[0]
     cdef Value value
     cdef bint made

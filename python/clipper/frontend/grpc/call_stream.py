@@ -24,7 +24,7 @@ from clipper.component import Tasks
 from clipper.frontend.grpc.call_context import CallContext, CallDetails, Code
 from clipper.frontend.grpc.method import CallMethod, CallMethods
 from clipper.frontend.http.body_memory import BodyMemory
-from clipper.frontend.http.http2 import Http2Connection
+from clipper.frontend.http.http2 import CallReplies, Http2Connection
 from clipper.frontend.http.messages import GZIP, decompressed
 from clipper_core.http.grpc_message import GrpcReader
 from clipper_core.http.http2_protocol import Http2Protocol
@@ -74,8 +74,9 @@ class CoreCalls(Protocol):
     def drop(self, protocol: Http2Protocol) -> None:
         """Cancel the calls of a connection that was lost before they were adopted."""
 
-    def serve_in(self, core_server: HttpServer) -> None:
-        """Let a server of the core answer calls on its own connections."""
+    def serve_in(self, core_server: HttpServer) -> CallReplies:
+        """Let a server of the core answer calls on its own connections. Return what answers those
+        that it gives to Python."""
 
 
 class CallRefused(Exception):
@@ -574,10 +575,10 @@ class CallServer:
         if self._fast is not None:
             self._fast.drop(protocol)
 
-    def serve_in(self, core_server: HttpServer) -> None:
-        """Let a server of the core answer calls on its own connections."""
-        if self._fast is not None:
-            self._fast.serve_in(core_server)
+    def serve_in(self, core_server: HttpServer) -> CallReplies | None:
+        """Let a server of the core answer calls on its own connections. Return what answers those
+        that it gives to Python; None: it answers none."""
+        return None if self._fast is None else self._fast.serve_in(core_server)
 
     def method_of(self, details: CallDetails) -> CallMethod:
         """Return the method of a call. Raises CallRefused."""

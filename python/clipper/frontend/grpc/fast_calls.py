@@ -6,6 +6,7 @@ here, from its futures.
 """
 
 import asyncio
+import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
@@ -27,7 +28,7 @@ from clipper_core.engine.engine import Engine
 from clipper_core.http.hot_calls import HotCalls, HotEnding, HotRead
 from clipper_core.http.http2_protocol import Http2Protocol
 from clipper_core.http.http_route import HotTable
-from clipper_core.http.http_server import HttpServer
+from clipper_core.http.http_server import Ending, HttpServer, Read
 from clipper_core.runtime.histogram import Counter, LatencyHistogram
 
 _CHECK_S = 0.5
@@ -147,12 +148,33 @@ class FastCalls:
         """Cancel the calls of a connection that was lost before they were adopted."""
         self._calls.drop(protocol)
 
-    def serve_in(self, core_server: HttpServer) -> None:
-        """Let a server of the core answer calls on its own connections."""
+    def serve_in(self, core_server: HttpServer) -> "FastCalls":
+        """Let a server of the core answer calls on its own connections. Return this, which answers
+        those that it gives to Python (CallReplies)."""
         core_server.serve_calls(self._calls, self._ping_us_min)
         with self._guard:
             self._core_server = core_server
             core_server.set_calls_table(self._routes.table)
+        return self
+
+    def reply_of(
+        self, call: Ending | Read, futures: Sequence[Future], error: Exception | None
+    ) -> tuple[bytes | None, Fields]:
+        """Return the message of a reply, or None, and the fields that end the call, and count it.
+        futures: of the query, done. error: why one could not be scheduled."""
+        subject: FastRoute = call.route.subject
+        if error is not None:
+            return self._end(call, _raising(error))
+        request_id = call.tag.decode("ascii")
+        return self._end(call, functools.partial(_encoded, subject.target, futures, request_id))
+
+    def note_cancelled(self, call: Read) -> None:
+        """Count a call that its client has given up."""
+        self._method.count("CANCELLED", call.began_ns)
+
+    def note_moved(self, more: int) -> None:
+        """Count calls that have left the core with their connection, or have ended since."""
+        self._counts.under_way += more
 
     def _tell_news(self) -> None:
         """Send what queries have answered."""
@@ -168,21 +190,17 @@ class FastCalls:
     def _answer(self, ending: HotEnding) -> None:
         """Answer a call whose query has no plain prediction."""
         target: InferenceTarget = ending.subject.target
-
-        def reply() -> bytes:
-            found = PendingInference(ending.futures, target.resolved, False).inferred()
-            return protobuf_codec.encode(
-                target.name,
-                target.answered_version,
-                ending.request_id,
-                found.outputs,
-                found.parameters,
-            )
-
-        self._reply(ending, reply)
+        self._reply(ending, functools.partial(_encoded, target, ending.futures, ending.request_id))
 
     def _reply(self, call: HotEnding | HotRead, make: Callable[[], bytes]) -> None:
         """Answer a call by what `make` returns, or by the error that it raises."""
+        call.owner.protocol.reply(call.stream, *self._end(call, make))
+
+    def _end(
+        self, call: HotEnding | HotRead | Ending | Read, make: Callable[[], bytes]
+    ) -> tuple[bytes | None, Fields]:
+        """Return the reply that `make` returns, or None for an error that it raises, and the fields
+        that end the call. Count it."""
         trace = trace_of(call.trace) if call.trace else None
         trailing = () if trace is None else (("traceparent", trace.header.decode()),)
         reply: bytes | None = None
@@ -195,7 +213,7 @@ class FastCalls:
             number, text, metadata = ending_of(error, trailing)
             trailers = trailers_of(number, text, fields_of(metadata))
         self._method.count(code, call.began_ns)
-        call.owner.protocol.reply(call.stream, reply, trailers)
+        return reply, trailers
 
     # -- queries to several models
 
@@ -305,6 +323,14 @@ class _ReadCall:
 
     def drain(self) -> None:
         """Do nothing: the query ends by itself."""
+
+
+def _encoded(target: InferenceTarget, futures: Sequence[Future], request_id: str) -> bytes:
+    """Return the reply to a query, whose futures are done. Raises what went wrong."""
+    found = PendingInference(futures, target.resolved, False).inferred()
+    return protobuf_codec.encode(
+        target.name, target.answered_version, request_id, found.outputs, found.parameters
+    )
 
 
 def _raising(error: Exception) -> Callable[[], bytes]:

@@ -43,7 +43,13 @@ from clipper.frontend.access_log import AccessLog
 from clipper.frontend.auth.peer_user import is_own_user
 from clipper.frontend.http.body_memory import BodyMemory
 from clipper.frontend.http.exchange import Exchange
-from clipper.frontend.http.http2 import PREFACE, Calls, Http2Connection, is_broken
+from clipper.frontend.http.http2 import (
+    PREFACE,
+    Calls,
+    Http2Connection,
+    MovedStream,
+    is_broken,
+)
 from clipper.frontend.http.messages import (
     KNOWN_HEADERS,
     REPEATED,
@@ -133,6 +139,7 @@ class HttpService:
         self.counts = HttpCounts("") if counts is None else counts
         self.connections: set[HttpConnection | Http2Connection] = set()
         self.core_server: HttpServer | None = None
+        self.moved: dict[int, MovedStream] = {}  # by ticket: of connections that were the core's
         # True for requests that the fast path could answer
         self.is_plain: Callable[[HttpRequest], bool] = lambda request: False
         self.draining = False

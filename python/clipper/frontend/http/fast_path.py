@@ -36,11 +36,11 @@ from clipper.frontend.auth.api_keys import ApiKeys
 from clipper.frontend.fast_routes import FastRoute, FastRoutes, FormOfRoute, FormsOfRoutes
 from clipper.frontend.http.connection import HttpConnection, HttpService
 from clipper.frontend.http.exchange import Exchange
+from clipper.frontend.http.http2 import CallReplies, MovedStream
 from clipper.frontend.http.messages import (
     HttpError,
     HttpRequest,
     HttpResponse,
-    StreamedResponse,
     WorkerTask,
     answer_json,
     to_json,
@@ -67,6 +67,7 @@ from clipper_core.http.http_server import (
     Gone,
     Handed,
     HttpServer,
+    Late,
     Read,
     WithoutTls,
 )
@@ -106,8 +107,10 @@ def _predict(read: Read, row: UserValue) -> Future:
     return predict(subject.resolved, row, read.user or None, read.slo_us, 0, None, id)
 
 
-def _raise(error: Exception) -> HttpResponse:
-    raise error
+def _is_call(ending: Ending | Read) -> bool:
+    """Return whether a query is that of a call of gRPC."""
+    subject: FastRoute = ending.route.subject
+    return subject.form == "call"
 
 
 class _FastPathConnection:
@@ -235,8 +238,9 @@ class FastPath:
         self._workers = [self._worker(i) for i in range(http.workers)]
         self._fast: FastRoutes | None = None
         self._adopting = Tasks("the fast path")
-        # by ticket: of queries that the core has read
-        self._scheduled: dict[int, list[Future]] = {}
+        # by ticket: queries that the core has read
+        self._scheduled: dict[int, tuple[Read, list[Future]]] = {}
+        self._calls: CallReplies | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._service: HttpService
         self._listener: socket.socket
@@ -253,7 +257,7 @@ class FastPath:
             self._fast = FastRoutes(self._node, self, self._keys, service.access_log)
             self._fast.open()
         if service.calls is not None:
-            service.calls.serve_in(self.core_server)
+            self._calls = service.calls.serve_in(self.core_server)
         loop.add_reader(self.core_server.fd, self._take)
         self.core_server.listen(os.dup(listener.fileno()))
         for worker in self._workers:
@@ -320,6 +324,7 @@ class FastPath:
         told = []
         for item in self.core_server.take():
             if isinstance(item, Handed):
+                self._note_moved(item)
                 self._adopt(item)
             elif isinstance(item, WithoutTls):
                 self._adopting.spawn(self._refuse(socket.socket(fileno=item.fd)))
@@ -328,10 +333,11 @@ class FastPath:
             elif isinstance(item, Feedback):
                 told.append(item)
             elif isinstance(item, Gone):
-                self._cancel(item)
+                self._cancel(item.ticket)
+            elif isinstance(item, Late):
+                self._send_late(item)
             else:
-                subject: FastRoute = item.route.subject
-                self._answer(item, functools.partial(subject.respond, item, item.futures))
+                self._end(item, item.futures)
         for first in range(0, len(told), self._told_at_once):
             self._learn(told[first : first + self._told_at_once])
 
@@ -371,6 +377,9 @@ class FastPath:
         """Cancel the calls of a connection that was lost on its way."""
         if handed.http2 is not None and self._service.calls is not None:
             self._service.calls.drop(handed.http2)
+        for ticket, _ in handed.queries:
+            if (moved := self._service.moved.get(ticket)) is not None:
+                moved.lose()
 
     async def _refuse(self, line: socket.socket) -> None:
         """Tell a client to speak TLS."""
@@ -387,9 +396,9 @@ class FastPath:
                 for future, row in zip(read.futures, read.rows, strict=True)
             ]
         except Exception as error:
-            self._answer(read, functools.partial(_raise, error))
+            self._end(read, (), error)
             return
-        self._scheduled[read.ticket] = futures
+        self._scheduled[read.ticket] = read, futures
         self._wait(read, iter(futures))
 
     def _wait(self, read: Read, rest: Iterator[Future], _: Future | None = None) -> None:
@@ -401,28 +410,76 @@ class FastPath:
 
     def _done(self, read: Read) -> None:
         """Answer a query whose futures are done, unless its client is gone."""
-        futures = self._scheduled.pop(read.ticket, None)
-        if futures is None or self.core_server.respond(read, futures):
+        _, futures = self._scheduled.pop(read.ticket, (read, None))
+        if futures is None:
             return
-        subject: FastRoute = read.route.subject
-        self._answer(read, functools.partial(subject.respond, read, futures))
+        if not self.core_server.respond(read, futures):
+            self._end(read, futures)
 
-    def _cancel(self, gone: Gone) -> None:
-        """Cancel a query for which nobody waits."""
-        for future in self._scheduled.pop(gone.ticket, ()):
+    def _cancel(self, ticket: int) -> None:
+        """Cancel a query for which nobody waits. Nothing happens if it is answered."""
+        read, futures = self._scheduled.pop(ticket, (None, []))
+        for future in futures:
             future.cancel()
+        if read is not None and _is_call(read) and self._calls is not None:
+            self._calls.note_cancelled(read)
 
-    def _answer(
-        self, ending: Ending | Read, respond: Callable[[], HttpResponse | StreamedResponse]
+    def _end(
+        self, ending: Ending | Read, futures: Sequence[Future], error: Exception | None = None
     ) -> None:
-        """Answer by what `respond` returns, or by the error that it raises."""
+        """Answer a query whose futures are done, or by an error."""
+        if _is_call(ending):
+            assert self._calls is not None
+            self._reply(ending, *self._calls.reply_of(ending, futures, error))
+            return
+        subject: FastRoute = ending.route.subject
         exchange = self._exchange(ending)
         try:
-            response = respond()
-        except Exception as error:
-            exchange.fail(error)
+            if error is not None:
+                raise error
+            response = subject.respond(ending, futures)
+        except Exception as failure:
+            exchange.fail(failure)
         else:
             exchange.answer(response)
+
+    def _reply(
+        self,
+        call: Ending | Read,
+        message: bytes | None,
+        trailers: Sequence[tuple[bytes, bytes]],
+    ) -> None:
+        """Send the reply to a call; try again in a moment when the core has no memory."""
+        try:
+            self.core_server.reply(call.worker, call.ticket, message, trailers)
+        except MemoryError:
+            loop = asyncio.get_running_loop()
+            loop.call_later(_AGAIN_S, self._reply, call, message, trailers)
+
+    # -- queries whose connection has come here before their answers
+
+    def _note_moved(self, handed: Handed) -> None:
+        """Let the queries of a connection be answered on its streams: the core returns what comes
+        for them by their tickets."""
+        for ticket, _ in handed.queries:
+            read, _ = self._scheduled.get(ticket, (None, []))
+            calls = self._calls if read is not None and _is_call(read) else None
+            if calls is not None:
+                calls.note_moved(1)
+            ended = functools.partial(self._end_moved, ticket, calls)
+            self._service.moved[ticket] = MovedStream(ended)
+
+    def _end_moved(self, ticket: int, calls: CallReplies | None) -> None:
+        """Forget a query whose stream has ended. calls: its call was counted there."""
+        del self._service.moved[ticket]
+        if calls is not None:
+            calls.note_moved(-1)
+        self._cancel(ticket)
+
+    def _send_late(self, late: Late) -> None:
+        """Send a reply that has missed its connection in the core."""
+        if (moved := self._service.moved.get(late.ticket)) is not None:
+            moved.send(late)
 
     def _exchange(self, ending: Ending | Read | Feedback) -> Exchange:
         """Return the exchange of a request that the core has read."""

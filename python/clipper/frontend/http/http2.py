@@ -18,11 +18,12 @@ import asyncio
 import select
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from clipper_core.http.http2_protocol import Http2Error, Http2EventKind, Http2Protocol
-from clipper_core.http.http_server import Handed, HttpServer
+from clipper_core.http.http_server import Ending, Handed, HttpServer, Late, Read
+from clipper_core.results.future import Future
 
 if TYPE_CHECKING:
     from clipper.frontend.http.connection import HttpConnection, HttpService
@@ -104,8 +105,81 @@ class Calls(Protocol):
     def drop(self, protocol: Http2Protocol) -> None:
         """Cancel such calls of a connection that was lost before they were adopted."""
 
-    def serve_in(self, core_server: HttpServer) -> None:
-        """Let a server of the core answer calls on its own connections."""
+    def serve_in(self, core_server: HttpServer) -> "CallReplies | None":
+        """Let a server of the core answer calls on its own connections. Return what answers those
+        that it gives to Python; None: it answers none."""
+
+
+class CallReplies(Protocol):
+    """The replies to calls whose queries the core has read. Threads: the event loop's."""
+
+    def reply_of(
+        self, call: Ending | Read, futures: Sequence[Future], error: Exception | None
+    ) -> tuple[bytes | None, Sequence[tuple[bytes, bytes]]]:
+        """Return the message of a reply, or None, and the fields that end the call, and count it.
+        futures: of the query, done. error: why one could not be scheduled."""
+
+    def note_cancelled(self, call: Read) -> None:
+        """Count a call that its client has given up."""
+
+    def note_moved(self, more: int) -> None:
+        """Count calls that have left the core with their connection, or have ended since."""
+
+
+class MovedStream:
+    """The stream of a query that was the core's, and whose connection has come to Python before its
+    answer (StreamAnswer). Threads: the event loop's.
+
+    ended: called when the stream has ended.
+    """
+
+    def __init__(self, ended: Callable[[], None]) -> None:
+        self.is_full = False
+        self._ended = ended
+        self._connection: Http2Connection | None = None
+        self._id = 0
+        self._early: Late | None = None
+
+    def begin(self, connection: "Http2Connection", id: int) -> None:
+        """Take the connection; an answer that came before it is sent."""
+        self._connection, self._id = connection, id
+        if self._early is not None:
+            self.send(self._early)
+
+    def send(self, late: Late) -> None:
+        """Answer the query."""
+        connection = self._connection
+        if connection is None:
+            self._early = late
+            return
+        if late.trailers:
+            connection.protocol.reply(self._id, late.message, late.trailers)
+        else:
+            connection.protocol.finish(self._id, Http2Error.INTERNAL_ERROR)
+        connection.settle_soon()
+
+    def lose(self) -> None:
+        """Note that the stream has ended, answered or not."""
+        self._ended()
+
+    def receive(self, text: bytes, credit: int) -> None:
+        """Do nothing: the request is complete."""
+
+    def receive_end(self) -> None:
+        """Do nothing: the request is complete."""
+
+    def hold(self, is_full: bool) -> None:
+        """Do nothing: the answer comes as a whole."""
+        self.is_full = is_full
+
+    def lose_client(self) -> None:
+        """Do nothing: the query is answered. A client that is gone resets the connection."""
+
+    def check(self, now_s: float) -> None:
+        """Do nothing: the query ends by its deadline."""
+
+    def drain(self) -> None:
+        """Do nothing: the query ends by itself."""
 
 
 class Http2Stream(asyncio.Transport):
@@ -290,6 +364,9 @@ class Http2Connection(asyncio.Protocol):
         """Go on with what has come: bytes, or the state that the core has left."""
         if self._handed.http2 is not None:
             assert self._calls is not None
+            for ticket, id in self._handed.queries:
+                self._streams[id] = moved = self.service.moved[ticket]
+                moved.begin(self, id)
             self._calls.adopt(self)
             if self.service.draining:
                 self.drain()
