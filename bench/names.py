@@ -6,6 +6,7 @@ from bench.results import ROOT
 
 BENCHMARKS = {
     "application": "bench.system.application.calls",
+    "async_models": "bench.system.containers.async_models",
     "attacks": "bench.system.frontends.attacks",
     "batch_cost": "bench.system.containers.batch_cost",
     "client": "bench.system.frontends.clients",

@@ -117,6 +117,7 @@ def test_hello_names_the_model(tmp_path, code):
         "shared": True,
         "corrects": False,
         "sessions": False,
+        "cancels": True,
         "quiet": True,
     }
 

@@ -6,7 +6,7 @@ Invalid values raise InvalidInput, which is a ValueError.
 import math
 import re
 from collections.abc import Mapping
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Final, Literal, get_args
 
 import msgspec
 import numpy as np
@@ -336,6 +336,10 @@ class Answers(msgspec.Struct, frozen=True, eq=False):
 # -- what the catalog knows
 
 
+CONCURRENCY_MAX: Final = 8192  # of a container; as in the engine and in the SDK
+CONCURRENCY_DEFAULT: Final = 128
+
+
 class Batching(msgspec.Struct, frozen=True):
     """Batching policy of a replica: when to send, and how many rows."""
 
@@ -484,6 +488,7 @@ class Model(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.model/
     containers run before they are ready: "" for made-up rows of its input's type, "off", or rows as
     JSON. command: the words of a command line that is a container, run in `folder`; target is their
     text. columns: names of the columns of an array, if the model was fitted on a DataFrame.
+    max_concurrency: of an async model, rows or batches that a container works at.
     source: of what is packed in target; None: it was not pulled. created_us, retired_us:
     microseconds since 1970 by the wall clock; retired_us 0 while it serves.
     """
@@ -520,6 +525,7 @@ class Model(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.model/
     source: PulledFrom | None = None
     columns: tuple[str, ...] = ()
     env: dict[str, str] = {}
+    max_concurrency: int = CONCURRENCY_DEFAULT
 
     @property
     def id(self) -> VersionedModel:

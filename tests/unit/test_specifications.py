@@ -60,6 +60,7 @@ EXAMPLES: dict[str, Any] = {
     "tables": {"factors": {"dim": 8}},
     "retry_singly": True,
     "row_by_row": True,
+    "max_concurrency": 7,
     "warmup": [[1.0, 2.0, 3.0]],
     "requirements": ["numpy"],
     "python": "3.12",

@@ -139,6 +139,13 @@ def parser() -> argparse.ArgumentParser:
         help="the function takes one row and returns one output",
     )
     serve.add_argument(
+        "--max-concurrency",
+        type=int,
+        default=0,
+        metavar="N",
+        help="of an async model: rows (with --row-by-row) or batches at a time (128)",
+    )
+    serve.add_argument(
         "--pad",
         type=int,
         default=0,
@@ -464,6 +471,12 @@ def _serve(arguments: argparse.Namespace) -> int:
     from clipper_container.schema import is_named, type_text
     from clipper_container.wire.transport import StopSwitch, parse_address
     from clipper_container.worker.all_servers import AllServers
+    from clipper_container.worker.async_model import (
+        CONCURRENCY,
+        AsyncModel,
+        CoroutineLoop,
+        is_async,
+    )
     from clipper_container.worker.declared_tables import give_tables
     from clipper_container.worker.evaluation import user_traceback
     from clipper_container.worker.handshake import ContainerOptions, ContainerRejected
@@ -491,6 +504,8 @@ def _serve(arguments: argparse.Namespace) -> int:
             arguments.restore()
             _start_anew(arguments, reporter.hand_on())
         tables = give_tables(model)
+        if is_async(model):
+            model = AsyncModel(model, CoroutineLoop())
         model.load()
         model.check_input(is_named(arguments.input or model.input))
     except BaseException as error:
@@ -504,6 +519,8 @@ def _serve(arguments: argparse.Namespace) -> int:
         return EXIT_LOAD_FAILED
     local = all(address.startswith("unix:") for address in arguments.connect.split(","))
     usual = not model.corrects and not arguments.alive_file and arguments.protocol == 2
+    concurrency = arguments.max_concurrency or CONCURRENCY if isinstance(model, AsyncModel) else 0
+    gives = model.gives_parts if isinstance(model, AsyncModel) else gives_parts(model)
     options = ContainerOptions(
         name=arguments.name,
         version=arguments.version,
@@ -513,6 +530,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         batch_max=_least(
             model.batch_max if arguments.batch_max is None else arguments.batch_max,
             arguments.warmup_max or 0,
+            1 if concurrency and arguments.row_by_row else 0,  # each row ends by itself
         ),
         protocol=arguments.protocol,
         token=arguments.token,
@@ -522,7 +540,8 @@ def _serve(arguments: argparse.Namespace) -> int:
         corrects=model.corrects,
         sessions=model.sessions,
         tables=bool(tables),
-        parts=gives_parts(model)
+        concurrency=concurrency,
+        parts=gives
         and not is_named(arguments.input or model.input)
         and not is_named(arguments.output or model.output),
         quiet=local and usual,

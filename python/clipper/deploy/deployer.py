@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from clipper.deploy.needs import Needs
 from clipper.processes import ChildState
-from clipper.types import Model
+from clipper.types import CONCURRENCY_DEFAULT, Model
 from clipper_container.machine import cores
 
 
@@ -43,6 +43,7 @@ class ContainerSpec:
     retry_singly: bool = False
     warmup: str = ""
     row_by_row: bool = False
+    max_concurrency: int = 0
     pad: int = 0
     confidence: bool = True
     protocol: int = 2
@@ -73,7 +74,12 @@ def options(spec: ContainerSpec) -> list[str]:
         words += (
             [option, value] if value and value != "any" else []
         )  # "any": the model's own declaration holds
-    for option, number in (("--batch-max", spec.batch_max), ("--pad", spec.pad)):
+    numbers = {
+        "--batch-max": spec.batch_max,
+        "--pad": spec.pad,
+        "--max-concurrency": spec.max_concurrency,
+    }
+    for option, number in numbers.items():
         words += [option, str(number)] if number else []
     words += ["--protocol", "1"] if spec.protocol == 1 else []
     flags = {
@@ -93,6 +99,7 @@ def spec_of(
     needs: Needs | None = None,
 ) -> ContainerSpec:
     """Build a spec from a model's record and what the server adds to it."""
+    concurrency = model.max_concurrency
     return ContainerSpec(
         name=model.name,
         version=model.version,
@@ -103,6 +110,7 @@ def spec_of(
         retry_singly=model.retry_singly,
         warmup=model.warmup,
         row_by_row=model.row_by_row,
+        max_concurrency=concurrency if concurrency != CONCURRENCY_DEFAULT else 0,
         pad=model.batching.size_max if model.batching.pad else 0,
         code=model.code,
         deployer=model.deployer or "process",

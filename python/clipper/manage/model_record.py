@@ -12,6 +12,7 @@ from clipper.deploy.packages.environments import lines_of
 from clipper.deploy.packages.pulling import url_of
 from clipper.deploy.processes.command import check_combination, warmup_variable
 from clipper.deploy.warmup import warmup_of
+from clipper.errors import InvalidInput
 from clipper.options import types_of
 from clipper.serving.models.batch_cost import check_batching, storable
 from clipper.serving.models.reads import declaration_of
@@ -19,7 +20,7 @@ from clipper.serving.models.scaling import replica_bounds
 from clipper.spec.field import specified
 from clipper.spec.keywords import ModelKeywords
 from clipper.spec.model import ModelSpec
-from clipper.types import InputType, UserValue
+from clipper.types import CONCURRENCY_DEFAULT, CONCURRENCY_MAX, InputType, UserValue
 
 
 def model_spec(name: str, keywords: ModelKeywords) -> ModelSpec:
@@ -87,6 +88,7 @@ def record_fields(
             name,
             {
                 "row_by_row": spec.row_by_row,
+                "max_concurrency": spec.max_concurrency != CONCURRENCY_DEFAULT,
                 "requirements": spec.requirements,
                 "python": spec.python,
                 "code": spec.code,
@@ -108,6 +110,7 @@ def record_fields(
         "finite": spec.finite,
         "retry_singly": spec.retry_singly,
         "row_by_row": spec.row_by_row,
+        "max_concurrency": _concurrency(name, spec.max_concurrency),
         "warmup": warmup,
         "requirements": lines_of(spec.requirements),
         "python": spec.python,
@@ -117,6 +120,17 @@ def record_fields(
         "tolerance": float(spec.tolerance),
         **placing(deployer, spec.memory_mib, spec.cpus, spec.gpus),
     }
+
+
+def _concurrency(name: str, number: UserValue) -> int:
+    """Return how many rows or batches a container works at. Raises InvalidInput."""
+    is_number = isinstance(number, int) and not isinstance(number, bool)
+    if not is_number or not 1 <= number <= CONCURRENCY_MAX:
+        raise InvalidInput(
+            f"model {name!r}: max_concurrency={number!r:.100}: a number from 1 to"
+            f" {CONCURRENCY_MAX}."
+        )
+    return int(number)
 
 
 def _types(

@@ -125,6 +125,7 @@ class ModelKeywords(TypedDict, total=False):
     tables: Mapping[str, Mapping[str, UserValue]] | None
     retry_singly: bool
     row_by_row: bool
+    max_concurrency: int
     warmup: object
     requirements: str | os.PathLike[str] | Sequence[str]
     python: str
@@ -159,6 +160,7 @@ class SentModelKeywords(TypedDict, total=False):
     tables: Mapping[str, Mapping[str, UserValue]] | None
     retry_singly: bool
     row_by_row: bool
+    max_concurrency: int
     warmup: object
     requirements: str | os.PathLike[str] | Sequence[str]
     python: str
@@ -195,6 +197,7 @@ class ModelMembers(TypedDict, total=False):
     tables: Mapping[str, Mapping[str, UserValue]] | None
     retry_singly: bool
     row_by_row: bool
+    max_concurrency: int
     warmup: object
     requirements: str | os.PathLike[str] | Sequence[str]
     python: str

@@ -6,7 +6,14 @@ from typing import Annotated, Final, Literal, get_args
 import msgspec
 
 from clipper.spec.field import Door, field
-from clipper.types import VERSION_MAX, Batching, Similar, UserValue
+from clipper.types import (
+    CONCURRENCY_DEFAULT,
+    CONCURRENCY_MAX,
+    VERSION_MAX,
+    Batching,
+    Similar,
+    UserValue,
+)
 
 Column = Annotated[int, msgspec.Meta(ge=0)]
 ReadColumns = Mapping[str, int | Sequence[int]]
@@ -207,6 +214,15 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     ] = {}
     retry_singly: Annotated[bool, field("retry the rows of a failed batch one by one")] = False
     row_by_row: Annotated[bool, field("the model takes one input at a time, not a batch")] = False
+    max_concurrency: Annotated[
+        int,
+        field(
+            "of an async model: how many rows (with row_by_row) or batches each container works at"
+            " at the same time",
+            ge=1,
+            le=CONCURRENCY_MAX,
+        ),
+    ] = CONCURRENCY_DEFAULT
     warmup: Annotated[
         bool | list[UserValue] | None,
         field(

@@ -273,7 +273,8 @@ cdef class Engine:
                bint shared=False, bint sessions=False, bint quiet=False, u32 heartbeat_ms=0,
                timings=(), u32 mode=0,
                u32 size_max=4096, u32 step=8, double backoff=0.9, u32 delay_us=0,
-               double budget_share=0.5, u64 cost_max=0, bint parts=False):
+               double budget_share=0.5, u64 cost_max=0, bint parts=False, bint cancels=False,
+               u32 concurrency=0):
         """Accept connection `conn` as a replica of `model`; `welcome` is the payload of its
         WELCOME.
 
@@ -284,6 +285,8 @@ cdef class Engine:
         (rows, microseconds) of batches that the container ran before it was ready, at most 32, the
         smallest first; with their cost as a third number where rows differ in cost. cost_max: of a
         batch of rows that differ in cost; 0: no bound. parts: it can answer queries in parts.
+        cancels: it gets CANCEL for a batch of which nobody waits for a row. concurrency: batches
+        that it works at, and answers in any order; 0: one.
         """
         cdef Command command
         cdef u32 i
@@ -305,6 +308,8 @@ cdef class Engine:
         command.sessions = sessions
         command.quiet = quiet
         command.parts = parts
+        command.cancels = cancels
+        command.concurrency = concurrency
         command.batching.mode = mode
         command.batching.size_max = min(size_max, self.state.limits.rows_max)
         command.batching.step = step

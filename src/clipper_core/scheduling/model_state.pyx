@@ -27,7 +27,7 @@ from clipper_core.scheduling.lane cimport (
     SENT, WAITING, Span, Task, lane_avoids, lane_head, lane_take, span_end, task_due_us,
     task_needed, task_of, ticket_of,
 )
-from clipper_core.scheduling.replica cimport IN_FLIGHT_MAX
+from clipper_core.scheduling.replica cimport IN_FLIGHT_MAX, replica_has_place
 from clipper_core.wire.prediction cimport TAG_NONE, Value
 
 # -- The lanes of one model together: the row that is due first, the number of waiting rows, and the
@@ -287,7 +287,7 @@ cdef bint another_can_finish(ReplicaSet* c, const Replica* r, u64 waiting, u64 d
 
 
 cdef bint _worth_a_second(const ReplicaSet* c, const Replica* r, u64 waiting) noexcept nogil:
-    if (r.in_flight >= IN_FLIGHT_MAX or r.exclusive or r.connection.protocol != 2
+    if (r.in_flight >= IN_FLIGHT_MAX or r.concurrency or r.exclusive or r.connection.protocol != 2
             or _beside_short(c, r)):
         return False
     return batcher_second(&r.batcher, <u32> min(waiting, <u64> 0xFFFFFFFF),
@@ -340,7 +340,7 @@ cdef i32 replica_set_pick(ReplicaSet* c, u64 waiting, u64 now_us, u64* again_us)
         if r.passed == c.round or not _takes(c, r):
             continue
         takes = _takes_us(r, waiting, now_us)
-        if r.in_flight == 0:
+        if replica_has_place(r):
             if idle < 0 or takes < (1 - EQUAL) * idle_us:
                 idle = <i32> k
                 idle_us = takes
@@ -437,6 +437,27 @@ cdef u64 _walk(ReplicaSet* c, u64 ahead, u64 now_us, i32* lead) noexcept nogil:
     return 0
 
 
+cdef void _forecast_places(const ReplicaSet* c, u64 ahead, Forecast* f) noexcept nogil:
+    """Forecast for containers with a concurrency: all their places together are like one batch, of
+    which each row ends by itself. So a row that finds no place waits for its share of the time of
+    those before it. `f` has the forecast without a concurrency."""
+    cdef double places = 0, rows = ahead, took = 0
+    cdef size_t i
+    cdef const Replica* r
+    for i in range(c.members.size()):
+        r = c.members[0][i]
+        if not _takes(c, r) or r.concurrency == 0:
+            continue
+        places += <double> f.size * r.concurrency
+        rows += <double> f.size * r.in_flight
+        took = max(took, batcher_predict_us(&r.batcher, f.size))
+    f.begin_us = took * max(0.0, rows + 1 - places) / places
+    f.ahead = <u64> rows if rows < places else 0
+    f.own_us = f.full_us
+    f.row_us = 0
+    f.size = <u32> min(places, 1e9)
+
+
 cdef void replica_set_forecast(ReplicaSet* c, Lanes* lanes, Lane* lane, Gate* gate, u64 ahead,
                                u64 behind,
                         bint shown,
@@ -463,6 +484,8 @@ cdef void replica_set_forecast(ReplicaSet* c, Lanes* lanes, Lane* lane, Gate* ga
     f.row_us = (batcher_worst_us(&r.batcher, f.size) - batcher_worst_us(&r.batcher, 1)) / max(f.size
             - 1, <u32> 1)
     f.own_us = batcher_worst_us(&r.batcher, 1) + f.row_us * coming
+    if r.concurrency:
+        _forecast_places(c, ahead, &f)
     f.unit_us = r.batcher.fit_b
     f.unit = r.batcher.unit
     f.probe_us = max(r.batcher.learned_us, r.busy_until_us) + batcher_probe_us(&r.batcher)

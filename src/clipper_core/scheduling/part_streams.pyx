@@ -27,6 +27,8 @@ from clipper_core.wire.prediction cimport Value
 cdef enum:
     INDEX_BITS = 16             # of an id: the place in `all`
 
+cdef u64 QUERY = <u64> 1 << 63  # in their ids, so that none is that of a batch
+
 cdef const char* TOO_MANY_BYTES = (b"the parts have more bytes in all than limits.answer_bytes_max "
                                    b"allows")
 cdef const char* NO_PARTS = b"the containers of this model that are connected answer in one part"
@@ -236,7 +238,7 @@ cdef bint _take_in(PartStreams* p, PartStream* s, u64 now_us) noexcept nogil:
         i = p.free.back()
         p.free.pop_back()
         p.all[0][i] = s
-    s.id = p.next_serial << INDEX_BITS | i
+    s.id = QUERY | p.next_serial << INDEX_BITS | i
     p.next_serial += 1
     s.place = STREAM_WAITING
     p.count += 1

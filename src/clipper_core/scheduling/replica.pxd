@@ -1,5 +1,8 @@
-# One attached container as the engine sees it: its batcher, at most two batches in flight, and its
+# One attached container as the engine sees it: its batcher, its batches in flight, and its
 # connection.
+#
+# Two batches are in flight at most, the second one behind the first. A container with a
+# `concurrency` works at so many batches at the same time, and answers each when it is done with it.
 #
 # A batch's rows stay in their ring cells until its reply arrives, or until no caller waits for them
 # any more; then only their keys are kept, so that a late reply still fills the cache. If the
@@ -38,7 +41,9 @@ cdef void batch_log_put(Lanes* lanes, const Span* spans, u32 span_count, u32 row
                         u64 now_us) noexcept nogil
 
 cdef enum:
-    IN_FLIGHT_MAX = 2
+    IN_FLIGHT_MAX = 2           # of a container that answers its batches in order
+    CONCURRENCY_MAX = 8192      # batches that a container works at
+    UNHEARD_US = 1000000        # after this time a batch that it was told to cancel has hung it
     EJECT_US_MIN = 100000       # time for which a replica that keeps failing gets no rows, at
                                 # first;
     EJECT_US_MAX = 30000000     # doubled after each probe that fails, up to this
@@ -74,6 +79,7 @@ cdef struct Batch:
                                 # a row that is not cached
     bint shared                 # the container maps the rows and may read them at any time
     u64 sent_us
+    u64 cancelled_us            # when the container was told that nobody wants it; 0: it was not
     u64 end_bytes               # position in the bytes of the connection where this frame ends
     u64 due_us                  # the latest deadline of its rows
     u64 first_due_us            # the first one
@@ -111,12 +117,15 @@ cdef cppclass Replica:
     Tally* tally
     Batcher batcher
     Gauge gauge
-    Batch* flight[2]            # oldest first
+    Batch** flight              # oldest first
     u32 in_flight
+    u32 concurrency             # batches that it works at, and answers in any order; 0: one
+    bint cancels                # its container takes CANCEL of batches
     u32 number
     u64 next_id
     u64 idle_since_us           # when the last reply came
-    u64 busy_until_us           # predicted end of what is in flight
+    u64 busy_until_us           # predicted end of what is in flight; with a concurrency, of the
+                                # first batch to end, if no further one may be sent before
     bint draining
     bint exclusive              # rows whose container died are in flight: no others join them
     bint suspect                # overdue or silent: gets no new rows
@@ -141,7 +150,9 @@ cdef cppclass Replica:
 
 # Return the predicted time of a batch; 0 while it is unknown.
 cdef double batch_predict_us(const Replica* r, const Batch* batch) noexcept nogil
-cdef Replica* replica_new(ContainerConnection* connection, Tally* tally, u32 number) noexcept nogil
+# Make a replica that works at `concurrency` batches at a time; 0: at one. NULL: no memory.
+cdef Replica* replica_new(ContainerConnection* connection, Tally* tally, u32 number,
+                          u32 concurrency) noexcept nogil
 cdef void replica_free(Replica* r) noexcept nogil
 cdef Batch* batch_new(u32 n) noexcept nogil
 cdef void batch_free(Batch* batch) noexcept nogil
@@ -166,10 +177,16 @@ cdef Status replica_frame(Replica* r, Lanes* lanes, const RowSpec* spec, Header*
 cdef Status replica_bare(Replica* r, Lanes* lanes, const RowSpec* spec, u64 slo_us,
                          u64 now_us) noexcept nogil
 # Release the rows of overdue batches. Equal rows that joined them later are sent to another
-# replica, once. Return True if the connection must be closed, because its rows have not even been
-# sent.
+# replica, once. If the container takes it, send CANCEL for these batches, and for those of which
+# nobody wants a row any more. Return True if the connection must be closed, because its rows have
+# not even been sent.
 cdef bint replica_overdue(Replica* r, Lanes* lanes, u64 now_us) noexcept nogil
-cdef bint replica_late(const Replica* r) noexcept nogil            # its oldest batch is overdue
+# Return whether its oldest batch is overdue; with a concurrency, whether it does not end one that
+# it was told to cancel.
+cdef bint replica_late(const Replica* r) noexcept nogil
+# Return whether it may get a batch as if it were idle.
+cdef inline bint replica_has_place(const Replica* r) noexcept nogil:
+    return r.in_flight == 0 or r.in_flight < r.concurrency
 # Handle the end of the container: put its rows that have time left back to the front of their
 # lanes. Nobody knows yet which of them ended it, so those that it may have been at work on are sent
 # again with no others: each alone, or as few at once as their deadlines allow. A row that was alone

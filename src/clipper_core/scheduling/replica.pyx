@@ -22,16 +22,15 @@ from clipper_core.scheduling.container_connection cimport (
 from clipper_core.scheduling.lane cimport (
     WAITING, Lane, Task, chunk_end_blob, chunk_end_rows, chunk_end_words, chunk_ended_from, lane_of,
     lane_places, lane_take_row, pos_of, row_end, row_found, span_again, span_end, span_is_first_try,
-    span_key, span_leave, span_place, span_retry, span_row_end, span_rows, task_of, task_row,
-    ticket_of,
+    span_key, span_leave, span_place, span_retry, span_row_end, span_rows, task_needed, task_of,
+    task_row, ticket_of,
 )
 from clipper_core.scheduling.refused_rows cimport refused_rows_has
 from clipper_core.wire.codec cimport (
-    ACCURACY, CHECKED, COMPRESSED, CONFIDENCE, FAILURE, FEEDBACK, HEADER_BYTES, PARTIAL, PREDICT,
-    QUALIFIERS, ROW_STATUS, RUN_BYTES, SESSIONS, SHARED, VARIABLE, Rows, accuracy_read,
+    ACCURACY, CANCEL, CHECKED, COMPRESSED, CONFIDENCE, FAILURE, FEEDBACK, HEADER_BYTES, PARTIAL,
+    PREDICT, QUALIFIERS, ROW_STATUS, RUN_BYTES, SESSIONS, SHARED, VARIABLE, Rows, accuracy_read,
     compressed_bound, compressed_encode, crc32, header_encode, rows_open, v1_bound, v1_compress,
-    v1_encode,
-    variable_encode, variable_payload_bytes,
+    v1_encode, variable_encode, variable_payload_bytes,
 )
 from clipper_core.wire.lz4 cimport LITERALS, LZ4_BYTES_MAX
 from clipper_core.wire.prediction cimport (
@@ -84,7 +83,8 @@ cdef enum:
 ctypedef const void* ConstPointer
 
 
-cdef Replica* replica_new(ContainerConnection* connection, Tally* tally, u32 number) noexcept nogil:
+cdef Replica* replica_new(ContainerConnection* connection, Tally* tally, u32 number,
+                          u32 concurrency) noexcept nogil:
     cdef Replica* r = <Replica*> aligned_new(sizeof(Replica))
     if r == NULL:
         return NULL
@@ -92,13 +92,15 @@ cdef Replica* replica_new(ContainerConnection* connection, Tally* tally, u32 num
     r.tally = tally
     r.number = number
     r.next_id = 1
+    r.concurrency = min(concurrency, <u32> CONCURRENCY_MAX)
+    r.flight = <Batch**> malloc(max(r.concurrency, <u32> IN_FLIGHT_MAX) * sizeof(Batch*))
     r.rows = make[vector[ConstPointer]]()
     r.row_bytes = make[vector[u64]]()
     r.row_bytes32 = make[vector[u32]]()
     r.runs = make[vector[Run]]()
     r.regions = make[vector[u32]]()
-    if (r.rows == NULL or r.row_bytes == NULL or r.row_bytes32 == NULL or r.runs == NULL
-        or r.regions == NULL):
+    if (r.flight == NULL or r.rows == NULL or r.row_bytes == NULL or r.row_bytes32 == NULL
+        or r.runs == NULL or r.regions == NULL):
         replica_free(r)
         return NULL
     return r
@@ -108,6 +110,7 @@ cdef void replica_free(Replica* r) noexcept nogil:
     cdef u32 i
     for i in range(r.in_flight):
         batch_free(r.flight[i])
+    free(r.flight)
     del r.rows
     del r.row_bytes
     del r.row_bytes32
@@ -145,24 +148,51 @@ cdef void replica_send_feedback(Replica* r, const void* feedback, u64 nbytes, u3
 # -- replies
 # --------------------------------------------------------------------------------------------------
 
-cdef Batch* _take_oldest(Replica* r, Lanes* lanes, u64 slo_us, u64 now_us,
-                         bint learn) noexcept nogil:
-    cdef Batch* batch = r.flight[0]
-    cdef u64 begun = max(batch.sent_us, r.idle_since_us)
+cdef u32 _place(const Replica* r, u64 id) noexcept nogil:
+    """Return the place of a batch in `flight`, or of the first one after it."""
+    cdef u32 low = 0, high = r.in_flight, middle
+    while low < high:
+        middle = (low + high) / 2
+        if r.flight[middle].id < id:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+cdef u64 _begun_us(const Replica* r, const Batch* batch) noexcept nogil:
+    """Return when the container began a batch."""
+    return batch.sent_us if r.concurrency else max(batch.sent_us, r.idle_since_us)
+
+
+cdef void _foresee(Replica* r, u64 now_us) noexcept nogil:
+    """Predict when a further batch could begin, after one has ended, or with a concurrency."""
+    r.busy_until_us = now_us
+    if r.concurrency and r.in_flight == r.concurrency:
+        r.busy_until_us = max(now_us, r.flight[0].sent_us
+                              + <u64> batch_predict_us(r, r.flight[0]))
+    elif r.concurrency == 0 and r.in_flight:
+        r.busy_until_us += <u64> batch_predict_us(r, r.flight[0])
+
+
+cdef Batch* _take(Replica* r, Lanes* lanes, u32 place, u64 slo_us, u64 now_us,
+                  bint learn) noexcept nogil:
+    """Take a batch that was answered out of `flight`."""
+    cdef Batch* batch = r.flight[place]
+    cdef u64 begun = _begun_us(r, batch)
     if lanes.logging.load(acquire) and batch.keys == NULL:
         batch_log_put(lanes, batch.spans, batch.span_count, batch.n - batch.answered, r.number,
                       batch.sent_us, begun, now_us)
-    r.flight[0] = r.flight[1]
     r.in_flight -= 1
+    if place < r.in_flight:
+        memmove(r.flight + place, r.flight + place + 1, (r.in_flight - place) * sizeof(Batch*))
     r.exclusive = r.exclusive and r.in_flight > 0
     r.idle_since_us = now_us
     if learn:
         _learn(r, batch, <double> (now_us - begun if now_us > begun else 0),
                <double> min(slo_us, batch.slo_us), now_us)
         _publish(r, batch.n)
-    r.busy_until_us = now_us
-    if r.in_flight:
-        r.busy_until_us += <u64> batch_predict_us(r, r.flight[0])
+    _foresee(r, now_us)
     r.gauge.in_flight.store(r.in_flight, relaxed)
     return batch
 
@@ -219,20 +249,24 @@ cdef Status replica_frame(Replica* r, Lanes* lanes, const RowSpec* spec, Header*
     cdef Batch* batch
     cdef Rows rows
     cdef Status status
+    cdef u32 place = 0
     if header.kind == ACCURACY:
         return accuracy_read(payload, header.payload_bytes, &r.gauge.progress)
-    if header.id >= r.next_id or (r.in_flight and header.id > r.flight[0].id):
+    if r.concurrency:
+        place = _place(r, header.id)
+    if header.id >= r.next_id or (place < r.in_flight and header.id > r.flight[place].id):
         return BAD_FRAME            # an id that was never sent, or out of order: the batches before
                                     # it would never be answered
-    if r.in_flight == 0 or header.id < r.flight[0].id:
+    if place >= r.in_flight or header.id < r.flight[place].id:
         return OK                   # a second reply to a batch is dropped
-    if r.connection.bytes_out < r.flight[0].end_bytes:
+    if r.connection.bytes_out < r.flight[place].end_bytes:
         return BAD_FRAME            # answered before it was sent completely: its rows must stay
                                     # until they are sent
     if header.kind == FAILURE:
-        batch = _take_oldest(r, lanes, slo_us, now_us, False)
-        _failed(r, lanes, batch, MODEL_ERROR, <const char*> payload, header.payload_bytes,
-                elsewhere, now_us)
+        batch = _take(r, lanes, place, slo_us, now_us, False)
+        if batch.cancelled_us == 0:         # else nobody waits, and it is no fault of the model
+            _failed(r, lanes, batch, MODEL_ERROR, <const char*> payload, header.payload_bytes,
+                    elsewhere, now_us)
         batch_free(batch)
         return OK
     status = rows_open(header, payload, &r.connection.limits, &rows)
@@ -240,9 +274,10 @@ cdef Status replica_frame(Replica* r, Lanes* lanes, const RowSpec* spec, Header*
         return status
     if rows.output_bytes_max:
         status = OK                 # only the rows that are too large fail
-    if header.flags & PARTIAL and status == OK and rows.n < r.flight[0].n - r.flight[0].answered:
-        return _answer_first(r, lanes, spec, header, &rows, now_us)
-    batch = _take_oldest(r, lanes, slo_us, now_us, True)
+    batch = r.flight[place]
+    if header.flags & PARTIAL and status == OK and rows.n < batch.n - batch.answered:
+        return _answer_first(r, lanes, spec, header, batch, &rows, now_us)
+    batch = _take(r, lanes, place, slo_us, now_us, True)
     if status == TOO_LARGE:         # every output is too large: the stream is valid, and another
                                     # replica would fail too
         _end_all_text(lanes, batch, TOO_LARGE, OUTPUT_TOO_LARGE, now_us)
@@ -263,10 +298,9 @@ cdef Status replica_frame(Replica* r, Lanes* lanes, const RowSpec* spec, Header*
 
 
 cdef Status _answer_first(Replica* r, Lanes* lanes, const RowSpec* spec, Header* header,
-                          const Rows* rows, u64 now_us) noexcept nogil:
-    """End the first rows of the oldest batch by a PARTIAL reply; the others stay in flight. Return
+                          Batch* batch, const Rows* rows, u64 now_us) noexcept nogil:
+    """End the first rows of a batch by a PARTIAL reply; the others stay in flight. Return
     NO_MEMORY if they cannot be told apart."""
-    cdef Batch* batch = r.flight[0]
     cdef Batch* first = batch_new(rows.n)
     if first == NULL:
         return NO_MEMORY
@@ -281,7 +315,7 @@ cdef Status _answer_first(Replica* r, Lanes* lanes, const RowSpec* spec, Header*
     batch.answered += rows.n
     if lanes.logging.load(acquire) and batch.keys == NULL:
         batch_log_put(lanes, first.spans, first.span_count, first.n, r.number, batch.sent_us,
-                      max(batch.sent_us, r.idle_since_us), now_us)
+                      _begun_us(r, batch), now_us)
     if _is_declared(spec, header):
         _recover(r)
         _end_rows(r, lanes, header, first, rows, now_us)
@@ -542,7 +576,7 @@ cdef Status replica_bare(Replica* r, Lanes* lanes, const RowSpec* spec, u64 slo_
         return PENDING
     memset(&header, 0, sizeof(Header))
     memset(&rows, 0, sizeof(Rows))
-    batch = _take_oldest(r, lanes, slo_us, now_us, True)
+    batch = _take(r, lanes, 0, slo_us, now_us, True)
     header.dtype = F64
     rows.n = batch.n
     rows.row_bytes = 8
@@ -585,34 +619,89 @@ cdef void _again(Lanes* lanes, const Span* span, u64 now_us) noexcept nogil:
         span_end(lanes, span, REPLICA_LOST, &nothing, now_us)
 
 
+cdef bint _is_unheard(const Batch* batch, u64 now_us) noexcept nogil:
+    """Return whether a container goes on with a batch that it was told to cancel."""
+    return batch.cancelled_us and now_us > batch.cancelled_us + UNHEARD_US
+
+
 cdef bint replica_late(const Replica* r) noexcept nogil:
-    return r.in_flight > 0 and r.flight[0].keys != NULL
+    cdef u32 i
+    if r.concurrency == 0:
+        return r.in_flight > 0 and r.flight[0].keys != NULL
+    for i in range(r.in_flight):
+        if _is_unheard(r.flight[i], r.connection.received_us):
+            return True
+    return False
+
+
+cdef bint _is_wanted(Lanes* lanes, const Batch* batch) noexcept nogil:
+    """Return whether somebody waits for a row of a batch."""
+    cdef const Span* span
+    cdef Task* task
+    cdef u32 i
+    for i in range(batch.span_count):
+        span = &batch.spans[i]
+        task = task_of(lanes, span.ticket)
+        if task.slots == NULL:
+            if task_needed(lanes, task):
+                return True
+        elif chunk_ended_from(task, span.first, span.first + span.rows) < span.rows:
+            return True
+    return False
+
+
+cdef void _cancel(Replica* r, Batch* batch, u64 now_us) noexcept nogil:
+    """Tell the container that nobody wants a batch, whose rows were let go."""
+    cdef Header header
+    cdef u8* frame = <u8*> malloc(HEADER_BYTES)
+    if frame == NULL:
+        return                      # it goes on, as a container does that takes no CANCEL
+    memset(&header, 0, sizeof(Header))
+    header.kind = CANCEL
+    header.id = batch.id
+    header_encode(&header, frame)
+    connection_send_owned(r.connection, frame, HEADER_BYTES)
+    r.connection.sent_us = now_us
+    batch.cancelled_us = now_us
 
 
 cdef bint replica_overdue(Replica* r, Lanes* lanes, u64 now_us) noexcept nogil:
     cdef u32 i
+    cdef Batch* batch
+    cdef bint late
     for i in range(r.in_flight):
-        if r.flight[i].keys != NULL or now_us <= r.flight[i].due_us:
+        batch = r.flight[i]
+        late = now_us > batch.due_us
+        if batch.keys != NULL:
+            r.suspect = r.suspect or (r.concurrency and _is_unheard(batch, now_us))
             continue
-        r.suspect = True
-        if r.connection.bytes_out < r.flight[i].end_bytes:
-            return True
-        _let_go(lanes, r.flight[i], now_us)
+        if not late and (not r.cancels or _is_wanted(lanes, batch)):
+            continue
+        r.suspect = r.suspect or (late and r.concurrency == 0)
+        if r.connection.bytes_out < batch.end_bytes:
+            if late:
+                return True
+            continue
+        _let_go(lanes, batch, now_us)
+        if r.cancels and batch.keys != NULL:
+            _cancel(r, batch, now_us)
     return False
 
 
 cdef void replica_lost(Replica* r, Lanes* lanes, const RowSpec* spec, Blame* blame,
                        u64 now_us) noexcept nogil:
-    cdef u32 i, k
+    cdef u32 i, k, begun = 0
     cdef Batch* batch
     memset(blame, 0, sizeof(Blame))
+    # without a concurrency it evaluates its batches in order: the second one has not begun
+    for i in range(r.in_flight if r.concurrency else min(r.in_flight, <u32> 1)):
+        begun += r.flight[i].n - r.flight[i].answered
     for i in range(r.in_flight):
         batch = r.flight[i]
         blame.rows += batch.n - batch.answered
         for k in range(batch.span_count if batch.keys == NULL else 0):
-            # a container evaluates its batches in order: the second one has not begun
-            if i == 0:
-                _died_with(r, lanes, spec, batch, &batch.spans[k], blame, now_us)
+            if i == 0 or r.concurrency:
+                _died_with(r, lanes, spec, batch, &batch.spans[k], begun, blame, now_us)
             elif not span_again(lanes, &batch.spans[k], batch.spans[k].together, False, now_us):
                 _lost_with(lanes, &batch.spans[k], b"", now_us)
         batch_free(batch)
@@ -626,10 +715,11 @@ cdef const char* REFUSED = (b"an earlier query with this row ended the process o
 
 
 cdef void _died_with(Replica* r, Lanes* lanes, const RowSpec* spec, const Batch* batch,
-                     const Span* span, Blame* blame, u64 now_us) noexcept nogil:
-    """Handle a span of the batch at which a container was at work when it died."""
-    cdef u16 together = _together(r, batch, now_us)
-    if span.together == 1 and batch.n - batch.answered == 1:
+                     const Span* span, u32 begun, Blame* blame, u64 now_us) noexcept nogil:
+    """Handle a span of a batch at which a container was at work when it died. begun: the rows of
+    all such batches."""
+    cdef u16 together = _together(r, batch, begun, now_us)
+    if span.together == 1 and begun == 1:
         blame.blamed = 1
         blame.key = _row_key(lanes, spec, span, 0)
         _lost_with(lanes, span, DIED_TWICE, now_us)
@@ -640,10 +730,9 @@ cdef void _died_with(Replica* r, Lanes* lanes, const RowSpec* spec, const Batch*
         _lost_with(lanes, span, b"", now_us)
 
 
-cdef u16 _together(const Replica* r, const Batch* batch, u64 now_us) noexcept nogil:
-    """Return how many rows of a batch are sent again at once: one, unless there is no time for all
-    of them one after another."""
-    cdef u32 n = batch.n - batch.answered
+cdef u16 _together(const Replica* r, const Batch* batch, u32 n, u64 now_us) noexcept nogil:
+    """Return how many of n rows, those of a batch among them, are sent again at once: one, unless
+    there is no time for all of them one after another."""
     cdef double one_us, left_us = 1
     if r.batcher.config.by_cost:
         return 1
@@ -867,7 +956,10 @@ cdef Status replica_send(Replica* r, Lanes* lanes, const RowSpec* spec, Batch* b
     r.next_id += 1
     r.flight[r.in_flight] = batch
     r.in_flight += 1
-    r.busy_until_us = max(r.busy_until_us, now_us) + <u64> batch_predict_us(r, batch)
+    if r.concurrency:
+        _foresee(r, now_us)
+    else:
+        r.busy_until_us = max(r.busy_until_us, now_us) + <u64> batch_predict_us(r, batch)
     r.gauge.in_flight.store(r.in_flight, relaxed)
     note(&r.tally.batches, 1)
     histogram_note(&r.tally.batch_rows, batch.n)

@@ -53,6 +53,8 @@ cdef struct Command:
     bint sessions               # the container gets the session of each row; it maps none then
     bint quiet                  # no heartbeats on this connection
     bint parts                  # the container answers queries in parts
+    bint cancels                # the container takes CANCEL of batches
+    u32 concurrency             # batches that it works at, and answers in any order; 0: one
     u64 heartbeat_us            # 0: the engine's interval
     u32 timing_count
     Timing timings[TIMINGS_MAX]     # measured by the container's warm-up

@@ -447,7 +447,8 @@ cdef void _attach(EngineState* e, ConnectionState* slot, Command* command,
     slot.connection.search = e.search_far if slot.connection.remote else e.search_near
     if replica_set_reserve(&model.replica_set) and make_room(model.replicas[0],
             model.replicas.size() + 1):
-        _place(e, slot, replica_new(slot.connection, &model.tally, command.number))
+        _place(e, slot, replica_new(slot.connection, &model.tally, command.number,
+                                    command.concurrency if command.protocol == 2 else 0))
     if slot.replica == NULL:
         _close_soon(e, slot)
         return
@@ -460,6 +461,7 @@ cdef void _attach(EngineState* e, ConnectionState* slot, Command* command,
     replica_begin(slot.replica, &command.batching, command.timings, command.timing_count, now_us)
     slot.replica.sessions = command.sessions and command.protocol == 2
     slot.replica.parts = command.parts and command.protocol == 2
+    slot.replica.cancels = command.cancels and command.protocol == 2
     if slot.replica.parts:
         model.parts.store(1, relaxed)
     e.streams.look = True
@@ -634,7 +636,8 @@ cdef void _pump(EngineState* e, ModelState* model, u64 now_us) noexcept nogil:
             slot.replica.passed = model.replica_set.round
             continue
         together = lane_together(e.lanes, lane, ticket)
-        if together and slot.replica.in_flight:
+        if (slot.replica.in_flight and (together or slot.replica.exclusive)
+                and not _may_join(slot.replica, together)):
             slot.replica.passed = model.replica_set.round
             continue
         if together:
@@ -651,6 +654,12 @@ cdef void _pump(EngineState* e, ModelState* model, u64 now_us) noexcept nogil:
         tight = model_queue_tightest(&model.queue, now_us, &model.replica_set.tight_us)
     model.tally.queued.store(waiting, relaxed)
     _forecast(e, model, waiting, now_us)
+
+
+cdef inline bint _may_join(const Replica* r, u16 together) noexcept nogil:
+    """Return whether a row whose container died may go beside others of that kind, of which so
+    many may be in flight."""
+    return r.concurrency > 0 and r.exclusive and r.in_flight < together
 
 
 cdef void _forecast(EngineState* e, ModelState* model, u64 waiting, u64 now_us) noexcept nogil:
@@ -868,6 +877,7 @@ cdef void _check_connection(EngineState* e, ConnectionState* slot, u64 now_us) n
         return
     if replica_overdue(r, e.lanes, now_us):
         _close_soon(e, slot)
+    _want_write(e, slot)
     if r.suspect:
         r.gauge.suspect.store(1, relaxed)
         _mark_ready(e, e.models[slot.model])              # its rows are sent to other replicas

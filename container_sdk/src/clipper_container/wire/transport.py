@@ -189,6 +189,8 @@ class FrameConnection:
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
         self._poll.register(stop, select.POLLIN)
+        self._bytes_poll = select.poll()
+        self._bytes_poll.register(sock, select.POLLIN)
         sock.settimeout(None)
         self.set_silence(silence_s)
 
@@ -216,17 +218,26 @@ class FrameConnection:
         """Return True if bytes wait or a stop is requested."""
         return self._filled > self._used or bool(self._poll.poll(0))
 
-    def next_message(self, offset: int = 0) -> None:
+    def has_bytes(self, seconds: float = 0.0) -> bool:
+        """Return True if bytes wait, or the connection has ended; wait at most so long."""
+        if self._filled > self._used:
+            return True
+        return bool(self._bytes_poll.poll(seconds * 1000))
+
+    def next_message(self, offset: int = 0, *, until_stop: bool = True) -> None:
         """Wait for a message and place its first byte at `offset` from an aligned address.
 
-        Raises: Stopping when a stop is requested before the message begins; Disconnected.
+        Raises: Stopping when a stop is requested before the message begins, if `until_stop`;
+        Disconnected.
         """
         self._tidy(offset)
         if self._filled > self._used:
-            if self._stop.requested:
+            if until_stop and self._stop.requested:
                 raise Stopping
             return
-        if not self._spin(offset + READ_BYTES):
+        if not until_stop:
+            self._receive(offset + READ_BYTES)
+        elif not self._spin(offset + READ_BYTES):
             self._wait()
             self._receive(offset + READ_BYTES)
 

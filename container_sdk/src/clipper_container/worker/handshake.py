@@ -20,6 +20,7 @@ ATTEMPT_S = 10.0  # to connect and to receive WELCOME
 SILENCE_HEARTBEATS = 6  # heartbeats without a frame after which a peer counts as lost
 HEARTBEAT_MS_MAX = 3_600_000
 PARTS_AHEAD_MAX = 65_536
+CONCURRENCY_MAX = 8192  # batches that a container works at
 _BYTES_MAX = (1 << 40) - 1
 
 
@@ -48,6 +49,7 @@ class ContainerOptions:
     sparse: bool = False
     tables: bool = False
     parts: bool = False
+    concurrency: int = 0
     warm: WarmUp = field(default_factory=WarmUp)
 
     def hello(self, address: str, shared: bool = False) -> dict[str, object]:
@@ -70,6 +72,10 @@ class ContainerOptions:
             **({"broken": True} if self.warm.broken else {}),
             **({"tables": True} if self.tables else {}),
             **({"parts": True} if self.parts and self.protocol == 2 else {}),
+            **({"cancels": True} if self.protocol == 2 else {}),
+            **(
+                {"concurrency": self.concurrency} if self.concurrency and self.protocol == 2 else {}
+            ),
             **({"crc": True} if address.startswith("tcp:") and self.protocol == 2 else {}),
             "name": self.name,
             "version": self.version,
@@ -100,6 +106,7 @@ class Welcome:
     quiet: bool = False
     partial: bool = False
     parts_ahead: int = 0
+    concurrency: int = 0
 
     @classmethod
     def read(cls, fields: dict[str, object]) -> Welcome:
@@ -111,15 +118,15 @@ class Welcome:
         return cls(
             _whole(fields, "heartbeat_ms", 500, HEARTBEAT_MS_MAX) / 1000,
             _whole(fields, "payload_bytes_max", PAYLOAD_BYTES_MAX, _BYTES_MAX),
-            parts_ahead=_parts_ahead(fields),
+            parts_ahead=_optional(fields, "parts_ahead", PARTS_AHEAD_MAX),
+            concurrency=_optional(fields, "concurrency", CONCURRENCY_MAX),
             **flags,
         )
 
 
-def _parts_ahead(fields: dict[str, object]) -> int:
-    """Return how many parts of a query may be sent that the server has not asked for; 0 if it
-    takes no parts."""
-    return _whole(fields, "parts_ahead", 1, PARTS_AHEAD_MAX) if "parts_ahead" in fields else 0
+def _optional(fields: dict[str, object], key: str, most: int) -> int:
+    """Return the number of something that the server supports; 0 if it does not."""
+    return _whole(fields, key, 1, most) if key in fields else 0
 
 
 def _whole(fields: dict[str, object], key: str, default: int, most: int) -> int:

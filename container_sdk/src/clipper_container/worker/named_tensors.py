@@ -41,13 +41,23 @@ class RecordModel(Model):
 
     def predict_batch(self, inputs: UserValue, *sessions: object) -> UserValue:
         """Open the records, call the model, and pack what it returns."""
-        given = inputs
-        if self.inputs is not None:
-            inside = self.inputs
-            given = (
-                inside.unpack(inputs) if self.row_by_row else inside.unpack_many(inputs, copy=False)
-            )
-        returned = self.inner.predict_tensors(given, *sessions)
+        return self._records(self.inner.predict_tensors(self._opened(inputs), *sessions), inputs)
+
+    async def begin(self, inputs: UserValue, *sessions: object) -> UserValue:
+        """Do the same for an async model, which is awaited."""
+        inner: UserValue = self.inner
+        return self._records(await inner.begin(self._opened(inputs), *sessions), inputs)
+
+    def _opened(self, inputs: UserValue) -> UserValue:
+        """Return the records of a batch, or that of a row, as the model takes them."""
+        if self.inputs is None:
+            return inputs
+        if self.row_by_row:
+            return self.inputs.unpack(inputs)
+        return self.inputs.unpack_many(inputs, copy=False)
+
+    def _records(self, returned: UserValue, inputs: UserValue) -> UserValue:
+        """Return the outputs of a batch, or of a row, as records."""
         n = 1 if self.row_by_row else len(inputs)
         if isinstance(returned, Scored):
             packed = self._packed(returned.outputs, n)

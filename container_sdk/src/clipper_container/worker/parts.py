@@ -14,6 +14,7 @@ from typing import cast
 
 import numpy as np
 
+from clipper_container.current import BatchCancelled, is_cancelled
 from clipper_container.errors import fails_call_only
 from clipper_container.model import (
     BorrowedModel,
@@ -81,6 +82,7 @@ def wholes_of(given: Iterator[object], n: int, output: str, name: str) -> UserVa
     generator raises."""
     parts: list[UserValue] = []
     for part in given:
+        _check_wanted()
         if len(parts) == PARTS_MAX:
             raise InvalidOutput(f"model '{name}' gave more than {PARTS_MAX} parts for a batch.")
         parts.append(part)
@@ -98,6 +100,12 @@ def wholes_of(given: Iterator[object], n: int, output: str, name: str) -> UserVa
     return wholes
 
 
+def _check_wanted() -> None:
+    """Raise BatchCancelled if nobody waits for the batch. Its generator is closed with it."""
+    if is_cancelled():
+        raise BatchCancelled
+
+
 def row_of(part: UserValue, n: int, name: str) -> int:
     """Return the row of a part of a batch of n rows. Raises: InvalidOutput."""
     if not isinstance(part, RowPart):
@@ -113,6 +121,7 @@ def whole_of(given: Iterator[object], output: str, name: str) -> UserValue:
     parts: list[UserValue] = []
     last: UserValue = None
     for last in given:
+        _check_wanted()
         if len(parts) == PARTS_MAX:
             raise InvalidOutput(f"model '{name}' gave more than {PARTS_MAX} parts for one row.")
         parts.append(last.outputs if isinstance(last, Scored) else last)
@@ -137,14 +146,15 @@ class PartsModel:
     def begin(self, rows: Rows) -> Iterator[object]:
         """Return the generator of the parts of a row. Raises: UnicodeDecodeError, and what the
         model raises."""
+        return iter(self._model.predict_batch(*self.given(rows)))
+
+    def given(self, rows: Rows) -> list[UserValue]:
+        """Return what the model is called with for a row. Raises: UnicodeDecodeError."""
         given = [row_values(rows)]
         if self._model.sessions:
             sessions = np.zeros(1, "<u8") if rows.sessions is None else rows.sessions.copy()
             given.append(sessions)
-        given = [_kept(value) for value in given]
-        return iter(
-            self._model.predict_batch(*(value[0] if self._row_by_row else value for value in given))
-        )
+        return [value[0] if self._row_by_row else value for value in map(_kept, given)]
 
     def rows_of(self, part: object, name: str) -> Rows:
         """Return a part as the row of a frame. Raises: InvalidOutput."""
@@ -200,6 +210,10 @@ class PartAnswers:
         """Return the number of answers that have not ended."""
         return len(self._open)
 
+    def __contains__(self, id: int) -> bool:
+        """Return whether an answer has not ended."""
+        return id in self._open
+
     @property
     def can_go_on(self) -> bool:
         """True if a part of one of them may be sent now."""
@@ -222,11 +236,10 @@ class PartAnswers:
         """Take in a PART of the server: so many further parts of an answer may be sent. Raises:
         BadFrame."""
         check_payload(header, payload)
-        if header.rows or payload.size != _ALLOWANCE_BYTES:
-            raise BadFrame("a PART of the server has a number")
+        number = allowance_of(header, payload)
         answer = self._open.get(header.id)
         if answer is not None:  # else it has ended meanwhile
-            answer.allowed += int(payload.view("<u8")[0])
+            answer.allowed += number
 
     def cancel(self, id: int) -> list[BytesLike]:
         """Close the generator of an answer that nobody wants; return the frame of its end."""
@@ -275,6 +288,13 @@ class PartAnswers:
 
     def _end(self, id: int, text: str) -> list[BytesLike]:
         return list(control_frame(Kind.PART, text.encode("utf-8", "replace"), id, self._checked))
+
+
+def allowance_of(header: Header, payload: Bytes) -> int:
+    """Return how many further parts a PART of the server allows. Raises: BadFrame."""
+    if header.rows or payload.size != _ALLOWANCE_BYTES:
+        raise BadFrame("a PART of the server has a number")
+    return int(payload.view("<u8")[0])
 
 
 def _kept(value: UserValue) -> UserValue:

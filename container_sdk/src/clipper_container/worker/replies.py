@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from clipper_container.current import BatchCancelled, EvaluatedBatch, evaluating
 from clipper_container.wire.frames import (
     PAYLOAD_BYTES_MAX,
     BytesLike,
@@ -91,21 +93,28 @@ class BatchReplies:
         self._qualifiers, self._partial = qualifiers, partial
         self._failures = FailureLog(f"model '{evaluator.name}' failed")
 
-    def to(self, header: Header, rows: Rows) -> list[BytesLike]:
+    def to(
+        self, header: Header, rows: Rows, evaluation: EvaluatedBatch | None = None
+    ) -> list[BytesLike]:
         """Return the pieces of a REPLY, of several that are PARTIAL but for the last, or of a
-        FAILURE with the reason.
+        FAILURE with the reason. evaluation: what the model can look at meanwhile.
         """
         turn = self.evaluator.turn
         if turn is None:
-            return self._to(header, rows)
+            return self._to(header, rows, evaluation)
         with turn:  # the outputs may be memory that the model uses for its next batch
-            return [b"".join(self._to(header, rows))]
+            return [b"".join(self._to(header, rows, evaluation))]
 
-    def _to(self, header: Header, rows: Rows) -> list[BytesLike]:
+    def _to(self, header: Header, rows: Rows, evaluation: EvaluatedBatch | None) -> list[BytesLike]:
         try:
-            outputs, time_us = evaluate(self.evaluator, rows)
+            with nullcontext() if evaluation is None else evaluating(evaluation):
+                outputs, time_us = evaluate(self.evaluator, rows)
+        except BatchCancelled:
+            return self.cancelled(header.id)
         except PredictionFailed as failure:
-            return self._failure(header.id, str(failure))
+            if evaluation is not None and evaluation.is_cancelled():
+                return self.cancelled(header.id)
+            return self.failure(header.id, str(failure))
         return self.encode(header, outputs, time_us)
 
     def encode(self, header: Header, parts: list[Rows], time_us: int) -> list[BytesLike]:
@@ -120,7 +129,7 @@ class BatchReplies:
                 parts = [one_part(parts, self.evaluator.name)]
             encoded = [frame for rows in parts for frame in self._frames(rows, header.id, time_us)]
         except InvalidOutput as error:
-            return self._failure(header.id, str(error))
+            return self.failure(header.id, str(error))
         pieces: list[BytesLike] = []
         for i, (reply, payload) in enumerate(encoded, 1):
             if i < len(encoded):
@@ -170,8 +179,16 @@ class BatchReplies:
         failed.status, failed.text = np.ones(1, np.uint8), text
         return failed
 
-    def _failure(self, id: int, text: str) -> list[BytesLike]:
+    def failure(self, id: int, text: str) -> list[BytesLike]:
+        """Return the FAILURE of a batch, whose reason is printed."""
         self._failures.report(text)
+        return self._failed(id, text)
+
+    def cancelled(self, id: int) -> list[BytesLike]:
+        """Return the FAILURE of a batch that the server has cancelled."""
+        return self._failed(id, "the batch was cancelled: nobody waits for it")
+
+    def _failed(self, id: int, text: str) -> list[BytesLike]:
         return control_frame(Kind.FAILURE, text.encode("utf-8", "replace"), id, self._checked)
 
 

@@ -46,6 +46,8 @@ from clipper_container.wire.transport import (
     connect,
 )
 from clipper_container.wire.version1 import V1_HEAD_BYTES, v1_content_bytes, v1_open
+from clipper_container.worker.async_answers import AsyncBatches, AsyncPartAnswers, ConnectionTasks
+from clipper_container.worker.async_model import AsyncEvaluator, async_model_of
 from clipper_container.worker.evaluation import Evaluator, PredictionFailed, user_traceback
 from clipper_container.worker.feedback_queue import FeedbackQueue
 from clipper_container.worker.handshake import (
@@ -55,6 +57,7 @@ from clipper_container.worker.handshake import (
     Welcome,
     welcome_of,
 )
+from clipper_container.worker.inbox import FrameInbox, LookedAt
 from clipper_container.worker.named_tensors import with_tensors
 from clipper_container.worker.outputs import InvalidOutput, one_part
 from clipper_container.worker.parts import PartAnswers, PartsModel, gives_parts
@@ -63,6 +66,7 @@ from clipper_container.worker.replies import BatchReplies, FailureLog, evaluate
 from clipper_container.worker.turns import Turns
 
 ANNOUNCE_AGAIN_S = 30.0
+FINISH_POLL_S = 0.02  # between two looks whether all has ended
 _SHARED = int(Flag.SHARED)
 _PARTS = int(Flag.PARTS)
 
@@ -116,6 +120,7 @@ def serve(
     failures = FailureLog(f"model '{options.name}'", ANNOUNCE_AGAIN_S)
     signs = partial(_touch, alive)
     sharing = address.startswith("unix:") and can_share() and not is_pipelined(evaluator)
+    sharing = sharing and not options.concurrency
     try:
         while True:
             try:
@@ -204,7 +209,13 @@ class _Version2:
             welcome.partial,
         )
         self._pipeline = pipeline_of(evaluator, self._replies)
-        self._answers = _answers_of(evaluator, welcome)
+        self._inbox = FrameInbox(connection, welcome.payload_bytes_max)
+        model = async_model_of(evaluator.model)
+        self._tasks = None if model is None else ConnectionTasks(connection, model.loop)
+        self._batches: AsyncBatches | None = None
+        if self._tasks is not None and welcome.concurrency:
+            self._batches = AsyncBatches(AsyncEvaluator(evaluator), self._replies, self._tasks)
+        self._answers = self._answers_of(evaluator, welcome)
 
     def run(self, signs: Callable[[], None]) -> None:
         """Answer until the server's GOODBYE. Raises: Stopping (after our GOODBYE), Disconnected,
@@ -233,7 +244,13 @@ class _Version2:
         except Stopping:
             self._finish()
             raise
+        except Disconnected:
+            if self._tasks is not None and self._tasks.ended_by is not None:
+                raise self._tasks.ended_by from None
+            raise
         finally:
+            if self._tasks is not None:
+                self._tasks.close()
             if heart is not None:
                 heart.stop()
             if self._answers is not None:
@@ -246,33 +263,48 @@ class _Version2:
         try:
             while self._pipeline:
                 self._connection.send(self._pipeline.next_reply())
+            self._finish_tasks()
             self._connection.send(control_frame(Kind.GOODBYE))
-        except Disconnected:
+        except (BadFrame, Disconnected):
             return
+
+    def _finish_tasks(self) -> None:
+        """Answer the batches of an async model that are under way, and begin no others."""
+        while self._batches is not None and self._batches.under_way:
+            if self._connection.has_bytes(FINISH_POLL_S):
+                header, payload = self._inbox.next(until_stop=False)
+                if header.kind not in (Kind.PREDICT, Kind.GOODBYE):
+                    self._handle(header, payload)
 
     def _handle_frame(self) -> bool:
         """Read one frame and answer it. Returns False after GOODBYE. Only the model's views of
         the buffer may outlive the call.
         """
-        connection, limit = self._connection, self._welcome.payload_bytes_max
         pipeline = self._pipeline
-        while pipeline and (pipeline.is_full or not connection.is_readable()):
+        while pipeline and (pipeline.is_full or not self._inbox.is_readable()):
             if pipeline.is_full or pipeline.is_done:
-                connection.send(pipeline.next_reply())
-        while self._feedback and not connection.is_readable():
+                self._connection.send(pipeline.next_reply())
+        while self._feedback and not self._inbox.is_readable():
             with self._evaluator.turn or contextlib.nullcontext():
                 self._feedback.run_one()
         if self._answers:
             self._give_parts(self._answers)
-        connection.next_message()
-        header = decode_header(connection.take(HEADER_BYTES), limit)
-        payload = connection.take(header.payload_bytes)
-        if self._answers is not None and _is_about_parts(header):
+        return self._handle(*self._inbox.next())
+
+    def _handle(self, header: Header, payload: Bytes) -> bool:
+        """Handle a frame. Returns False after GOODBYE."""
+        connection, limit = self._connection, self._welcome.payload_bytes_max
+        if self._answers is not None and _is_about_parts(header, self._answers):
             self._handle_parts(self._answers, header, payload)
-        elif header.kind == Kind.PREDICT and pipeline is not None:
-            pipeline.add(header, open_rows(header, payload, limit))
+        elif header.kind == Kind.PREDICT and self._pipeline is not None:
+            self._pipeline.add(header, open_rows(header, payload, limit))
+        elif header.kind == Kind.PREDICT and self._batches is not None:
+            self._batches.begin(header, open_rows(header, payload.copy(), limit))
         elif header.kind == Kind.PREDICT:
             connection.send(self._reply_to(header, payload))
+        elif header.kind == Kind.CANCEL:
+            if self._tasks is not None:  # else the batch has been answered
+                self._tasks.cancel(header.id)
         elif header.kind == Kind.REGION and self._regions is not None:
             check_payload(header, payload)
             self._regions.add(payload, connection.descriptor())
@@ -285,14 +317,14 @@ class _Version2:
             raise BadFrame(f"unexpected {Kind(header.kind).name}")
         return True
 
-    def _give_parts(self, answers: PartAnswers) -> None:
+    def _give_parts(self, answers: PartAnswers | AsyncPartAnswers) -> None:
         """Send parts until a frame arrives or none may be sent; at least one, so that batches that
         never end do not stop the answers."""
         while answers.can_go_on:
             with self._running():
                 frame = answers.next_part()
             self._connection.send(frame)
-            if self._connection.is_readable():
+            if self._inbox.is_readable():
                 return
 
     def _running(self) -> contextlib.ExitStack:
@@ -303,7 +335,9 @@ class _Version2:
             held.enter_context(evaluator.work.on(evaluator.name))
         return held
 
-    def _handle_parts(self, answers: PartAnswers, header: Header, payload: Bytes) -> None:
+    def _handle_parts(
+        self, answers: PartAnswers | AsyncPartAnswers, header: Header, payload: Bytes
+    ) -> None:
         """Handle a frame about answers in parts."""
         if header.kind == Kind.PART:
             answers.allow(header, payload)
@@ -312,20 +346,37 @@ class _Version2:
             if header.kind == Kind.CANCEL:
                 frame = answers.cancel(header.id)
             else:
-                rows = open_rows(header, payload, self._welcome.payload_bytes_max)
+                rows = open_rows(header, payload.copy(), self._welcome.payload_bytes_max)
                 frame = answers.begin(header, rows)
         if frame:
             self._connection.send(frame)
+
+    def _answers_of(
+        self, evaluator: Evaluator, welcome: Welcome
+    ) -> PartAnswers | AsyncPartAnswers | None:
+        """Return the answers in parts of a connection; None if the server or the model has none."""
+        if not welcome.parts_ahead:
+            return None
+        source = async_model_of(evaluator.model)
+        model = PartsModel(evaluator.model, evaluator.row_by_row, evaluator.output)
+        name, ahead, checked = evaluator.name, welcome.parts_ahead, welcome.crc
+        if source is not None and source.gives_parts and self._tasks is not None:
+            return AsyncPartAnswers(source, model, name, ahead, checked, self._tasks, source.loop)
+        if not gives_parts(evaluator.model):
+            return None
+        return PartAnswers(model, name, ahead, checked, user_traceback)
 
     def _reply_to(self, header: Header, payload: Bytes) -> list[BytesLike]:
         """Return the frame that answers a batch. After it is sent the server may overwrite the
         rows.
         """
+        evaluation = LookedAt(header.id, self._inbox)
+        if self._inbox.cancels(header.id):
+            return self._replies.cancelled(header.id)
         if self._regions is None or not header.flags & _SHARED:
-            return self._replies.to(
-                header, open_rows(header, payload, self._welcome.payload_bytes_max)
-            )
-        pieces = self._replies.to(header, self._regions.open(header, payload))
+            rows = open_rows(header, payload, self._welcome.payload_bytes_max)
+            return self._replies.to(header, rows, evaluation)
+        pieces = self._replies.to(header, self._regions.open(header, payload), evaluation)
         if self._regions.are_lent():
             pieces = [b"".join(pieces)]  # outputs can be views of the inputs
             if self._regions.are_lent():
@@ -333,17 +384,11 @@ class _Version2:
         return pieces
 
 
-def _answers_of(evaluator: Evaluator, welcome: Welcome) -> PartAnswers | None:
-    """Return the answers in parts of a connection; None if the server or the model has none."""
-    if not welcome.parts_ahead or not gives_parts(evaluator.model):
-        return None
-    model = PartsModel(evaluator.model, evaluator.row_by_row, evaluator.output)
-    return PartAnswers(model, evaluator.name, welcome.parts_ahead, welcome.crc, user_traceback)
-
-
-def _is_about_parts(header: Header) -> bool:
+def _is_about_parts(header: Header, answers: PartAnswers | AsyncPartAnswers) -> bool:
     """Return whether a frame of the server is about an answer in parts."""
-    return header.kind in (Kind.PART, Kind.CANCEL) or bool(header.flags & _PARTS)
+    if header.kind == Kind.CANCEL:
+        return header.id in answers
+    return header.kind == Kind.PART or bool(header.flags & _PARTS)
 
 
 class _Version1:

@@ -23,7 +23,7 @@ from clipper.credentials.container_tokens import ContainerTokens, TokenHolder
 from clipper.errors import ClipperError, NotAllowed
 from clipper.serving.feedback.online_learning import OnlineLearning
 from clipper.serving.models.batch_cost import cost_limit, rows_limit, with_costs
-from clipper.types import Batching, InputType, VersionedModel, check_name
+from clipper.types import CONCURRENCY_MAX, Batching, InputType, VersionedModel, check_name
 from clipper_core.engine.engine import Engine
 from clipper_core.engine.model import Model as CoreModel
 from clipper_core.runtime.status import Status
@@ -65,6 +65,8 @@ class Hello(msgspec.Struct, frozen=True):
     quiet: bool = False
     tables: bool = False
     parts: bool = False
+    cancels: bool = False
+    concurrency: int = 0
     crc: bool = False
     sparse: bool = False
     timings: tuple[tuple[int, int], ...] = ()
@@ -372,6 +374,7 @@ class Containers:
                 ("replica", hello.replica, 0),
                 ("version", hello.version, 1),
                 ("batch_max", hello.batch_max, 0),
+                ("concurrency", hello.concurrency, 0),
             )
             for key, value, least in numbers:
                 if not least <= value < 1 << 31:
@@ -418,8 +421,10 @@ class Containers:
         quiet = hello.quiet and hello.protocol == 2
         checked = hello.crc and hello.protocol == 2
         heartbeat_ms = self._heartbeat_ms * (_SPARSE if hello.sparse and hello.protocol == 2 else 1)
+        concurrency = min(hello.concurrency, CONCURRENCY_MAX) if hello.protocol == 2 else 0
         welcome = {
             **self._welcome,
+            **({"concurrency": concurrency} if concurrency else {}),
             "heartbeat_ms": heartbeat_ms,
             "conn": conn,
             "crc": checked,
@@ -436,6 +441,8 @@ class Containers:
             sessions=hello.sessions,
             quiet=quiet,
             parts=hello.parts,
+            cancels=hello.cancels,
+            concurrency=concurrency,
             heartbeat_ms=heartbeat_ms,
             timings=with_costs(hello.timings, hello.warm_lengths, batching, seat.input),
             mode=BatchingMode[batching.mode.upper()],
