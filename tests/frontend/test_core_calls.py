@@ -223,6 +223,15 @@ def test_calls_that_wait_go_along_and_come_back(
     assert ours._counts.open == 0
 
 
+def test_a_call_that_is_reset_at_once_is_forgotten(
+    server: clipper.ClipperServer, line: CallLine
+) -> None:
+    stream = asked(line, infer(6.0))
+    line.client.h2.reset_stream(stream, 8)
+    answered(line, asked_at_once(line, infer(7.0)), 7.0)
+    in_core(server)
+
+
 def test_queries_that_python_has_go_along(
     server: clipper.ClipperServer, line: CallLine, gates: Path
 ) -> None:

@@ -9,7 +9,9 @@ the same format, both must agree.
 import contextlib
 import json
 import math
+import os
 import re
+import select
 import socket
 import struct
 import tempfile
@@ -487,6 +489,212 @@ def _run_plain(data: bytes) -> None:
     assert calls.open == 0
 
 
+# -- connections of HTTP/2 that the core owns, and gives away
+
+
+class _Owned:
+    """A server of the core with calls and requests, to models that have no container, and a thread
+    that stands for Python: it takes the connections that come, and gives some back. One for all
+    inputs."""
+
+    _one: "_Owned | None" = None
+
+    def __init__(self) -> None:
+        from clipper_core.engine.engine import Engine
+        from clipper_core.engine.model import Model
+        from clipper_core.http.hot_calls import HotCalls
+        from clipper_core.http.http_route import HotRoute, HotTable
+        from clipper_core.http.http_server import HttpServer
+        from clipper_core.runtime.histogram import Counter, LatencyHistogram
+
+        engine = Engine(manual_clock=True)
+        model, took = Model(engine, "svm:1", 1, "f64", (2,)), LatencyHistogram()
+        counts = [Counter() for _ in range(5)]
+        routes = {
+            path: HotRoute(
+                model,
+                form,
+                "node",
+                b"",
+                999_000,
+                0.0,
+                counts,
+                took,
+                Counter(),
+                took,
+                lambda id, tag, user: id,
+                slo_ms_max=1000.0,
+                rows_max=4 if form in ("call", "infer") else 1,
+                read_only=path in (b"read", b"/read"),
+            )
+            for path, form in (
+                (b"svm", "call"),
+                (b"read", "call"),
+                (b"/svm", "predict"),
+                (b"/read", "predict"),
+                (b"/infer", "infer"),
+                (b"/feedback", "feedback"),
+            )
+        }
+        self._calls = HotCalls(
+            [engine],
+            calls_max=100,
+            message_bytes_max=4096,
+            way_back_us=1000,
+            slo_us_max=1_000_000,
+            finish=None,
+            cancelled=Counter(),
+        )
+        self.core = HttpServer(
+            [engine],
+            1,
+            b"made",
+            header_s=5,
+            idle_s=5,
+            connections_max=100,
+            header_bytes_max=4096,
+            body_bytes_max=4096,
+            pipeline_max=4,
+            unsent_bytes_max=4096,
+            finish=None,
+            encode=lambda value: json.dumps(value).encode(),
+        )
+        self.core.serve_calls(self._calls, 0)
+        table = HotTable(routes)
+        self._calls.set_table(table)
+        self.core.set_calls_table(table)
+        self.core.set_table(table)
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.address = listener.getsockname()
+        self.core.listen(listener.detach())
+        self._held: dict[int, tuple[socket.socket, Any, int]] = {}
+        self._ended = threading.Event()
+        self._threads = [
+            threading.Thread(target=self.core.run, args=(0,)),
+            threading.Thread(target=self._serve),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @classmethod
+    def get(cls) -> "_Owned":
+        cls._one = cls._one or cls()
+        return cls._one
+
+    @classmethod
+    def close(cls) -> None:
+        one, cls._one = cls._one, None
+        if one is not None:
+            one._ended.set()
+            one._threads[1].join()
+            one.core.stop()
+            one._threads[0].join()
+            one._take()
+
+    def _serve(self) -> None:
+        while not self._ended.is_set():
+            ready, _, _ = select.select([self.core.fd, *self._held], [], [], 0.01)
+            self._take()
+            for fd in ready:
+                if fd in self._held:
+                    self._read(fd)
+            self._calls.news()
+
+    def _take(self) -> None:
+        from clipper_core.http.http_server import Ending, Feedback, Handed, Read
+
+        for item in self.core.take():
+            if isinstance(item, Handed):
+                self._adopt(item)
+            elif isinstance(item, Ending | Read):
+                for future in item.futures:
+                    if future is not None:
+                        future.cancel()
+                if item.ticket % 2:  # as of a call, or of a request: the other is nobody's
+                    self.core.reply(item.worker, item.ticket, None, [(b"grpc-status", b"4")])
+                self.core.answer(item.worker, item.ticket, _NO, False)
+            elif isinstance(item, Feedback):
+                self.core.respond_feedback(item, True)
+
+    def _adopt(self, item: Any) -> None:
+        line = socket.socket(fileno=item.fd)
+        if item.http2 is None:
+            line.close()
+            return
+        self._held[item.fd] = line, item.http2, item.returns
+        self._calls.adopt(item.http2, line)
+        self._answer(item.fd)
+
+    def _read(self, fd: int) -> None:
+        line, protocol, returns = self._held[fd]
+        data = b""
+        with contextlib.suppress(OSError):
+            data = line.recv(1 << 16)
+        protocol.feed(data)
+        self._answer(fd)
+        is_over = not data or protocol.is_shut
+        if is_over or not protocol.streams:
+            del self._held[fd]
+            self._calls.news()
+            self._calls.give(protocol)
+            if is_over or not self.core.adopt(os.dup(fd), returns + 1, protocol):
+                self._calls.drop(protocol)
+            line.close()
+
+    def _answer(self, fd: int) -> None:
+        from clipper_core.http.http2_protocol import Http2EventKind
+
+        line, protocol, _ = self._held[fd]
+        self._calls.take(protocol, line)
+        for kind, id, _, credit in protocol.events():
+            protocol.consumed(id, credit)
+            if kind == Http2EventKind.BEGAN:
+                protocol.answer(id, _NO)
+            elif kind == Http2EventKind.CALL_ENDED:
+                protocol.reply(id, None, [(b"grpc-status", b"12")])
+        self._calls.news()
+        with contextlib.suppress(OSError):
+            line.send(protocol.take(1 << 16))
+
+
+_NO = b"HTTP/1.1 503 No\r\ncontent-length: 0\r\n\r\n"
+
+
+def _owned_seeds() -> dict[str, bytes]:
+    from clipper_core.http.hpack import hpack_encode
+
+    def request(stream: int, path: bytes, body: bytes) -> bytes:
+        fields = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", path)]
+        fields += [(b":authority", b"a"), (b"content-length", b"%d" % len(body))]
+        return _frame(1, 4, hpack_encode(fields), stream) + _frame(0, 1, body, stream)
+
+    row = b'{"input": [1, 2]}'
+    tensor = b'{"inputs":[{"name":"x","shape":[2,2],"datatype":"FP64","data":[1,2,3,4]}]}'
+    told = b'{"id": "node-1", "label": 1}'
+    seeds = {
+        "predict": request(1, b"/svm", row) + request(3, b"/read", row),
+        "infer": request(1, b"/infer", tensor) + _frame(3, 0, bytes(4), 1),
+        "feedback": request(1, b"/feedback", told) + request(3, b"/other", row),
+        "apart": request(1, b"/svm", row)[:-30] + request(3, b"/svm", row),
+    }
+    return {name: data for name, data in _plain_seeds().items() if "frames" in name} | seeds
+
+
+def _run_owned(data: bytes) -> None:
+    """Send these bytes as frames in two pieces, and end: whatever they are, the server ends the
+    connection."""
+    start = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\4" + bytes(5)
+    owned = _Owned.get()
+    line = socket.create_connection(owned.address, timeout=PATIENCE_S)
+    with line, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        line.sendall(start + data[: len(data) // 2])
+        line.sendall(data[len(data) // 2 :])
+        line.shutdown(socket.SHUT_WR)
+        while line.recv(1 << 16):  # one that hangs is a fault
+            pass
+    assert owned.core.connections < 90
+
+
 # -- numbers in JSON, beside float()
 
 
@@ -857,6 +1065,7 @@ TARGETS = {
     "http2": Target(_http2_seeds, _run_http2),
     "calls": Target(_call_seeds, _run_calls),
     "plain-calls": Target(_plain_seeds, _run_plain),
+    "owned": Target(_owned_seeds, _run_owned),
     "numbers": Target(_number_seeds, _run_number),
     "shard": Target(_shard_seeds, _run_shard),
     "grpc": Target(_grpc_seeds, _run_grpc),
@@ -876,3 +1085,4 @@ def quiet() -> Iterator[None]:
             yield
         finally:
             _Shard.close()
+            _Owned.close()

@@ -1,8 +1,9 @@
 """Connections of HTTP/2 under many threads: clients that cut their frames, reset calls and
-disconnect; connections that go to Python and back while their calls wait, in the core or for an
-answer by their ticket; a table that changes. Every call has its own answer, or an error of the
-stand-in for Python, which answers those that it gets in parts so, and nothing is left open."""
+disconnect; connections that go to Python and back while their calls and requests wait, in the core
+or for an answer by their ticket; tables that change. Every one has its own answer, or an error of
+the stand-in for Python, which answers those that it gets in parts so, and nothing is left open."""
 
+import json
 import os
 import random
 import select
@@ -33,6 +34,15 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 DATA, HEADERS, RST_STREAM = 0, 1, 3
 INFER, OTHER = b"/inference.GRPCInferenceService/ModelInfer", b"/other.Service/Method"
 UNKNOWN, LATE = b"12", b"4"  # statuses of the stand-in for Python
+FAILED = b"HTTP/1.1 503 No\r\ncontent-length: 0\r\n\r\n"  # its response
+
+
+def of_call(id: str, tag: bytes, user: str) -> str:
+    return id
+
+
+def of_request(id: str, tag: bytes, user: str) -> str:
+    return id
 
 
 class Adopted:
@@ -95,7 +105,7 @@ class Place:
         routes = {
             name: HotRoute(
                 self.node.models[model],
-                "call",
+                form,
                 "node",
                 b"",
                 slo_us,
@@ -104,21 +114,25 @@ class Place:
                 self.took,
                 self.ok,
                 self.requests,
-                lambda id, tag, user: id,
+                of_call if form == "call" else of_request,
                 takes_users=True,
-                rows_max=4,
+                rows_max=4 if form == "call" else 1,
                 read_only=name == b"read",
             )
-            for name, model, slo_us in (
-                (b"plain", b"plain", 10_000_000),
-                (b"cached", b"cached", 10_000_000),
-                (b"late", b"plain", 1),
-                (b"read", b"plain", 10_000_000),
+            for name, form, model, slo_us in (
+                (b"plain", "call", b"plain", 10_000_000),
+                (b"cached", "call", b"cached", 10_000_000),
+                (b"late", "call", b"plain", 1),
+                (b"read", "call", b"plain", 10_000_000),
+                (b"/plain", "predict", b"plain", 10_000_000),
+                (b"/cached", "predict", b"cached", 10_000_000),
+                (b"/late", "predict", b"plain", 1),
             )
         }
         table = HotTable(routes)
         self.calls.set_table(table)
         self.core_server.set_calls_table(table)
+        self.core_server.set_table(table)
 
     # -- what stands for Python; clipper/frontend/http/http2.py does the same
 
@@ -136,6 +150,7 @@ class Place:
                 data = (2 * np.asarray(read.rows)).tobytes()
                 self.reply(read, data, [(b"grpc-status", b"0")])
             self.calls.sweep()
+            self.core_server.sweep()
 
     def take(self) -> None:
         for item in self.core_server.take():
@@ -150,7 +165,16 @@ class Place:
                     self.reply_late(item)
             else:
                 assert isinstance(item, Ending), item
-                self.reply(item, None, [(b"grpc-status", LATE)])
+                self.end(item)
+
+    def end(self, ending: Ending) -> None:
+        """Answer a query by an error; it may be under way."""
+        for future in ending.futures:
+            future.cancel()
+        if ending.route.subject is of_call:
+            self.reply(ending, None, [(b"grpc-status", LATE)])
+        else:
+            self.core_server.answer(ending.worker, ending.ticket, FAILED, False)
 
     def reply(self, call: Any, data: bytes | None, trailers: Any) -> None:
         self.core_server.reply(call.worker, call.ticket, data, trailers)
@@ -158,7 +182,11 @@ class Place:
     def reply_late(self, late: Late) -> None:
         self.late += 1
         one = self.moved.pop(late.ticket)
-        one.protocol.reply(one.moved.pop(late.ticket), late.message, late.trailers)
+        stream = one.moved.pop(late.ticket)
+        if late.trailers is None:
+            one.protocol.answer(stream, late.message or b"")
+        else:
+            one.protocol.reply(stream, late.message, late.trailers)
         self.send(one)
 
     def adopt(self, item: Handed) -> None:
@@ -194,7 +222,9 @@ class Place:
         self.calls.take(one.protocol, one)
         for kind, id, _, credit in one.protocol.events():
             one.protocol.consumed(id, credit)
-            if kind == Http2EventKind.CALL_ENDED:
+            if kind == Http2EventKind.BEGAN:
+                one.protocol.answer(id, FAILED)
+            elif kind == Http2EventKind.CALL_ENDED:
                 one.protocol.reply(id, None, [(b"grpc-status", UNKNOWN)])
         self.send(one)
 
@@ -260,11 +290,32 @@ def call(stream: int, path: bytes, data: bytes) -> bytes:
     return frame(HEADERS, 4, stream, head) + frame(DATA, 1, stream, body)
 
 
+def asked(stream: int, path: str, row: list[float]) -> bytes:
+    """Return a request of HTTP."""
+    data = json.dumps({"input": row}).encode()
+    fields = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", path.encode())]
+    fields += [(b":authority", b"x"), (b"content-length", b"%d" % len(data))]
+    return frame(HEADERS, 4, stream, hpack_encode(fields)) + frame(DATA, 1, stream, data)
+
+
 def infer(name: str, row: list[float]) -> bytes:
     request: Any = message("inference.ModelInferRequest")(model_name=name)
     request.inputs.add(name="input", datatype="FP64", shape=[1, 2])
     request.raw_input_contents.append(np.array(row).tobytes())
     return bytes(request.SerializeToString())
+
+
+NAMES = ["plain", "cached", "cached", "late", "other", "read", "read"]
+NAMES += ["/plain", "/cached", "/cached", "/late"]
+
+
+def wanted_of(name: str, row: list[float]) -> bytes:
+    """Return what an answer has; empty for a query that has none."""
+    if name in ("other", "late", "/late"):
+        return b""
+    if name[0] == "/":
+        return b"[%.1f,%.1f]" % (2 * row[0], 2 * row[1])
+    return struct.pack("<2d", 2 * row[0], 2 * row[1])
 
 
 class Client:
@@ -292,13 +343,14 @@ class Client:
         text = b""
         resets = set()
         for _ in range(self.rng.randrange(1, 7)):
-            name = self.rng.choice(["plain", "cached", "cached", "late", "other", "read", "read"])
-            row = [float(self.rng.randrange(40)), self.rng.random()]
-            wanted[self.stream] = (
-                b"" if name in ("other", "late") else struct.pack("<2d", 2 * row[0], 2 * row[1])
-            )
+            name = self.rng.choice(NAMES)
+            row = [float(self.rng.randrange(40)), float(self.rng.randrange(1000))]
+            wanted[self.stream] = wanted_of(name, row)
             path = OTHER if name == "other" and self.rng.random() < 0.3 else INFER
-            text += call(self.stream, path, infer(name, row))
+            if name[0] == "/":
+                text += asked(self.stream, name, row)
+            else:
+                text += call(self.stream, path, infer(name, row))
             if self.rng.random() < 0.05:
                 text += frame(RST_STREAM, 0, self.stream, struct.pack(">I", 8))
                 resets.add(self.stream)

@@ -9,7 +9,7 @@
 # `trace_parent` reads and writes trace contexts.
 # `query_waits` waits for the queries of many clients.
 # `http2_protocol` has the rules of HTTP/2, with `hpack`, `http2_head` and `http2_answer`; its
-# sockets are Python's (frontend/http/http2.py).
+# sockets are those of `http_connection`, or Python's (frontend/http/http2.py).
 # `hot_calls` answers plain calls of ModelInfer among the events of HTTP/2, by routes of the same
 # kind; `infer_call` reads and writes them.
 # `json_value` reads and writes JSON without Python objects, `protobuf` the fields of messages of

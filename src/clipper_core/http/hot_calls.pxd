@@ -13,13 +13,17 @@
 # Threads: a HotCallState belongs to one thread, that of a HotCalls to the event loop's; `shared` is
 # any's; set_table may be called by any, under the GIL.
 from libcpp.vector cimport vector
-from clipper_core.http.http2_protocol cimport Http2State
+from clipper_core.http.http2_protocol cimport Http2Event, Http2State
 from clipper_core.http.http_route cimport HotTable, Query, TableState
 from clipper_core.http.infer_call cimport CallLimits
 from clipper_core.http.query_waits cimport QueryWaits
 from clipper_core.runtime.byte_buffer cimport Bytes, Lookup
 from clipper_core.runtime.histogram cimport Counter
 from clipper_core.runtime.machine cimport atomic, u32, u64, u8
+
+cdef enum:
+    TAKEN = 255                 # the kind of an event that is nobody's any more
+    SEVERAL = 0xffffffff        # place of a message that came in parts
 
 cdef cppclass HotCall:
     Query query                 # first: `query_waits` gives it back
@@ -59,9 +63,8 @@ cdef void hot_calls_close(HotCallState* c) noexcept nogil
 # Take the events of plain calls, and answer them, or wait. Return whether there were any.
 cdef bint hot_calls_take(HotCallState* c, Http2State* h, const TableState* table,
                          void* owner) noexcept nogil
-# Return whether all events that are left are of calls that may be plain, and whose requests are not
-# complete.
-cdef bint hot_calls_are_partial(Http2State* h) noexcept nogil
+# Return whether an event is the head of a call that may be plain.
+cdef bint hot_call_may_be_plain(const Http2State* h, const Http2Event* called) noexcept nogil
 # Answer a call, or wait for its next row: the slot that it waited for has ended, and it waits for
 # none any more. Return whether it is answered, or left for Python.
 cdef bint hot_call_slot_ended(HotCallState* c, HotCall* x) noexcept nogil

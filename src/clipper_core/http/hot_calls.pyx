@@ -36,8 +36,6 @@ from clipper_core.runtime.machine cimport (
 from clipper_core.runtime.status cimport NO_MEMORY, raise_for
 
 cdef enum:
-    TAKEN = 255                 # an event that is nobody's any more
-    SEVERAL = 0xffffffff        # the message of a call came in parts
     KEPT_BYTES = 4096           # of rows, that a call keeps for the next one
 
 
@@ -274,7 +272,7 @@ cdef bint hot_calls_take(HotCallState* c, Http2State* h, const TableState* table
             _note(h, i)
         elif kind == CALL_ENDED:
             any = (_has_room(c) and _take_call(c, h, table, owner, i)) or any
-        elif kind == ENDED and h.events[i].call != NULL:
+        elif kind == ENDED and h.events[i].call != NULL and h.events[i].is_call:
             _cancel(c, <HotCall*> h.events[i].call)
             h.events[i].kind = TAKEN
             any = True
@@ -283,23 +281,9 @@ cdef bint hot_calls_take(HotCallState* c, Http2State* h, const TableState* table
     return any
 
 
-cdef bint _is_call(Http2State* h, u32 id) noexcept nogil:
-    cdef const Http2Stream* stream = <const Http2Stream*> h.by_id.get(id)
-    return stream != NULL and stream.is_call
-
-
-cdef bint hot_calls_are_partial(Http2State* h) noexcept nogil:
+cdef bint hot_call_may_be_plain(const Http2State* h, const Http2Event* called) noexcept nogil:
     cdef CallHead head
-    cdef const Http2Event* event
-    cdef size_t i
-    for i in range(h.events.size()):
-        event = &h.events[i]
-        if event.kind == CALLED:
-            if not call_head_read(h.text.at() + event.at, event.bytes, &head):
-                return False
-        elif event.kind != WENT_ON or not _is_call(h, event.stream):
-            return False
-    return True
+    return call_head_read(h.text.at() + called.at, called.bytes, &head)
 
 
 cdef bint hot_call_slot_ended(HotCallState* c, HotCall* x) noexcept nogil:
@@ -340,7 +324,7 @@ cdef void hot_calls_close(HotCallState* c) noexcept nogil:
 cdef void hot_calls_lose(HotCallState* c, Http2State* h) noexcept nogil:
     cdef size_t i
     for i in range(h.streams.size()):
-        if h.streams[i].call != NULL:
+        if h.streams[i].call != NULL and h.streams[i].is_call:
             _cancel(c, <HotCall*> h.streams[i].call)
             h.streams[i].call = NULL
 
@@ -388,7 +372,7 @@ cdef void hot_calls_give(HotCallState* c, Http2State* h, vector[u64]* tickets) n
     for i in range(h.streams.size()):
         stream = h.streams[i]
         x = <HotCall*> stream.call
-        if x == NULL:
+        if x == NULL or not stream.is_call:
             continue
         if x.ticket:
             tickets.push_back(x.ticket)

@@ -80,6 +80,7 @@ cdef struct Http2Event:
     u64 bytes
     u64 credit                  # bytes of the client's windows, which the owner gives back
     void* call                  # of ENDED: the stream's
+    bint is_call                # of ENDED: as of the stream
 
 cdef cppclass Http2Stream:
     u32 id
@@ -88,8 +89,8 @@ cdef cppclass Http2Stream:
     bint is_call                # of gRPC
     bint begun                  # the head of a call's answer was sent
     bint silent                 # its end is not told: it was answered here
-    void* call                  # of who answers it here; NULL: nobody does. `http2_protocol` only
-                                # gives it back
+    void* call                  # of who answers it here: a HotCall, or an Exchange; NULL: nobody
+                                # does. `http2_protocol` only gives it back
     u32 called_at               # places of its events, from 1; 0: there is none
     u32 went_at
     Bytes trailers              # that end a call, once its messages are sent
@@ -169,6 +170,9 @@ cdef bint http2_reply(Http2State* h, u32 stream, const u8* message, u64 n,
                       Bytes* trailers) noexcept nogil
 # The owner answers nothing more: end a response that has no other end, or reset the stream.
 cdef void http2_finish(Http2State* h, u32 stream, u32 code) noexcept nogil
+# Return how many bytes of responses wait, without those of the longest one: a response that its
+# client leaves unread does not keep back the others.
+cdef u64 http2_unsent(const Http2State* h) noexcept nogil
 # Append frames of responses to `out` until it has about `room` bytes.
 cdef void http2_frames(Http2State* h, u64 room) noexcept nogil
 # Take no more streams. warn: let the client stop by itself first.

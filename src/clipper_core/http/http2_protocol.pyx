@@ -198,6 +198,7 @@ cdef void _tell(Http2State* h, u32 kind, u32 stream, u64 n, u64 credit) noexcept
     event.bytes = n
     event.credit = credit
     event.call = NULL
+    event.is_call = False
     if not make_room(h.events, count + 1):
         h.text.lost = True
         return
@@ -224,6 +225,7 @@ cdef void _forget(Http2State* h, Http2Stream* stream) noexcept nogil:
         _tell(h, ENDED, stream.id, 0, 0)
         if h.events.size() and h.events.back().kind == ENDED:
             h.events.back().call = stream.call
+            h.events.back().is_call = stream.is_call
     h.by_id.take(stream.id)
     for i in range(h.streams.size()):
         if h.streams[i] == stream:
@@ -900,6 +902,16 @@ cdef u64 _send_piece(Http2State* h, Http2Stream* stream) noexcept nogil:
     return n + FRAME_HEAD_BYTES
 
 
+cdef u64 http2_unsent(const Http2State* h) noexcept nogil:
+    cdef size_t i
+    cdef u64 n, total = 0, longest = 0
+    for i in range(h.streams.size()):
+        n = h.streams[i].answer.body.size()
+        total += n
+        longest = max(longest, n)
+    return total - longest
+
+
 cdef void http2_frames(Http2State* h, u64 room) noexcept nogil:
     cdef u64 passed = 0         # streams in a row that could not send
     while h.state != SHUT and passed < h.streams.size() and h.out.size() < room:
@@ -1127,13 +1139,7 @@ cdef class Http2Protocol:
     def unsent_bytes(self):
         """The bytes of the responses that wait, without those of the longest one: a response that
         its client leaves unread does not keep back the others."""
-        cdef size_t i
-        cdef u64 n, total = 0, longest = 0
-        for i in range(self.state.streams.size()):
-            n = self.state.streams[i].answer.body.size()
-            total += n
-            longest = max(longest, n)
-        return total - longest
+        return http2_unsent(self.state)
 
     def take(self, u64 room):
         """Return frames to send: all that do not wait for windows or room, and those of responses,

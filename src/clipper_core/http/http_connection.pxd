@@ -96,7 +96,7 @@ cdef cppclass HttpConnection:
     bint accepted               # the head of the request that `input` begins with is whole, and it
                                 # may be made: the bytes of `input` count as kept
     bint full                   # there may be whole requests left, beyond pipeline_max or
-                                # unsent_bytes_max
+                                # unsent_bytes_max, or for another turn
     bint small                  # its last answer was, as far as it was made at once
     bint starved                # memory ran out: 503 once all before it are answered, then closed
     u64 since_us                # when that request began, or the last response left
@@ -107,8 +107,10 @@ cdef cppclass HttpConnection:
     bint touched                # it is one of `touched` of its worker
     Http2State* http2           # it speaks HTTP/2; NULL: HTTP/1.1. It then has what is received and
                                 # not used, and what is to be sent
-    u32 held_stream             # the first of its calls whose requests are not complete
-    u64 held_us                 # since when; 0: there is none
+    Exchange* rests             # of HTTP/2: whose large responses are not written to their ends;
+    Exchange* last_rest         # they take turns
+    u32 held_stream             # the first of its streams whose requests are not complete
+    u64 held_until_us           # when it goes to Python if they still are not; 0: there is none
     Bytes input, out            # with TLS: decrypted, and not encrypted yet
     u64 kept                    # bytes of `input` that are counted in `kept` of the server
     Exchange* first
@@ -119,6 +121,7 @@ cdef cppclass Exchange:
     HttpConnection* connection  # NULL: the client is gone
     Exchange* next
     u64 key                     # its ticket
+    u32 stream                  # of HTTP/2; 0: it is one of HTTP/1.1, in the order of `first`
     u8 how
     bint close
     Bytes text
@@ -160,7 +163,7 @@ cdef cppclass Worker:
     HotCallState calls
     TableState* calls_table     # NULL: connections of HTTP/2 are Python's
     vector[HttpConnection*] touched     # of HTTP/2: to be settled at the end of the turn
-    u64 holds_until_us          # when to look at those that have held calls; 0: there is none
+    u64 holds_until_us          # the first `held_until_us`; 0: there is none
     u64 version                 # of the orders that were seen
     u64 now_us
     u64 turn_bytes              # of responses made in this turn
@@ -183,13 +186,16 @@ cdef enum:
     PIECE_COST = 2              # bytes of other answers are made in the time of one of a piece,
                                 # whose numbers are written
     SMALL_BYTES = 4096          # of an answer that is small
+    STREAM_BYTES = 65536        # of a large answer on a stream of HTTP/2, that wait; then no more
+                                # of it is written until its client has read
     SHAKES_MAX = 8              # steps of handshakes in a turn; then the others' turn comes, since
                                 # one takes as long as a hundred requests
     LOOKED_THROUGH = 64         # bytes of an output are looked through in the time in which one of
                                 # its text is written
-    HELD_BYTES_MAX = 65536      # of calls of a connection that are not complete; above, it is
-                                # Python's
-    HELD_US = 5000              # and so it is if they are not complete so long
+    HELD_BYTES_MAX = 65536      # of requests of a connection of HTTP/2 that are not complete;
+                                # above, it is Python's
+    HELD_US = 500000            # and so it is if they are not complete so long
+    HELD_CALL_US = 5000         # the same of calls, which may have deadlines
 
 cdef inline u64 connection_unsent(const HttpConnection* connection) noexcept nogil:
     """Return how many bytes wait until the client reads."""
@@ -224,4 +230,4 @@ cdef void http_call_answered(Worker* w, u64 ticket, const u8* message, u64 n,
 # The slot that it waited for has ended.
 cdef void exchange_slot_ended(Worker* w, Exchange* x) noexcept nogil
 # by Python
-cdef void exchange_answered(Worker* w, Exchange* x, const Bytes* text, bint close) noexcept nogil
+cdef void exchange_answered(Worker* w, u64 ticket, const Bytes* text, bint close) noexcept nogil

@@ -1,11 +1,12 @@
 """Reading, answering in order, and handing over.
 
 A connection is here as long as its requests are in the table of routes, in the plainest of HTTP.
-The first other request goes to Python with the whole connection: its
-descriptor, the bytes not yet used, and how long they have been waiting. That is done between two
-requests, when every response before has left, so there is never more than one reader of the bytes,
-and no request has two. Python, which knows all of HTTP and every error, gives a connection back
-that has sent plain requests only for a while.
+The first other request goes to Python with the whole connection: its descriptor, the bytes not yet
+used, and how long they have been waiting. That is done between two requests, when every response
+before has left, so there is never more than one reader of the bytes, and no request has two. A
+connection of HTTP/2 goes with its state and all its streams; the queries that are not answered go
+before it, and Python answers them on their streams. Python, which knows all of HTTP and every
+error, gives a connection back that has sent plain requests only for a while.
 
 Memory that runs out costs one request, not the server: it is answered by 503, or its connection is
 closed when there is no memory for that either.
@@ -25,12 +26,15 @@ from libc.stdint cimport int64_t
 from posix.unistd cimport close as close_fd
 
 from clipper_core.http.hot_calls cimport (
-    HotCall, hot_call_answer, hot_call_ask, hot_call_fail, hot_call_slot_ended, hot_calls_adopt,
-    hot_calls_are_partial, hot_calls_drop, hot_calls_give, hot_calls_lose, hot_calls_take,
+    SEVERAL, TAKEN, HotCall, hot_call_answer, hot_call_ask, hot_call_fail, hot_call_may_be_plain,
+    hot_call_slot_ended, hot_calls_adopt, hot_calls_drop, hot_calls_give, hot_calls_lose,
+    hot_calls_take,
 )
 from clipper_core.http.http2_protocol cimport (
-    CONTROL_BYTES_MAX, INTERNAL_ERROR, SHUT, Http2State, http2_begins, http2_close, http2_fail,
-    http2_feed, http2_frames, http2_open, http2_waits_since,
+    BEGAN, CALL_ENDED, CALLED, CANCEL, CONTROL_BYTES_MAX, ENDED as STREAM_ENDED, HALF_CLOSED,
+    OPEN as OPEN_STREAM, INTERNAL_ERROR, SHUT, WENT_ON, Http2Event, Http2State, Http2Stream,
+    http2_answer, http2_begins, http2_close, http2_consumed, http2_fail, http2_feed, http2_finish,
+    http2_frames, http2_open, http2_unsent, http2_waits_since,
 )
 from clipper_core.http.http_head cimport HEAD_PLAIN, HEAD_UNFINISHED, Head, head_read
 from clipper_core.http.http_route cimport (
@@ -180,6 +184,7 @@ cdef void http_connection_close(Worker* w, HttpConnection* connection) noexcept 
     if connection.http2 != NULL:
         hot_calls_lose(&w.calls, connection.http2)
         _tell_all_gone(w)
+        _lose_exchanges(w, connection)
     if connection.line == SECURED:
         connection.tls.say_end()
         send(connection.fd, connection.tls.out.at(), connection.tls.out.size(), MSG_NOSIGNAL)
@@ -194,6 +199,8 @@ cdef void _hand_over(Worker* w, HttpConnection* connection) noexcept nogil:
             and not make_room(handed.tickets, 2 * connection.http2.streams.size())):
         del handed
         handed = NULL
+    if handed != NULL and connection.http2 != NULL:
+        _pass_all_to_python(w, connection.http2)
     if handed != NULL:
         w.reactor.unwatch(connection.fd)
         if connection.tls != NULL:
@@ -207,6 +214,7 @@ cdef void _hand_over(Worker* w, HttpConnection* connection) noexcept nogil:
     connection.tls = NULL
     if connection.http2 != NULL:
         hot_calls_give(&w.calls, connection.http2, &handed.tickets)
+        _give_exchanges(w, connection.http2, &handed.tickets)
         handed.http2 = connection.http2
         connection.http2 = NULL
     handed.kind = CONNECTION
@@ -354,6 +362,7 @@ cdef void _put_back(Worker* w, Exchange* x) noexcept nogil:
     x.text.shrink(KEPT_TEXT_BYTES)
     x.query.tag.clear()
     x.connection = NULL
+    x.stream = 0
     x.next = w.spare
     w.spare = x
 
@@ -394,40 +403,48 @@ cdef void _tell_gone(Worker* w, u64 ticket) noexcept nogil:
         del handed
 
 
+cdef void _abandon(Worker* w, Exchange* x) noexcept nogil:
+    """Give up a query: no client waits for its response any more."""
+    if x.how == NOT_YET:
+        query_wait_no_more(&w.waits, &x.query)
+        query_cancel(&x.query)
+        _over(x)
+    elif x.how == BY_PYTHON:
+        w.tickets.take(x.key)
+    elif x.how == SCHEDULED:
+        w.tickets.take(x.key)
+        _tell_gone(w, x.key)
+    _put_back(w, x)
+
+
 cdef void _give_up(Worker* w, HttpConnection* connection) noexcept nogil:
-    """Give up the queries of a connection: no client waits for their responses any more."""
+    """Give up the queries of a connection."""
     cdef Exchange* x
     while connection.first != NULL:
         x = connection.first
         connection.first = x.next
-        if x.how == NOT_YET:
-            query_wait_no_more(&w.waits, &x.query)
-            query_cancel(&x.query)
-            _over(x)
-        elif x.how == BY_PYTHON:
-            w.tickets.take(x.key)
-        elif x.how == SCHEDULED:
-            w.tickets.take(x.key)
-            _tell_gone(w, x.key)
-        _put_back(w, x)
+        _abandon(w, x)
     connection.tail = NULL
     connection.open = 0
     connection.ready_bytes = 0
 
 
-cdef void _set_ready(Exchange* x) noexcept nogil:
+cdef void _set_ready(Worker* w, Exchange* x) noexcept nogil:
     """Mark an exchange as ready: its response is in `text` and `rest`, and is sent after those
-    before it."""
+    before it, or on its stream; then it may be over."""
     x.how = READY
+    if x.stream:
+        _send_on_stream(w, x)
+        return
     x.connection.ready_bytes += x.text.size() + (x.rest.bytes if x.rest != NULL else 0)
 
 
-cdef void _starve(Exchange* x) noexcept nogil:
+cdef void _starve(Worker* w, Exchange* x) noexcept nogil:
     """Set the response that there is no memory."""
     x.text.clear()
     x.text.put_text(NO_MEMORY_RESPONSE)
     x.close = True
-    _set_ready(x)
+    _set_ready(w, x)
 
 
 cdef void _leave(Worker* w, HttpConnection* connection) noexcept nogil:
@@ -484,10 +501,10 @@ cdef void _pass_to_python(Worker* w, Exchange* x, const Bytes* rows) noexcept no
     x.how = BY_PYTHON if rows == NULL else SCHEDULED
     if not w.tickets.put(x.key, x):
         _over(x)
-        _starve(x)
+        _starve(w, x)
     elif not _give_query(w, &x.query, rows, x.key, False):
         w.tickets.take(x.key)
-        _starve(x)
+        _starve(w, x)
 
 
 cdef bint _give_query(Worker* w, Query* q, const Bytes* rows, u64 ticket,
@@ -553,7 +570,7 @@ cdef void exchange_slot_ended(Worker* w, Exchange* x) noexcept nogil:
     if x.how == NOT_YET:
         if _answer(w, x, &x.text):
             _over(x)
-            _set_ready(x)
+            _set_ready(w, x)
         else:
             _pass_to_python(w, x, NULL)
     if connection.first == x and x.how == READY:
@@ -561,11 +578,35 @@ cdef void exchange_slot_ended(Worker* w, Exchange* x) noexcept nogil:
         http_connection_settle(w, connection)
 
 
-cdef void exchange_answered(Worker* w, Exchange* x, const Bytes* text, bint close) noexcept nogil:
-    cdef HttpConnection* connection = x.connection
+cdef void _return_late(Worker* w, u64 ticket, const u8* message, u64 n,
+                       Bytes* fields) noexcept nogil:
+    """Return an answer to Python whose connection has gone there, or is gone. fields: of a call;
+    NULL: it is a response."""
+    cdef HandedOver* handed = make[HandedOver]()
+    if handed == NULL:
+        return
+    handed.kind = LATE
+    handed.fd = -1
+    handed.ticket = ticket
+    handed.has_message = message != NULL
+    handed.bytes.put(message, n)
+    if fields != NULL:
+        handed.is_call = True
+        handed.fields.take(fields[0])
+    if not w.shared.away.put(handed):
+        del handed
+
+
+cdef void exchange_answered(Worker* w, u64 ticket, const Bytes* text, bint close) noexcept nogil:
+    cdef Exchange* x = <Exchange*> w.tickets.take(ticket)
+    cdef HttpConnection* connection
+    if x == NULL:
+        _return_late(w, ticket, text.at(), text.size(), NULL)
+        return
+    connection = x.connection
     x.text.put(text.at(), text.size())
     x.close = close or x.close
-    _set_ready(x)
+    _set_ready(w, x)
     if connection.first == x:
         _flush(w, connection)
         http_connection_settle(w, connection)
@@ -573,6 +614,20 @@ cdef void exchange_answered(Worker* w, Exchange* x, const Bytes* text, bint clos
 
 # -- reading
 # --------------------------------------------------------------------------------------------------
+
+cdef inline QueryOutcome _submit(Worker* w, Exchange* x, RouteState* route, const Head* head,
+                                 const u8* body) noexcept nogil:
+    """Submit the query of a request. OTHER: it is Python's, and the exchange is over."""
+    cdef QueryOutcome came
+    x.query.route, x.query.began_us, x.query.binary = route, monotonic_us(), False
+    came = query_submit(&x.query, w.table, head, body, &w.rows, &w.draws)
+    if came == OTHER or (came == READ and not _has_memory(w.shared, w.rows.size())):
+        _put_back(w, x)
+        return OTHER
+    route.users.fetch_add(1, relaxed)
+    x.close = False
+    return came
+
 
 cdef bint _request(Worker* w, HttpConnection* connection, RouteState* route, const Head* head,
                    const u8* body) noexcept nogil:
@@ -583,13 +638,9 @@ cdef bint _request(Worker* w, HttpConnection* connection, RouteState* route, con
     if x == NULL:
         connection.starved = True
         return True
-    x.query.route, x.query.began_us, x.query.binary = route, monotonic_us(), False
-    came = query_submit(&x.query, w.table, head, body, &w.rows, &w.draws)
-    if came == OTHER or (came == READ and not _has_memory(w.shared, w.rows.size())):
-        _put_back(w, x)
+    came = _submit(w, x, route, head, body)
+    if came == OTHER:
         return False
-    route.users.fetch_add(1, relaxed)
-    x.close = False
     if (came == VALUE or came == ENDED) and _answer(
             w, x, &connection.out if connection.first == NULL else &x.text):
         _over(x)
@@ -598,7 +649,7 @@ cdef bint _request(Worker* w, HttpConnection* connection, RouteState* route, con
             _put_back(w, x)
             return True
         _append(connection, x, x.close)
-        _set_ready(x)
+        _set_ready(w, x)
         return True
     _append(connection, x, False)
     if came == OPEN:
@@ -621,7 +672,7 @@ cdef void _wait(Worker* w, Exchange* x, u32 slot) noexcept nogil:
     if not query_wait(&w.waits, &x.query, slot):
         query_cancel(&x.query)
         _over(x)
-        _starve(x)
+        _starve(w, x)
 
 
 cdef bint _wait_for_next(Worker* w, Exchange* x) noexcept nogil:
@@ -636,9 +687,11 @@ cdef bint _wait_for_next(Worker* w, Exchange* x) noexcept nogil:
 cdef bint _has_room(Worker* w, HttpConnection* connection) noexcept nogil:
     """Return whether another request of the connection may be answered: a client that sends without
     end, or does not read, waits."""
+    cdef u64 unsent = connection_unsent(connection) + connection.ready_bytes
+    if connection.http2 != NULL:
+        unsent += http2_unsent(connection.http2)
     return (connection.open < w.shared.settings.pipeline_max
-            and connection_unsent(connection) + connection.ready_bytes
-            < w.shared.settings.unsent_bytes_max)
+            and unsent < w.shared.settings.unsent_bytes_max)
 
 
 cdef inline bint _must_wait(const Worker* w, const HttpConnection* connection,
@@ -667,7 +720,7 @@ cdef void _refuse(Worker* w, HttpConnection* connection, RouteState* route, cons
     route_refuse(route, w.table, head, admission, w.date, &w.made, w.draining, &x.text)
     w.turn_bytes += x.text.size()
     _append(connection, x, w.draining)
-    _set_ready(x)
+    _set_ready(w, x)
     if connection.first == x:
         _flush(w, connection)
 
@@ -851,24 +904,289 @@ cdef void _pass_calls(Worker* w) noexcept nogil:
 cdef void http_call_answered(Worker* w, u64 ticket, const u8* message, u64 n,
                              Bytes* fields) noexcept nogil:
     cdef void* owner = hot_call_answer(&w.calls, ticket, message, n, fields)
-    cdef HandedOver* handed
     if owner != NULL:
         _touch(w, <HttpConnection*> owner)
-        return
-    # its connection has gone to Python, or it is gone
-    handed = make[HandedOver]()
-    if handed == NULL:
-        return
-    handed.kind = LATE
-    handed.fd = -1
-    handed.ticket = ticket
-    handed.is_call = True
-    handed.has_message = message != NULL
-    handed.bytes.put(message, n)
-    handed.fields.take(fields[0])
-    if not w.shared.away.put(handed):
-        del handed
+    else:
+        _return_late(w, ticket, message, n, fields)
 
+
+# -- requests on its streams
+
+cdef void _send_on_stream(Worker* w, Exchange* x) noexcept nogil:
+    """Send a response, which is made. One that has a rest takes its turns."""
+    cdef HttpConnection* connection = x.connection
+    cdef Http2State* h = connection.http2
+    cdef Http2Stream* stream = <Http2Stream*> h.by_id.get(x.stream)
+    cdef bint is_sent
+    stream.call = NULL
+    stream.silent = True
+    if x.text.lost:
+        http2_finish(h, x.stream, INTERNAL_ERROR)
+        is_sent = False
+    else:
+        is_sent = http2_answer(h, x.stream, x.text.at(), x.text.size())
+    _touch(w, connection)
+    x.text.clear()
+    if not is_sent or x.rest == NULL:
+        _put_back(w, x)
+        return
+    stream.call = x
+    stream.silent = False
+    x.next = NULL
+    if connection.rests == NULL:
+        connection.rests = x
+    else:
+        connection.last_rest.next = x
+    connection.last_rest = x
+
+
+cdef void _forget_rest(HttpConnection* connection, Exchange* x) noexcept nogil:
+    """Remove an exchange from those that have rests."""
+    cdef Exchange* before = NULL
+    cdef Exchange* at = connection.rests
+    while at != NULL and at != x:
+        before = at
+        at = at.next
+    if at == NULL:
+        return
+    if before == NULL:
+        connection.rests = x.next
+    else:
+        before.next = x.next
+    if connection.last_rest == x:
+        connection.last_rest = before
+
+
+cdef bint _has_rest_room(Worker* w, HttpConnection* connection) noexcept nogil:
+    """Return whether more of a large response may be written: one whose client reads."""
+    cdef Exchange* x = connection.rests
+    cdef Http2Stream* stream
+    if x == NULL or http2_unsent(connection.http2) >= w.shared.settings.unsent_bytes_max:
+        return False
+    while x != NULL:
+        stream = <Http2Stream*> connection.http2.by_id.get(x.stream)
+        if stream.answer.body.size() < STREAM_BYTES:
+            return True
+        x = x.next
+    return False
+
+
+cdef void _write_rest(Worker* w, HttpConnection* connection) noexcept nogil:
+    """Write a piece of the first large response that has room. It is the last one then."""
+    cdef Http2State* h = connection.http2
+    cdef Exchange* x = connection.rests
+    while (<Http2Stream*> h.by_id.get(x.stream)).answer.body.size() >= STREAM_BYTES:
+        x = x.next
+    _forget_rest(connection, x)
+    if large_body_go_on(x.rest, &x.text, PIECE_BYTES, &w.body):
+        large_body_drop(x.rest)
+        x.rest = NULL
+    w.turn_bytes += PIECE_COST * x.text.size()
+    _send_on_stream(w, x)
+
+
+cdef void _drop_rests(Worker* w, HttpConnection* connection) noexcept nogil:
+    """Reset the streams of large responses whose windows can open no more: the client sends
+    nothing. One that is gone answers that by a reset of its connection."""
+    cdef Exchange* x
+    cdef Http2Stream* stream
+    while connection.rests != NULL:
+        x = connection.rests
+        connection.rests = x.next
+        stream = <Http2Stream*> connection.http2.by_id.get(x.stream)
+        stream.call = NULL
+        stream.silent = True
+        http2_finish(connection.http2, x.stream, CANCEL)
+        _put_back(w, x)
+    _touch(w, connection)
+
+
+cdef bint _may_be_plain(Worker* w, const u8* at, u64 n) noexcept nogil:
+    """Return whether a request, which begins so, may be plain. Its head is complete."""
+    cdef Head head
+    cdef i64 number = NO_KEY
+    return (head_read(at, n, &head) == HEAD_PLAIN
+            and head.body_bytes <= min(HELD_BYTES_MAX, w.shared.settings.body_bytes_max)
+            and route_at(w.table, head.path, head.path_bytes) != NULL
+            and _knows_key(w, &head, &number))
+
+
+cdef bint _begin_exchange(Worker* w, HttpConnection* connection, Http2Stream* stream,
+                          RouteState* route, const Head* head, const u8* body) noexcept nogil:
+    """Submit the query of a stream, and answer if that is possible at once. False: nothing was
+    submitted, Python must handle it."""
+    cdef Exchange* x = _exchange(w)
+    cdef QueryOutcome came = OTHER
+    if x != NULL:
+        came = _submit(w, x, route, head, body)
+    if came == OTHER:
+        return False
+    x.connection = connection
+    x.stream = stream.id
+    stream.call = x
+    if (came == VALUE or came == ENDED) and _answer(w, x, &x.text):
+        _over(x)
+        _set_ready(w, x)
+    elif came == OPEN:
+        _wait(w, x, x.query.slot)
+    else:
+        _pass_to_python(w, x, &w.rows if came == READ else NULL)
+    return True
+
+
+cdef bint _take_request(Worker* w, HttpConnection* connection, const Http2Event* began,
+                        const Http2Event* went) noexcept nogil:
+    """Begin a request, which is complete. went: the rest of its body; NULL: there is none. Return
+    False if it is Python's; then nothing has changed."""
+    cdef Http2State* h = connection.http2
+    cdef Http2Stream* stream = <Http2Stream*> h.by_id.get(began.stream)
+    cdef const u8* body
+    cdef u64 body_bytes
+    cdef Head head
+    cdef RouteState* route
+    cdef Admission admission
+    cdef i64 number = NO_KEY
+    cdef Exchange* x
+    if head_read(h.text.at() + began.at, began.bytes, &head) != HEAD_PLAIN:
+        return False
+    body = h.text.at() + began.at + head.bytes
+    body_bytes = began.bytes - head.bytes
+    if went != NULL and body_bytes == 0:
+        body = h.text.at() + went.at
+        body_bytes = went.bytes
+    route = route_at(w.table, head.path, head.path_bytes)
+    if (route == NULL or head.body_bytes != body_bytes
+            or body_bytes > w.shared.settings.body_bytes_max or not _knows_key(w, &head, &number)):
+        return False
+    admission.outcome = ADMITTED
+    if w.table.keys != NULL:
+        admission = key_admit(w.table.keys, number, head.path, head.path_bytes,
+                              monotonic_us() * 1000)
+    if admission.outcome == ADMITTED:
+        if _begin_exchange(w, connection, stream, route, &head, body):
+            return True
+        if w.table.keys != NULL:
+            key_take_back(w.table.keys, &admission)     # Python asks again
+        return False
+    x = _exchange(w)
+    if x == NULL:
+        return False
+    x.connection = connection
+    x.stream = stream.id
+    _made_up(w)
+    route_refuse(route, w.table, &head, &admission, w.date, &w.made, w.draining, &x.text)
+    w.turn_bytes += x.text.size()
+    _set_ready(w, x)
+    return True
+
+
+cdef bint _note_requests(Worker* w, HttpConnection* connection) noexcept nogil:
+    """Note where the heads of requests are, and their bodies; give up those that their clients
+    have reset, and forget those that nobody has begun. Return whether there are heads."""
+    cdef Http2State* h = connection.http2
+    cdef Http2Stream* stream
+    cdef Http2Event* event
+    cdef Exchange* x
+    cdef size_t i
+    cdef bint found = False
+    for i in range(h.events.size()):
+        event = &h.events[i]
+        if event.kind == STREAM_ENDED and event.call != NULL and not event.is_call:
+            x = <Exchange*> event.call
+            _forget_rest(connection, x)
+            _abandon(w, x)
+            event.kind = TAKEN
+            continue
+        stream = <Http2Stream*> h.by_id.get(event.stream)
+        if stream == NULL and event.call == NULL:
+            http2_consumed(h, event.stream, event.credit)
+            event.kind = TAKEN
+        elif (event.kind == BEGAN or event.kind == WENT_ON) and not stream.is_call:
+            if event.kind == BEGAN:
+                found = True
+                stream.called_at = <u32> (i + 1)
+                stream.went_at = 0
+            else:
+                stream.went_at = <u32> (i + 1) if stream.went_at == 0 else SEVERAL
+    return found
+
+
+cdef bint _take_requests(Worker* w, HttpConnection* connection) noexcept nogil:
+    """Take the events of plain requests that are complete, and answer them, or wait. Return whether
+    there were any."""
+    cdef Http2State* h = connection.http2
+    cdef Http2Stream* stream
+    cdef Http2Event* began
+    cdef Http2Event* went
+    cdef size_t i
+    cdef u64 before, credit
+    cdef bint taken = False
+    connection.full = False
+    if not _note_requests(w, connection):
+        return False
+    for i in range(h.events.size()):
+        began = &h.events[i]
+        if began.kind != BEGAN:
+            continue
+        stream = <Http2Stream*> h.by_id.get(began.stream)
+        if stream == NULL or stream.state != HALF_CLOSED or stream.went_at == SEVERAL:
+            continue
+        if not _has_room(w, connection) or _must_wait(w, connection, taken):
+            connection.full = True
+            break
+        went = &h.events[stream.went_at - 1] if stream.went_at else NULL
+        credit = began.credit + (went.credit if went != NULL else 0)
+        before = w.turn_bytes
+        if not _take_request(w, connection, began, went):
+            continue
+        connection.small = w.turn_bytes - before < SMALL_BYTES
+        taken = True
+        began.kind = TAKEN
+        if went != NULL:
+            went.kind = TAKEN
+        http2_consumed(h, began.stream, credit)
+    return taken
+
+
+cdef void _pass_all_to_python(Worker* w, Http2State* h) noexcept nogil:
+    """Pass the queries that wait here to Python, which waits for them."""
+    cdef size_t i
+    cdef Exchange* x
+    # from the last one: a stream that ends takes the last one to its place
+    for i in range(h.streams.size(), 0, -1):
+        x = <Exchange*> h.streams[i - 1].call
+        if x != NULL and not h.streams[i - 1].is_call and x.how == NOT_YET:
+            query_wait_no_more(&w.waits, &x.query)
+            _pass_to_python(w, x, NULL)
+
+
+cdef void _give_exchanges(Worker* w, Http2State* h, vector[u64]* tickets) noexcept nogil:
+    """Let the queries that Python has go with their connection. tickets: as of hot_calls_give"""
+    cdef size_t i
+    cdef Exchange* x
+    for i in range(h.streams.size()):
+        x = <Exchange*> h.streams[i].call
+        if x == NULL or h.streams[i].is_call:
+            continue
+        tickets.push_back(x.key)
+        tickets.push_back(x.stream)
+        w.tickets.take(x.key)
+        h.streams[i].call = NULL
+        _put_back(w, x)
+
+
+cdef void _lose_exchanges(Worker* w, HttpConnection* connection) noexcept nogil:
+    """Give up the queries of a connection that is gone."""
+    cdef Http2State* h = connection.http2
+    cdef size_t i
+    connection.rests = NULL
+    for i in range(h.streams.size()):
+        if h.streams[i].call != NULL and not h.streams[i].is_call:
+            _abandon(w, <Exchange*> h.streams[i].call)
+            h.streams[i].call = NULL
+
+
+# -- a connection of HTTP/2
 
 cdef void _touch(Worker* w, HttpConnection* connection) noexcept nogil:
     """Settle the connection at the end of this turn, so that what the turn answers leaves
@@ -890,7 +1208,7 @@ cdef void _touch_no_more(Worker* w, HttpConnection* connection) noexcept nogil:
 cdef bint _begins_http2(Worker* w, HttpConnection* connection, const u8* at, u64 n) noexcept nogil:
     """Return whether the connection speaks HTTP/2 from here on. Without memory for that, it is
     Python's."""
-    if w.calls_table == NULL or w.draining or not http2_begins(at, n):
+    if w.draining or not http2_begins(at, n):
         return False
     connection.http2 = http2_open(&w.shared.http2, w.now_us)
     return connection.http2 != NULL
@@ -905,21 +1223,58 @@ cdef void _feed(Worker* w, HttpConnection* connection, const u8* at, u64 n) noex
     connection.leaving = connection.leaving or h.state == SHUT
 
 
-cdef void _take_calls(Worker* w, HttpConnection* connection) noexcept nogil:
+cdef bint _is_partial(Worker* w, Http2State* h, const Http2Event* event) noexcept nogil:
+    """Return whether an event is that of a request that may be plain, and is not complete."""
+    cdef const Http2Stream* stream = <const Http2Stream*> h.by_id.get(event.stream)
+    if stream == NULL or event.kind == CALL_ENDED:
+        return False
+    if event.kind == CALLED:
+        return hot_call_may_be_plain(h, event)
+    if event.kind == BEGAN:
+        return stream.state == OPEN_STREAM and _may_be_plain(w, h.text.at() + event.at, event.bytes)
+    return event.kind == WENT_ON
+
+
+cdef bint _are_partial(Worker* w, Http2State* h) noexcept nogil:
+    """Return whether all events that are left are those of such requests."""
+    cdef size_t i
+    for i in range(h.events.size()):
+        if not _is_partial(w, h, &h.events[i]):
+            return False
+    return True
+
+
+cdef void _hold(Worker* w, HttpConnection* connection) noexcept nogil:
+    """Wait for the rest of the requests whose events are left."""
     cdef Http2State* h = connection.http2
+    cdef u64 until_us = w.now_us + HELD_US
+    cdef size_t i
+    for i in range(h.events.size()):
+        if h.events[i].kind == CALLED:
+            until_us = w.now_us + HELD_CALL_US
+            break
+    if (connection.held_until_us == 0 or connection.held_stream != h.events[0].stream
+            or until_us < connection.held_until_us):
+        connection.held_stream = h.events[0].stream
+        connection.held_until_us = until_us
+    if w.holds_until_us == 0 or connection.held_until_us < w.holds_until_us:
+        w.holds_until_us = connection.held_until_us
+
+
+cdef void _take_calls(Worker* w, HttpConnection* connection) noexcept nogil:
+    """Answer the plain requests among the events, and the plain calls."""
+    cdef Http2State* h = connection.http2
+    cdef bint found = _take_requests(w, connection)
     w.calls.is_full = not _has_memory(w.shared, 0)      # then Python refuses them
-    if hot_calls_take(&w.calls, h, w.calls_table, connection):
+    if hot_calls_take(&w.calls, h, w.calls_table, connection) or found:
         connection.since_us = w.now_us
     _pass_calls(w)
-    if h.events.size() == 0:
-        connection.held_us = 0
-    elif h.text.size() > HELD_BYTES_MAX or not hot_calls_are_partial(h):
+    if h.events.size() == 0 or connection.full:
+        connection.held_until_us = 0
+    elif h.text.size() > HELD_BYTES_MAX or not _are_partial(w, h):
         connection.leaving = True
-    elif connection.held_us == 0 or connection.held_stream != h.events[0].stream:
-        connection.held_stream = h.events[0].stream
-        connection.held_us = w.now_us
-        if w.holds_until_us == 0:
-            w.holds_until_us = w.now_us + HELD_US
+    else:
+        _hold(w, connection)
 
 
 cdef void http_connection_go_on(Worker* w, HttpConnection* connection, Http2State* state,
@@ -956,17 +1311,26 @@ cdef void _settle_http2(Worker* w, HttpConnection* connection) noexcept nogil:
     """Send frames, or go, or close."""
     cdef Http2State* h = connection.http2
     cdef bint more, sent
-    if connection.leaving or (connection.ended and h.streams.size()):
+    if h.state == SHUT:
+        _lose_exchanges(w, connection)
+    if connection.rests == NULL and (
+            connection.leaving or (connection.ended and h.streams.size())):
         _hand_over(w, connection)
         return
     http2_frames(h, TURN_BYTES)
     if h.out.lost:
         http_connection_close(w, connection)
         return
-    more = h.out.size() >= TURN_BYTES
+    more = (h.out.size() >= TURN_BYTES or _has_rest_room(w, connection)
+            or (connection.full and _has_room(w, connection)))
     sent = connection_unsent(connection) != 0
     if sent and not _send(w, connection):
         return
+    if connection.rests != NULL:
+        connection.stalled_us = connection.stalled_us or w.now_us
+        if connection.ended and not more and connection_unsent(connection) == 0:
+            _drop_rests(w, connection)
+            return
     if connection_unsent(connection) == 0 and h.streams.size() == 0:
         if connection.ended or h.left:
             http_connection_close(w, connection)
@@ -994,13 +1358,13 @@ cdef void http_connections_check_held(Worker* w) noexcept nogil:
     w.holds_until_us = 0
     for i in range(w.connections.size()):
         connection = w.connections[i]
-        if connection == NULL or connection.held_us == 0:
+        if connection == NULL or connection.held_until_us == 0:
             continue
-        if w.now_us >= connection.held_us + HELD_US:
+        if w.now_us >= connection.held_until_us:
             connection.leaving = True
             _touch(w, connection)
-        elif w.holds_until_us == 0 or connection.held_us + HELD_US < w.holds_until_us:
-            w.holds_until_us = connection.held_us + HELD_US
+        elif w.holds_until_us == 0 or connection.held_until_us < w.holds_until_us:
+            w.holds_until_us = connection.held_until_us
     http_connections_settle(w)
 
 
@@ -1008,7 +1372,7 @@ cdef void _check_http2_times(Worker* w, HttpConnection* connection) noexcept nog
     """Close a client that does not read. Python says goodbye to others whose time is over."""
     cdef const Settings* s = &w.shared.settings
     cdef u64 since_us = http2_waits_since(connection.http2)
-    if connection_unsent(connection):
+    if connection_unsent(connection) or connection.rests != NULL:
         if w.now_us > connection.stalled_us + s.idle_us:
             http_connection_close(w, connection)
         return
@@ -1077,6 +1441,10 @@ cdef void http_connection_settle(Worker* w, HttpConnection* connection) noexcept
         _settle_handshake(w, connection)
         return
     if connection.http2 != NULL:
+        if connection.full and w.turn_bytes < TURN_BYTES:
+            _take_calls(w, connection)
+        if w.turn_bytes < TURN_BYTES and _has_rest_room(w, connection):
+            _write_rest(w, connection)
         _touch(w, connection)
         return
     if connection.first != NULL and connection.first.how == READY:

@@ -65,7 +65,7 @@ class Gone(NamedTuple):
 class Late(NamedTuple):
     ticket: int
     message: bytes | None
-    trailers: bytes
+    trailers: bytes | None
 
 class HttpServer:
     def __init__(

@@ -213,13 +213,10 @@ cdef void _set_calls(Worker* w, TableState* table) noexcept nogil:
 
 
 cdef void _apply_command(Worker* w, WorkerCommand* command) noexcept nogil:
-    cdef Exchange* x
     if command.kind == ADOPT:
         _adopt(w, command)
     elif command.kind == ANSWERED:
-        x = <Exchange*> w.tickets.take(command.ticket)
-        if x != NULL:
-            exchange_answered(w, x, &command.bytes, command.close)
+        exchange_answered(w, command.ticket, &command.bytes, command.close)
     elif command.kind == CALL_ANSWERED:
         http_call_answered(w, command.ticket, command.bytes.at() if command.has_message else NULL,
                            command.bytes.size(), &command.fields)
@@ -445,12 +442,13 @@ class Gone(NamedTuple):
 
 
 class Late(NamedTuple):
-    """The reply to a query whose connection was Handed before it came, or is gone. message,
-    trailers: as of Http2Protocol.reply(); without trailers the call has failed."""
+    """The answer to a query whose connection was Handed before it came, or is gone. message: a
+    response; trailers is None. Of a call, both are as of Http2Protocol.reply(), and with empty
+    trailers it has failed."""
 
     ticket: int
     message: object
-    trailers: bytes
+    trailers: object
 
 
 class Ending(NamedTuple):
@@ -538,7 +536,7 @@ cdef bytes _bytes_of(const Bytes* of):
 
 cdef object _late(const HandedOver* handed):
     return Late(handed.ticket, _bytes_of(&handed.bytes) if handed.has_message else None,
-                _bytes_of(&handed.fields))
+                _bytes_of(&handed.fields) if handed.is_call else None)
 
 
 cdef Worker* _worker_new(Shared* s, u32 number) except NULL:
@@ -600,6 +598,8 @@ cdef class HttpServer:
                 header_bytes_max, body_bytes_max)
         s.bodies_bytes_max = bodies_bytes_max
         s.pipeline_max, s.unsent_bytes_max = pipeline_max, unsent_bytes_max
+        self.shared.http2.streams_max = pipeline_max
+        self.shared.http2.list_bytes_max = header_bytes_max
         self.table = HotTable({})
         for i in range(workers):
             self.shared.workers.push_back(_worker_new(self.shared, i))
@@ -728,8 +728,6 @@ cdef class HttpServer:
         cdef Worker* w
         self.calls = calls
         self.shared.calls = calls.shared
-        self.shared.http2.streams_max = self.shared.settings.pipeline_max
-        self.shared.http2.list_bytes_max = self.shared.settings.header_bytes_max
         self.shared.http2.calls = True
         self.shared.http2.ping_us_min = ping_us_min
         for i in range(self.shared.workers.size()):
@@ -833,7 +831,8 @@ cdef class HttpServer:
         if handed.kind == CONNECTION or handed.kind == WITHOUT_TLS:
             close_fd(handed.fd)
             if handed.http2 != NULL:
-                hot_calls_drop(self.calls.state, handed.http2)
+                if self.calls is not None:
+                    hot_calls_drop(self.calls.state, handed.http2)
                 http2_close(handed.http2)
             return 0
         if handed.kind == GONE or handed.kind == LATE:

@@ -168,7 +168,7 @@ class FastCalls:
         request_id = call.tag.decode("ascii")
         return self._end(call, functools.partial(_encoded, subject.target, futures, request_id))
 
-    def note_cancelled(self, call: Read) -> None:
+    def note_cancelled(self, call: Ending | Read) -> None:
         """Count a call that its client has given up."""
         self._method.count("CANCELLED", call.began_ns)
 

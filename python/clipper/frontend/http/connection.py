@@ -47,6 +47,7 @@ from clipper.frontend.http.http2 import (
     PREFACE,
     Calls,
     Http2Connection,
+    Http2Stream,
     MovedStream,
     is_broken,
 )
@@ -671,7 +672,10 @@ class HttpConnection(asyncio.Protocol):
         if service.exporter is not None or b"traceparent" in head.headers:
             request.trace = service.trace_for(head.headers)
         self._deaf = not head.keep_alive  # RFC 9112, section 9.6: no further request is handled
-        self._plain = self._plain + 1 if service.is_plain(request) else 0
+        is_plain = service.is_plain(request)
+        if self._is_stream:
+            cast("Http2Stream", self._transport).note_request(is_plain)
+        self._plain = self._plain + 1 if is_plain else 0
         exchange = Exchange(self, request, not head.keep_alive, self._held_bytes)
         self._body, self._held_bytes = b"", 0
         self._start(exchange)

@@ -239,7 +239,7 @@ class FastPath:
         self._fast: FastRoutes | None = None
         self._adopting = Tasks("the fast path")
         # by ticket: queries that the core has read
-        self._scheduled: dict[int, tuple[Read, list[Future]]] = {}
+        self._scheduled: dict[int, tuple[Ending | Read, list[Future]]] = {}
         self._calls: CallReplies | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._service: HttpService
@@ -337,7 +337,7 @@ class FastPath:
             elif isinstance(item, Late):
                 self._send_late(item)
             else:
-                self._end(item, item.futures)
+                self._await(item, item.futures)
         for first in range(0, len(told), self._told_at_once):
             self._learn(told[first : first + self._told_at_once])
 
@@ -398,22 +398,26 @@ class FastPath:
         except Exception as error:
             self._end(read, (), error)
             return
+        self._await(read, futures)
+
+    def _await(self, read: Ending | Read, futures: list[Future]) -> None:
+        """Answer a query once its futures are done."""
         self._scheduled[read.ticket] = read, futures
         self._wait(read, iter(futures))
 
-    def _wait(self, read: Read, rest: Iterator[Future], _: Future | None = None) -> None:
+    def _wait(self, read: Ending | Read, rest: Iterator[Future], _: Future | None = None) -> None:
         """Wait for one future of a query after another: when one is done, those done meanwhile need
         no wait."""
         again = functools.partial(self._wait, read, rest)
         if not any(self._service.watcher.on_done(future, again) for future in rest):
             self._done(read)
 
-    def _done(self, read: Read) -> None:
+    def _done(self, read: Ending | Read) -> None:
         """Answer a query whose futures are done, unless its client is gone."""
         _, futures = self._scheduled.pop(read.ticket, (read, None))
         if futures is None:
             return
-        if not self.core_server.respond(read, futures):
+        if isinstance(read, Ending) or not self.core_server.respond(read, futures):
             self._end(read, futures)
 
     def _cancel(self, ticket: int) -> None:

@@ -34,7 +34,8 @@ TURN_BYTES: Final = 64 << 10  # of frames that are made before the socket is ask
 STREAM_BYTES: Final = 64 << 10  # of a response that wait; then no more of it is made
 _LINGER_S = 2.0
 _WARNED_S = 1.0  # for a client to answer the first GOAWAY of a drain
-# reads in a row with plain calls only before the core gets the connection back; doubles each time
+# plain requests, and reads with plain calls, in a row before the core gets the connection back;
+# doubles each time
 _PLAIN_FOR_RETURN = 2
 
 
@@ -119,7 +120,7 @@ class CallReplies(Protocol):
         """Return the message of a reply, or None, and the fields that end the call, and count it.
         futures: of the query, done. error: why one could not be scheduled."""
 
-    def note_cancelled(self, call: Read) -> None:
+    def note_cancelled(self, call: Ending | Read) -> None:
         """Count a call that its client has given up."""
 
     def note_moved(self, more: int) -> None:
@@ -152,7 +153,9 @@ class MovedStream:
         if connection is None:
             self._early = late
             return
-        if late.trailers:
+        if late.trailers is None:
+            connection.protocol.answer(self._id, late.message or b"")
+        elif late.trailers:
             connection.protocol.reply(self._id, late.message, late.trailers)
         else:
             connection.protocol.finish(self._id, Http2Error.INTERNAL_ERROR)
@@ -204,6 +207,10 @@ class Http2Stream(asyncio.Transport):
 
     def receive_end(self) -> None:
         """Do nothing: a message of HTTP/1.1 tells its end."""
+
+    def note_request(self, is_plain: bool) -> None:
+        """Note that the request is complete. is_plain: the core could have answered it."""
+        self._owner.note_request(is_plain)
 
     def lose_client(self) -> None:
         """Tell the connection; it answers what it has."""
@@ -329,6 +336,7 @@ class Http2Connection(asyncio.Protocol):
         self._is_paused = False
         self._is_settling = False
         self._is_posted = False  # `settle` is called in this turn of the loop
+        self._is_returning = False  # `_return` is
         self._held: set[int] = set()  # streams that were told to make no more
         self._waiting: deque[Callable[[], object]] = deque()  # calls, for the next turns
         self._begun = 0  # calls of this turn
@@ -363,11 +371,11 @@ class Http2Connection(asyncio.Protocol):
     def begin(self, data: bytes) -> None:
         """Go on with what has come: bytes, or the state that the core has left."""
         if self._handed.http2 is not None:
-            assert self._calls is not None
             for ticket, id in self._handed.queries:
                 self._streams[id] = moved = self.service.moved[ticket]
                 moved.begin(self, id)
-            self._calls.adopt(self)
+            if self._calls is not None:
+                self._calls.adopt(self)
             if self.service.draining:
                 self.drain()
         self.data_received(data)
@@ -402,13 +410,13 @@ class Http2Connection(asyncio.Protocol):
             self._plain += 1
         while events := self.protocol.events():
             found = True
-            self._plain = 0
             for kind, id, text, credit in events:
                 if kind == Http2EventKind.ENDED:
                     self._end_stream(id)
                 elif kind == Http2EventKind.WENT_ON:
                     self._receive(id, text, credit)
                 elif kind >= Http2EventKind.CALLED:
+                    self._plain = 0
                     self._take_call(kind, id, text)
                 else:
                     self._begin(id, text, credit, kind == Http2EventKind.TOO_LARGE)
@@ -457,6 +465,10 @@ class Http2Connection(asyncio.Protocol):
         if self._is_crowded:
             self._hold(id, stream, True)
 
+    def note_request(self, is_plain: bool) -> None:
+        """Note a request, which is complete. is_plain: the core could have answered it."""
+        self._plain = self._plain + 1 if is_plain else 0
+
     def add(self, id: int, stream: StreamAnswer) -> None:
         """Have a stream answered whose request was taken from the events."""
         self._streams[id] = stream
@@ -476,6 +488,9 @@ class Http2Connection(asyncio.Protocol):
             stream.lose()
         if not self._streams:
             self._since_s = self.service.now_s
+            if self._plain and not self._is_returning:
+                self._is_returning = True
+                asyncio.get_running_loop().call_soon(self._return)
 
     def eof_received(self) -> bool:
         """Note that the client sends no more; return whether it has responses to read."""
@@ -502,21 +517,22 @@ class Http2Connection(asyncio.Protocol):
             self._calls.lose(self)
 
     def _return(self) -> None:
-        """Give the connection back to the core after enough reads with plain calls only. Calls that
-        wait go with it."""
+        """Give the connection back to the core after enough plain requests, and reads with plain
+        calls only. Calls that wait go with it."""
+        self._is_returning = False
         if (
             self._plain < _PLAIN_FOR_RETURN << min(self._handed.returns, 20)
-            or self._calls is None
             or not self._is_quiet()
             or not self.service.can_give_back(self.transport)
         ):
             return
         returned = False
-        self._calls.give(self)
+        if self._calls is not None:
+            self._calls.give(self)
         try:
             returned = self.service.give_back(self.transport, self._handed, self.protocol)
         finally:
-            if not returned:
+            if not returned and self._calls is not None:
                 self._calls.adopt(self)
         if returned:
             self._gone = True
