@@ -6,6 +6,7 @@ CLIPPER_BUILD ?= release
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 TEST_JOBS ?= $(shell expr $(JOBS) + 2)
 ARGS ?=
+PYTHONS ?=
 NAME ?= engine
 
 PY := .venv/bin/python
@@ -107,14 +108,14 @@ pins: .venv/.installed  ## tools/constraints.txt again: the newest versions of w
 pins-oldest: .venv/.installed  ## tools/constraints-oldest.txt again: the oldest versions that pyproject.toml allows
 	@$(PY) tools/pin.py --oldest
 
-wheels: .venv/.run  ## what a release consists of, in dist/: wheels for any x86-64, sources, checksums (ARGS="--only sdist")
-	@$(PY) tools/wheels.py $(ARGS)
+wheels: .venv/.run  ## what a release consists of, in dist/: wheels for any x86-64, sources, checksums (PYTHONS="python3.12", ARGS="--only sdist")
+	@$(PY) tools/wheels.py --pythons "$(PYTHONS)" $(ARGS)
 
-try-wheels: .venv/.run  ## the wheels of dist/ in a new environment without a compiler: seconds, megabytes, first answer
-	@$(PY) tools/try_wheels.py $(ARGS)
+try-wheels: .venv/.run  ## the wheels of dist/ in a new environment without a compiler: seconds, megabytes, first answer (ARGS="--rows clipper")
+	@$(PY) -m bench install $(ARGS)
 
-release: .venv/.run  ## a dry run of a release: wheels, sources, parts, provenance, checksums in dist/ (ARGS="--tag")
-	@$(PY) tools/release.py $(ARGS)
+release: .venv/.run  ## a dry run of a release: wheels, sources, parts, provenance, notes, checksums in dist/ (ARGS="--set 0.2.0 --tag")
+	@$(PY) tools/release.py --pythons "$(PYTHONS)" $(ARGS)
 
 image: .venv/.run  ## the image of a server from the wheels of dist/, by Docker or podman (ARGS="--write": its folder alone)
 	@$(PY) tools/image.py $(ARGS)

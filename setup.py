@@ -22,7 +22,7 @@ CORE = os.environ.get("CLIPPER_CORE", "compile")
 if sys.platform != "linux" and CORE != "none":
     raise SystemExit(
         f"A clipper server runs on Linux, not on {sys.platform}. Run it in a container there"
-        " (docs/images.md), and query it from here over HTTP or gRPC."
+        " (docs/images.md), and query it from here: pip install clipper-client"
     )
 if CORE not in ("compile", "any", "prebuilt", "none"):
     raise SystemExit(

@@ -25,7 +25,7 @@ def main() -> int:
     parser.add_argument(
         "--rows",
         default="",
-        help="only these groups, `hit,miss` (engine, params, mesh-sim, learning)",
+        help="only these groups, `hit,miss` (engine, install, params, mesh-sim, learning)",
     )
     parser.add_argument(
         "--kills", type=int, help="how many (durability, stream_kills, feedback_kills)"

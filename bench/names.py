@@ -23,6 +23,7 @@ BENCHMARKS = {
     "first_burst": "bench.system.load.first_burst",
     "gpu": "bench.system.containers.gpu",
     "grpc": "bench.system.frontends.grpc",
+    "install": "bench.system.install",
     "learning": "bench.learning.policies",
     "many_models": "bench.system.mesh.many_models",
     "mesh": "bench.system.mesh.nodes",

@@ -88,6 +88,7 @@ PLAN = (
     Planned("feedback_kills", 180, ("--kills", "20")),
     Planned("streams", 60),
     Planned("gpu", 120),
+    Planned("install", 300),
     *(Planned(name, 240) for name in paper.figures()),
 )
 

@@ -31,6 +31,7 @@ from bench.harness import (
     Load,
     Row,
     Sample,
+    UnknownRows,
     absent,
     finite,
     interleave,
@@ -48,6 +49,7 @@ from bench.names import BENCHMARKS, source_of
 from bench.paper import __main__ as paper_page
 from bench.paper import figure3, figure6, figure8, figure11
 from bench.runs import in_parallel
+from bench.system import install
 from bench.system.anchors import bare
 from bench.system.application.calls import CASES
 from bench.system.application.plain import PlainApplication
@@ -703,6 +705,26 @@ def test_every_module_with_rows_has_a_name() -> None:
 
     found = {file for file in results.ROOT.glob("bench/**/*.py") if has_main(file)}
     assert {source_of(name) for name in BENCHMARKS} == found
+
+
+def test_an_installation_needs_wheels_and_known_servers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(install, "DIST", tmp_path)
+    (missing,) = install.main(quick=True, rows=["clipper"])
+    assert missing.missing == "run: make wheels"
+    with pytest.raises(UnknownRows, match="no rows nobody; there are clipper, mosec"):
+        install.main(quick=True, rows=["clipper", "nobody"])
+
+
+def test_an_installation_that_fails_has_a_reason_and_no_figures(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(install, "DIST", tmp_path)
+    (tmp_path / "broken-1-py3-none-any.whl").write_bytes(b"no archive")
+    (failed,) = install.main(quick=True, rows=["clipper"])
+    assert failed.missing.startswith(FAILED)
+    assert "broken-1-py3-none-any.whl" in failed.missing
 
 
 def test_the_bound_of_two_threads_is_what_locks_and_a_loop_without_them_leave() -> None:

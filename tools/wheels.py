@@ -1,14 +1,15 @@
 """Build what a release consists of into dist/: a wheel and a source distribution of each of our
 distributions, checked, with their SHA-256.
 
-    make wheels                    all of it
+    make wheels                                 all of it
+    make wheels PYTHONS="python3.12 python3.13" and the server's wheels for these Pythons
     python tools/wheels.py --only sdist
 
 The core is compiled twice for x86-64 (tools/build_core.py), so that the wheel works on any
 processor with x86-64-v2 and is fast on those with AVX2. auditwheel finds the oldest glibc that the
 wheel works with and names it so. The same files give the same bytes: times in the archives are that
 of SOURCE_DATE_EPOCH, or of 2020. Building needs no network; the tools of the check are installed
-into .venv/release once.
+into .venv/release once, and what a build for another Python needs into a folder beside it.
 """
 
 import argparse
@@ -18,9 +19,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
-from projects import FOLDERS, ROOT, lines_of
+from projects import FOLDERS, ROOT, declared, lines_of
 
 DIST = ROOT / "dist"
 VENV = ROOT / ".venv"
@@ -29,6 +32,12 @@ STAMP = TOOLS / ".installed"
 PIP = ("-m", "pip", "--disable-pip-version-check", "-q")
 SDIST = "from setuptools import build_meta; build_meta.build_sdist({!r})"
 THEN = "1577836800"  # 1 January 2020
+# of the files of a Python: `cp312`, and `cp314t` where it is free-threaded
+TAG = """\
+import sys, sysconfig
+free = "t" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""
+print(f"cp{sys.version_info.major}{sys.version_info.minor}{free}")
+"""
 
 
 def run(*words: str | Path, cwd: Path = ROOT, **variables: str) -> str:
@@ -59,6 +68,28 @@ def tools() -> Path:
     return TOOLS / "bin"
 
 
+def tag_of(python: str | Path) -> str:
+    """Return the tag that the wheels of a Python have, as `cp312`. Raises SystemExit when it cannot
+    be run."""
+    if not shutil.which(python):
+        raise SystemExit(f"there is no Python at {python}. PYTHONS lists commands or paths")
+    return run(python, "-c", TAG).strip()
+
+
+def builder_of(python: str) -> Path:
+    """Make an environment of another Python that has what the build needs, once for each list of
+    it; return its Python."""
+    tag, wanted = tag_of(python), declared()["build-system"]["requires"]
+    folder = VENV / f"wheels-{tag}"
+    stamp = folder / ".installed"
+    if not stamp.exists() or stamp.read_text() != "\n".join(wanted):
+        print(f"installing what builds wheels for {tag} into {folder.name}", flush=True)
+        run(python, "-m", "venv", "--clear", folder)
+        run(folder / "bin" / "python", *PIP, "install", *wanted)
+        stamp.write_text("\n".join(wanted))
+    return folder / "bin" / "python"
+
+
 def copied(folder: str, to: Path) -> Path:
     """Copy a distribution without what is compiled or built; return the copy. Builders write beside
     the sources that they read."""
@@ -67,14 +98,18 @@ def copied(folder: str, to: Path) -> Path:
     return Path(shutil.copytree(source, to / (source.name or "clipper"), ignore=ignored))
 
 
-def build_wheel(folder: str, to: Path, core: str) -> Path:
-    """Build the wheel of a distribution without network; return it. core: as of setup.py."""
+def build_wheel(folder: str, to: Path, core: str, python: Path | None = None) -> Path:
+    """Build the wheel of a distribution without network; return it.
+
+    core: as of setup.py. python: what the wheel is for, if not for the Python of the checkout; its
+    core is then compiled in a copy, and build/ stays as it is.
+    """
     with tempfile.TemporaryDirectory(prefix="clipper-wheel-") as place:
         # the server's backend builds in a folder of its own, and finds what is compiled in build/
-        source = ROOT if folder == "." else copied(folder, Path(place))
+        source = ROOT if folder == "." and not python else copied(folder, Path(place))
         out = Path(place) / "out"
         words = (*PIP, "wheel", "--no-deps", "--no-index", "--no-build-isolation", "-w", out)
-        print(run(sys.executable, *words, source, CLIPPER_CORE=core), end="", flush=True)
+        print(run(python or sys.executable, *words, source, CLIPPER_CORE=core), end="", flush=True)
         built = next(out.glob("*.whl"))
         return Path(shutil.move(built, to / built.name))
 
@@ -109,14 +144,32 @@ def check(files: list[Path]) -> None:
     for wheel in wheels:
         if "-none-any" not in wheel.name:
             print(run(bin / "auditwheel", "show", wheel).strip(), flush=True)
+            check_stable(wheel)
 
 
-def build(only: str = "", core: str = "any") -> list[Path]:
+def check_stable(wheel: Path) -> None:
+    """Check that modules for any Python, such as the one that asks what the processor has, use its
+    stable interface alone. Raises SystemExit."""
+    oldest = declared()["project"]["requires-python"].removeprefix(">=")
+    with tempfile.TemporaryDirectory(prefix="clipper-stable-") as place:
+        with zipfile.ZipFile(wheel) as archive:
+            names = [name for name in archive.namelist() if name.endswith(".abi3.so")]
+            modules = [archive.extract(name, place) for name in names]
+        words = ("--strict", "--assume-minimum-abi3", oldest)
+        for module in modules:
+            run(TOOLS / "bin" / "abi3audit", *words, module)
+
+
+def build(only: str = "", core: str = "any", pythons: Sequence[str] = ()) -> list[Path]:
     """Build all distributions into an empty dist/ and check them; return the files.
 
-    only: "wheel", "sdist", or both. core: as of setup.py. Raises SystemExit.
+    only: "wheel", "sdist", or both. core: as of setup.py. pythons: others that the server gets a
+    wheel for; the other distributions have one for all. Raises SystemExit.
     """
     tools()
+    others = {tag_of(python): python for python in pythons}
+    others.pop(tag_of(sys.executable), None)
+    builders = [builder_of(python) for python in others.values()]
     shutil.rmtree(DIST, ignore_errors=True)
     DIST.mkdir()
     files: list[Path] = []
@@ -126,6 +179,9 @@ def build(only: str = "", core: str = "any") -> list[Path]:
             files.append(wheel if "-none-any" in wheel.name else named_for_glibc(wheel))
         if only != "wheel":
             files.append(build_sdist(folder, DIST))
+    if only != "sdist":
+        built = (build_wheel(".", DIST, "any", python) for python in builders)
+        files += map(named_for_glibc, built)
     check(files)
     return files
 
@@ -142,8 +198,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Build what a release consists of into dist/.")
     parser.add_argument("--only", choices=("wheel", "sdist"), default="", help="one kind alone")
     parser.add_argument("--core", choices=("any", "prebuilt"), default="any")
+    parser.add_argument("--pythons", default="", help="of further wheels: commands or paths")
     arguments = parser.parse_args()
-    files = build(arguments.only, arguments.core)
+    files = build(arguments.only, arguments.core, arguments.pythons.split())
     write_sums(files)
     for file in files:
         print(f"{file.stat().st_size / 1e6:7.2f} MB  {file.relative_to(ROOT)}", flush=True)

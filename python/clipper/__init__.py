@@ -76,11 +76,16 @@ _PLACES = {
 }
 _PUBLIC = {name: (module, name) for module, names in _PLACES.items() for name in names}
 _PUBLIC["load_config"] = _PUBLIC.pop("load")
+_ELSEWHERE = (
+    "Run it on Linux, for example in a container (docs/images.md), and query it from here:"
+    " pip install clipper-client"
+)
 _SUBMODULES = ("catalog", "config", "errors", "options", "selection", "server", "store", "types")
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name at its first use. Raises ImportError when the core cannot be loaded."""
+    """Import a public name at its first use. Raises ImportError when the core cannot be loaded, and
+    for what belongs to the server elsewhere than on Linux."""
     if name in _SUBMODULES:
         return import_module(f"clipper.{name}")
     if name not in _PUBLIC:
@@ -89,6 +94,11 @@ def __getattr__(name: str) -> Any:
     try:
         found = getattr(import_module(module), attribute)
     except ImportError as error:
+        if sys.platform != "linux":
+            raise ImportError(
+                f"clipper.{name} is part of the server, which does not run on {sys.platform}."
+                f" {_ELSEWHERE}"
+            ) from error
         if not (error.name or "").startswith("clipper_core"):
             raise
         raise ImportError(
@@ -125,10 +135,15 @@ def start(
     config: a TOML file. settings: any key of the configuration (docs/operating.md), by its name or
     as `section=dict(...)`. wait: return when the replicas of every declared model are connected;
     otherwise see `server.wait_ready()`. Raises ConfigError; DeployFailed when a declared model does
-    not run, with its name, the cause and its container's last lines; then no server is left.
+    not run, with its name, the cause and its container's last lines; then no server is left;
+    NotStarted elsewhere than on Linux.
 
     In IPython, a cell that runs again closes the servers that it has started before.
     """
+    if sys.platform != "linux":
+        raise import_module("clipper.errors").NotStarted(
+            f"A clipper server does not run on {sys.platform}.", hint=_ELSEWHERE
+        )
     server_class, load = __getattr__("ClipperServer"), __getattr__("load_config")
     cells = (
         import_module("clipper.notebook.cells").cells_of_session() if _is_interactive() else None

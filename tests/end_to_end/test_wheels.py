@@ -4,8 +4,10 @@ dependencies they declare; what they and the source distributions hold."""
 import base64
 import csv
 import hashlib
-import importlib.metadata
+import importlib
 import os
+import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -17,13 +19,17 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
+from packaging import tags
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import clipper
 import clipper_client
 import clipper_container
+from bench.system.install import PROGRAM, Environment
 from clipper.deploy.packages import sdk
 from tests.archives import unpack
+from tests.images.base_image import dependencies, wheel
 
 ROOT = Path(__file__).resolve().parents[2]
 CLIENT = ROOT / "python" / "clipper_client"
@@ -31,16 +37,15 @@ CLIENT = ROOT / "python" / "clipper_client"
 FOLDERS = (".", "container_sdk", "python/clipper_client")
 PATIENCE_S = 300.0
 OURS = ("clipper-client", "clipper-container", "clipper-serving")
-# of the query client
-NOT_IN_WHEELS = ("pyproject.toml", "README.md")
+# a wheel that is built with this glibc works with those from GLIBC_MAX on
+BUILT_WITH = ("glibc", "2.36")
+GLIBC_MAX = (2, 34)
+# packages of others that an installation may bring
+OTHERS_MAX = 12
 QUERIES = "clipper_client.Client('http://127.0.0.1:1').close()"
-SERVES = """\
-import clipper, clipper_container, clipper_core.engine.engine, numpy
-with clipper.start() as server:
-    server.deploy("sums", lambda rows: rows.sum(axis=1), input="f64[3]")
-    app = server.app("total", models=["sums"], slo_ms=20_000)
-    print(app.predict(numpy.arange(3.0)).result(timeout=60).output)
-for module in (clipper, clipper_core.engine.engine, clipper_container):
+IMPORTED_FROM = """\
+import clipper, clipper_client, clipper_container, clipper_core.engine.engine
+for module in (clipper, clipper_core.engine.engine, clipper_container, clipper_client):
     print(module.__file__)
 """
 
@@ -95,75 +100,43 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return next(folder.glob("clipper_serving-*.whl")), next(folder.glob("clipper_container-*.whl"))
 
 
-class Environment:
-    """A new environment without pip. The dependencies that a wheel declares, and theirs, are taken
-    from the current environment."""
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with what ours need, as wheels made of the packages that are installed."""
+    folder = tmp_path_factory.mktemp("others")
+    for name in dependencies(["clipper-serving"]):
+        file, content = wheel(name)
+        (folder / file).write_bytes(content)
+    return folder
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        run(sys.executable, "-m", "venv", "--without-pip", folder / "venv", cwd=folder)
-        self.python = folder / "venv" / "bin" / "python"
-        self.site = next((folder / "venv" / "lib").glob("python3*")) / "site-packages"
-        (
-            self.site / "another.py"
-        ).touch()  # pip removes a folder when nothing but links would be left in it
 
-    def pip(self, *words: str | Path) -> None:
-        pip = (
-            sys.executable,
-            "-m",
-            "pip",
-            "-q",
-            "--disable-pip-version-check",
-            "--python",
-            self.python,
-        )
-        run(*pip, *words, cwd=self.folder)
-
-    def install(self, *wheels: Path) -> None:
-        self.pip("install", "--no-deps", "--no-index", *wheels)
-        for wheel in wheels:
-            self._link(metadata(wheel).get_all("Requires-Dist") or [])
-
-    def _link(self, lines: list[str]) -> None:
-        for requirement in map(Requirement, lines):
-            wanted = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-            if wanted and requirement.name not in OURS:
-                found = importlib.metadata.distribution(requirement.name)
-                for top in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
-                    place = self.site / top
-                    if not place.exists():
-                        place.symlink_to(Path(str(found.locate_file(top))))
-                        self._link(found.requires or [])
-
-    def client(self) -> Path:
-        """Make a client in the environment; return where it is imported from."""
-        code = f"import clipper_client; {QUERIES}; print(clipper_client.__file__)"
-        return Path(run(self.python, "-c", code, cwd=self.folder).strip()).parent
-
-    def serves(self) -> Path:
-        """Serve a model in the environment; return where its SDK is imported from."""
-        (self.folder / "serves.py").write_text(SERVES)
-        output, *files = run(self.python, "serves.py", cwd=self.folder).splitlines()
-        assert output == "3.0"
-        server, core, container = (Path(file) for file in files)
-        assert (server.parent, core.parent.parent) == (
-            self.site / "clipper",
-            self.site / "clipper_core",
-        )
-        return container.parent
+def install(environment: Environment, others: Path, *wheels: Path) -> None:
+    """Install wheels with what they need, without a network."""
+    environment.pip("install", "-q", "--no-index", "--find-links", others, *wheels)
+    environment.pip("check")
 
 
 @pytest.mark.slow
-def test_the_wheels_serve_and_leave_nothing(
-    wheels: tuple[Path, Path], client_wheel: Path, tmp_path: Path
+def test_a_user_installs_the_wheels_gets_an_answer_and_leaves_nothing(
+    wheels: tuple[Path, Path], client_wheel: Path, others: Path, tmp_path: Path
 ) -> None:
+    """There are neither an index nor a compiler, and what else gets installed is little."""
     environment = Environment(tmp_path)
-    environment.install(*wheels, client_wheel)
-    assert environment.serves() == environment.site / "clipper_container"
-    assert environment.client() == environment.site / "clipper_client"
+    path = environment.variables({})["PATH"]
+    assert not [name for name in ("cc", "gcc", "g++", "make") if shutil.which(name, path=path)]
+    install(environment, others, *wheels, client_wheel)
+    packages = environment.packages()
+    assert {packages.pop(name) for name in OURS} == {clipper.__version__}
+    assert {*map(canonicalize_name, packages)} == dependencies(["clipper-serving"])
+    assert len(packages) <= OTHERS_MAX
+    (tmp_path / "program.py").write_text(PROGRAM)
+    assert environment.serve("program:total") > 0.0
+    files = environment.run(environment.python, "-c", IMPORTED_FROM).splitlines()
+    tops = [Path(file).relative_to(environment.site).parts[0] for file in files]
+    assert tops == ["clipper", "clipper_core", "clipper_container", "clipper_client"]
     for command in ("clipper", "clipper-container"):
-        assert "Usage" in run(environment.python.with_name(command), "--help", cwd=tmp_path).title()
+        said = environment.run(environment.python.with_name(command), "--help")
+        assert "Usage" in said.title()
     environment.pip("uninstall", "-y", "clipper-serving")
     commands = {path.name for path in environment.python.parent.iterdir() if "clip" in path.name}
     assert commands == {"clipper-container"}, "no wheel owns a file of another"
@@ -173,12 +146,12 @@ def test_the_wheels_serve_and_leave_nothing(
 
 
 @pytest.mark.slow
-def test_the_clients_wheel_needs_nothing(client_wheel: Path, tmp_path: Path) -> None:
+def test_the_clients_wheel_needs_nothing(client_wheel: Path, others: Path, tmp_path: Path) -> None:
     assert client_wheel.name.endswith("-py3-none-any.whl")
     environment = Environment(tmp_path)
-    environment.install(client_wheel)
-    assert environment.client() == environment.site / "clipper_client"
-    assert not (environment.site / "numpy").exists()
+    install(environment, others, client_wheel)
+    environment.run(environment.python, "-c", f"import clipper_client; {QUERIES}")
+    assert environment.packages() == {"clipper-client": clipper.__version__}
     with zipfile.ZipFile(client_wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     files = {path.name for path in CLIENT.glob("*.py")} | {"py.typed"}
@@ -222,6 +195,23 @@ def test_wheels_hold_what_runs_and_no_sources_of_the_core(wheels: tuple[Path, Pa
     assert {"clipper/py.typed", "clipper_core/py.typed", "clipper_container/py.typed"} <= names
 
 
+@pytest.mark.skipif(
+    platform.libc_ver() != BUILT_WITH, reason="the core is compiled with another glibc"
+)
+def test_the_core_needs_no_newer_glibc_than_is_said() -> None:
+    core = ROOT / "src/clipper_core"
+    needed = {
+        str(path.relative_to(core)): {
+            tuple(map(int, version.split(b".")))
+            for version in re.findall(rb"GLIBC_(\d+\.\d+)", path.read_bytes())
+        }
+        for path in core.rglob("*.so")
+    }
+    newer = {name: found for name, found in needed.items() if found and max(found) > GLIBC_MAX}
+    assert needed
+    assert newer == {}, "docs/install.md says which glibc a wheel works with"
+
+
 @pytest.mark.slow
 def test_wheels_are_the_same_for_the_same_files(wheels: tuple[Path, Path], tmp_path: Path) -> None:
     """The SDK that is installed into environments and images is the content of its own wheel."""
@@ -233,7 +223,7 @@ def test_wheels_are_the_same_for_the_same_files(wheels: tuple[Path, Path], tmp_p
             for name in shipped.namelist()
             if not name.startswith("clipper_container-")
         }
-        commands = "clipper_container-0.2.0.dev0.dist-info/entry_points.txt"
+        commands = f"clipper_container-{clipper.__version__}.dist-info/entry_points.txt"
         assert built.read(commands).split() == shipped.read(commands).split()
 
 
@@ -276,17 +266,17 @@ def test_users_are_offered_no_tools_of_developers() -> None:
 
 @pytest.mark.slow
 def test_a_wheel_says_what_an_index_shows(wheels: tuple[Path, Path], client_wheel: Path) -> None:
-    for wheel in (*wheels, client_wheel):
-        about = metadata(wheel)
+    for built in (*wheels, client_wheel):
+        about = metadata(built)
         for name in ("Author", "Keywords", "Summary", "Requires-Python", "License-Expression"):
-            assert about.get(name), f"{wheel.name}: {name}"
+            assert about.get(name), f"{built.name}: {name}"
         assert about.get_all("Classifier")
         assert about.get("Description-Content-Type") == "text/markdown"
-        with zipfile.ZipFile(wheel) as archive:
+        with zipfile.ZipFile(built) as archive:
             files = [name for name in archive.namelist() if ".dist-info/licenses/" in name]
             texts = "".join(archive.read(name).decode() for name in files)
         assert "Apache License" in texts
-        if "serving" in wheel.name:
+        if "serving" in built.name:
             assert "preact" in texts
             assert "uplot" in texts.lower()
 
@@ -313,6 +303,14 @@ def test_a_source_distribution_builds_without_network(tmp_path: Path) -> None:
     )
     (wheel,) = tmp_path.glob("clipper_serving-*.whl")
     assert metadata(wheel)["Version"] == clipper.__version__
+
+
+def test_a_python_is_known_by_the_tag_of_its_wheels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    tool = importlib.import_module("wheels")
+    assert tool.tag_of(sys.executable) == next(tags.sys_tags()).abi
+    with pytest.raises(SystemExit, match="there is no Python at no-such-python"):
+        tool.tag_of("no-such-python")
 
 
 def test_an_sdk_of_another_version_is_refused_with_the_way_out(tmp_path: Path) -> None:

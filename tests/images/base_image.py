@@ -17,6 +17,9 @@ import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
 LEFT_OUT = (
     "site-packages",
     "test",
@@ -116,6 +119,23 @@ def _gcc() -> list[Path]:
 def _libraries(natives: list[Path]) -> set[str]:
     found = subprocess.run(["ldd", *map(str, natives)], capture_output=True, text=True).stdout
     return set(re.findall(r"(?:=> |^\s+)(/\S+) \(0x", found, re.MULTILINE))
+
+
+def dependencies(lines: Iterable[str]) -> set[str]:
+    """Return the names of the packages of others that packages need, in turn. lines: as for pip, so
+    also with extras. Raises importlib.metadata.PackageNotFoundError."""
+    waiting = [*map(Requirement, lines)]
+    found: set[tuple[str, str]] = set()  # names and extras
+    while waiting:
+        one = waiting.pop()
+        new = {(canonicalize_name(one.name), extra) for extra in ("", *one.extras)} - found
+        found |= new
+        for name, extra in new:
+            needed = map(Requirement, importlib.metadata.requires(name) or [])
+            waiting += [
+                each for each in needed if not each.marker or each.marker.evaluate({"extra": extra})
+            ]
+    return {name for name, _ in found if not name.startswith("clipper-")}
 
 
 def wheel(name: str) -> tuple[str, bytes]:

@@ -2,19 +2,17 @@
 of it."""
 
 import importlib
-import importlib.metadata
 import json
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import pytest
-from packaging.requirements import Requirement
 
 from clipper.deploy.kubernetes.images import SERVER_IMAGE
-from tests.images.base_image import wheel
+from tests.images.base_image import dependencies, wheel
 from tests.images.engines import BASE, PATIENCE_S, Engine
 from tests.images.exports import check_objects, yaml
 from tests.images.test_manifests import compose_schema
@@ -63,20 +61,6 @@ def test_compose_takes_the_file() -> None:
     jsonschema.validate(yaml.safe_load(COMPOSE.read_text()), compose_schema())
 
 
-def dependencies(names: Iterable[str], found: dict[str, None]) -> dict[str, None]:
-    """Add the installed packages that these need, and they themselves, to those that are found."""
-    for name in names:
-        if name not in found:
-            found[name] = None
-            lines = importlib.metadata.requires(name) or []
-            each = map(Requirement, lines)
-            wanted = [
-                one.name for one in each if not one.marker or one.marker.evaluate({"extra": ""})
-            ]
-            dependencies(wanted, found)
-    return found
-
-
 @pytest.fixture(scope="module")
 def image(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Build the image as `make image` does, without extras."""
@@ -86,10 +70,9 @@ def image(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> str:
         wheels, context = map(importlib.import_module, ("wheels", "image"))
     ours = [wheels.build_wheel(folder, place, "prebuilt") for folder in wheels.FOLDERS]
     context.write(place / "context", ours, [])
-    for name in dependencies(["clipper-serving"], {}):
-        if not name.startswith("clipper-"):
-            file, content = wheel(name)
-            (place / "context" / "wheels" / file).write_bytes(content)
+    for name in dependencies(["clipper-serving"]):
+        file, content = wheel(name)
+        (place / "context" / "wheels" / file).write_bytes(content)
     network = engine.settings["build_network"]
     words = ("--network", network, "--build-arg", f"BASE={BASE}", "-t", SERVER_IMAGE)
     engine.run("build", *words, str(place / "context"))

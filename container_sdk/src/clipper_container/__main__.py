@@ -351,6 +351,13 @@ def main(
     that it had then. restore: restores the CPU priority, which is low already.
     """
     words = sys.argv[1:] if argv is None else argv
+    if sys.platform == "win32":
+        print(
+            "clipper-container: models run on Linux, not on Windows. Run this in a container"
+            " (docs/images.md) or in WSL",
+            file=sys.stderr,
+        )
+        return EXIT_USAGE
     if restore is None and words[:1] != ["host"]:  # a host loads models beside those it serves
         restore = lower()
     arguments = parser().parse_args(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import resource
 import signal
 import sys
 from collections.abc import Sequence
@@ -55,6 +54,9 @@ def _limit(data_bytes: int, cores: int) -> None:
     cores: those after the one that its process id names, so that processes share them evenly.
     """
     if data_bytes:
+        # not above: the command says on Windows, which has no such module, where models run
+        import resource
+
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         bound = data_bytes if hard == resource.RLIM_INFINITY else min(data_bytes, hard)
         resource.setrlimit(resource.RLIMIT_DATA, (bound, bound))

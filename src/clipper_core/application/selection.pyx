@@ -1,7 +1,7 @@
 """The built-in selection policies as data: which model a query goes to, and how outputs combine."""
 cimport cython
 cimport numpy as cnp
-from libc.math cimport NAN, hypot, isfinite, sqrt
+from libc.math cimport NAN, hypotl, isfinite, sqrt
 from libc.string cimport memset
 
 from clipper_core.learning.bandit cimport (
@@ -368,7 +368,8 @@ cdef class Selection:
         size = answer if answer > 0.0 else -answer
         count = state.rows[<u64> self.k * state.columns + 1]
         share = count / (count + self.doubt)
-        spread = hypot(sqrt(share) * residual, sqrt(1.0 - share) * scatter)
+        # not hypot: a newer one in glibc 2.35 would be the only thing that a wheel needs of it
+        spread = <double> hypotl(sqrt(share) * residual, sqrt(1.0 - share) * scatter)
         found.winner = NO_WINNER
         found.mean = answer
         found.confidence = spread == 0.0
