@@ -1,7 +1,8 @@
-"""Generate what follows from the specifications: `python/clipper/spec/keywords.py`, and the tables
-of options in docs/managing.md.
+"""Generate what follows from the specifications and from the verbs:
+`python/clipper/spec/keywords.py`, `python/clipper/manage/verbs/calls.pyi`, and the tables of
+options in docs/managing.md.
 
-`python tests/test_docs.py` writes both.
+`python tests/test_docs.py` writes them.
 """
 
 import ast
@@ -17,10 +18,12 @@ from clipper.spec.application import ApplicationSpec
 from clipper.spec.field import DOORS, Door, SpecField, at, fields
 from clipper.spec.model import ModelSpec
 from clipper.spec.table import ALTERABLE, TableSpec
+from tests import verb_stubs
 
 ROOT = Path(__file__).resolve().parent.parent
 SPEC = ROOT / "python" / "clipper" / "spec"
 KEYWORDS = SPEC / "keywords.py"
+CALLS = ROOT / "python" / "clipper" / "manage" / "verbs" / "calls.pyi"
 PAGE = ROOT / "docs" / "managing.md"
 SPECIFICATIONS: dict[str, type[msgspec.Struct]] = {
     "a model": ModelSpec,
@@ -104,7 +107,7 @@ def generated() -> dict[Path, str]:
         begin, end = f"<!-- options of {name}: begin -->", f"<!-- options of {name}: end -->"
         head, rest = page.split(begin)
         page = f"{head}{begin}\n\n{options_table(kind)}\n\n{end}{rest.partition(end)[2]}"
-    return {KEYWORDS: keywords_module(), PAGE: page}
+    return {KEYWORDS: keywords_module(), CALLS: verb_stubs.stub(), PAGE: page}
 
 
 POSITIONAL = {

@@ -4,7 +4,8 @@ status and public name has its place.
 `python tests/test_docs.py` rewrites the generated tables: settings in docs/configuration.md, from
 `clipper.config.describe()`; metrics in docs/monitoring.md, from `clipper.metrics.FAMILIES`; and the
 generated parts of docs/architecture.md, from `tests.architecture`; the options of a model in
-docs/managing.md and the keywords in `clipper.spec.keywords`, from `tests.specifications`.
+docs/managing.md, the keywords in `clipper.spec.keywords` and the client's methods in
+`clipper/manage/verbs/calls.pyi`, from `tests.specifications`.
 """
 
 import ast

@@ -11,7 +11,7 @@ import pytest
 from tests.style import PRODUCT, classes, files, findings, inheritance
 
 # Rule -> how many places of the product may break it. Lower a limit when you mend some.
-LIMITS = {"no docstring": 0, "weak beginning": 0, "Any": 58, "large class": 0}
+LIMITS = {"no docstring": 0, "weak beginning": 0, "Any": 55, "large class": 0}
 DUPLICATE_TYPES_MAX = 20
 INHERITANCE_MAX = 0
 

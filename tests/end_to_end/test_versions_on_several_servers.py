@@ -1,8 +1,9 @@
 """Servers that share a store: each answers with the version that it has until its own containers
 of a new one are up."""
 
+import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Self
 
@@ -10,7 +11,10 @@ import pytest
 
 import clipper
 from clipper.errors import Unknown
+from clipper_client.answers import Answer
+from tests.end_to_end.commands import running
 from tests.memory_container import wait_until
+from tests.processes import free_ports
 from tests.store.conftest import own_redis
 
 __all__ = ["own_redis"]
@@ -181,3 +185,117 @@ def test_an_application_that_names_a_version_gets_it_once_it_is_up(pair: Pair) -
         pair.mark("go")
         wait_until(lambda: queries.outputs[-1] == NEW, "queries follow", PATIENCE_S)
     assert set(queries.outputs) == {OLD, NEW}
+
+
+# Of each version, the container that is started first comes up at once; the other waits for a file.
+_VERSIONS = """
+import os
+import time
+from pathlib import Path
+
+FOLDER = Path({folder!r})
+VERSION = os.environ["VERSION"]
+
+try:
+    os.close(os.open(FOLDER / f"first-{{VERSION}}", os.O_CREAT | os.O_EXCL))
+except FileExistsError:
+    while not (FOLDER / f"go-{{VERSION}}").exists():
+        time.sleep(0.01)
+
+def version(rows):
+    return [int(VERSION)] * len(rows)
+"""
+
+
+class Process:
+    """A server that runs as a process of its own, queried over HTTP all the time until `end`."""
+
+    def __init__(self, folder: Path, state: str, name: str) -> None:
+        query, admin = free_ports(2)
+        file = folder / f"{name}.toml"
+        file.write_text(
+            f'[server]\nstate = "{state}"\nfolder = "{folder / name}"\ndrain_s = 1.0\n'
+            f'[http]\naddress = "127.0.0.1:{query}"\nadmin = "127.0.0.1:{admin}"\n'
+        )
+        self.program = running("up", str(file))
+        self.manage = clipper.connect(f"http://127.0.0.1:{admin}")
+        self._client = clipper.Client(f"http://127.0.0.1:{query}")
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._query, name=name)
+        self.answers: list[Answer] = []
+        self.failed: list[Exception] = []
+
+    def start(self) -> None:
+        """Wait until the application has a model here, then query it."""
+        wait_until(lambda: self.known().get(1) == 1, "m:1 is up", PATIENCE_S)
+        wait_until(self.manage.applications, "a is known", PATIENCE_S)
+        self._thread.start()
+
+    def known(self) -> dict[int, int]:
+        """Return how many containers are connected here, by version that is known here."""
+        return {row["version"]: row["has"] for row in self.manage.models()}
+
+    def wait_for(self, is_there: Callable[[], bool], what: str) -> None:
+        """Wait for something, and then until 20 more queries are answered."""
+        wait_until(is_there, what, PATIENCE_S)
+        count = len(self.answers) + 20
+        wait_until(lambda: len(self.answers) >= count or self.failed, "more answers", PATIENCE_S)
+
+    def _query(self) -> None:
+        for number in itertools.count():
+            if self._over.wait(0.002):
+                return
+            try:
+                self.answers.append(self._client.predict("a", [float(number), 0.0]))
+            except Exception as error:
+                self.failed.append(error)
+                return
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._client.close()
+        self.program.kill()
+
+
+@pytest.mark.slow
+def test_no_query_of_two_processes_fails_while_versions_are_deployed(tmp_path: Path) -> None:
+    (tmp_path / "versions.py").write_text(_VERSIONS.format(folder=str(tmp_path)))
+    state = f"sqlite:{tmp_path}/store"
+
+    def deploy(by: Process, version: int) -> None:
+        env = {"VERSION": str(version)}
+        by.manage.deploy("m", "versions:version", code=str(tmp_path), input="f64[2]", env=env)
+
+    with Process(tmp_path, state, "one") as one, Process(tmp_path, state, "other") as other:
+        for each in (one, other):
+            each.program.until("state: ")
+        (tmp_path / "go-1").touch()
+        deploy(one, 1)
+        one.manage.set_application("a", ["m"], slo_ms=PATIENCE_S * 1000)
+        one.start()
+        other.start()
+        for version in range(2, 5):
+            deployer, follower = (one, other) if version % 2 else (other, one)
+            deploy(deployer, version)
+            deployer.wait_for(
+                lambda by=deployer, version=version: by.answers[-1].output == version, "it is up"
+            )
+            follower.wait_for(
+                lambda by=follower, version=version: version in by.known(), "it is known"
+            )
+            assert follower.answers[-1].output == version - 1
+            (tmp_path / f"go-{version}").touch()
+            follower.wait_for(
+                lambda by=follower, version=version: by.answers[-1].output == version, "it follows"
+            )
+    for each in (one, other):
+        assert each.failed == []
+        assert not any(answer.is_default for answer in each.answers)
+        outputs = [answer.output for answer in each.answers]
+        assert outputs == sorted(outputs)
+        assert set(outputs) == {1, 2, 3, 4}

@@ -37,7 +37,6 @@ CHECKED_ELSEWHERE = {
     "Client.feedback",
     "Client.predict",
     "Client.predict_plainly",
-    "Client.rollout",
     "Client.set_application",
     "ApplicationHandle.feedback",
     "Operations.deploy",
@@ -96,7 +95,7 @@ def test_keywords_of_options_are_refused() -> None:
             "slo_ms": lambda: remote.set_application("a", slo=3),  # type: ignore[call-arg]
             "user": lambda: remote.predict("a", [1.0, 2.0], usr="x"),
             "label": lambda: remote.feedback("a", "id", lable=1),
-            "stages": lambda: remote.rollout("a", "m:1", stage=3),
+            "stages": lambda: remote.rollout("a", "m:1", stage=3),  # type: ignore[call-arg]
         }
         for calls in (slips, far):
             for meant, call in calls.items():

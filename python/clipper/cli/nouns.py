@@ -1,5 +1,6 @@
-"""The grammar `clipper NOUN VERB`: groups of the commands that there are, each with the help of its
-place. The verbs alone (`clipper deploy`) are short forms of the same commands."""
+"""The grammar `clipper NOUN VERB`: groups of the commands that are written by hand, each with the
+help of its place. shell.py adds those of the table of verbs. The verbs alone (`clipper deploy`) are
+short forms of the same commands."""
 
 import copy
 import re
@@ -7,27 +8,12 @@ from collections.abc import Mapping
 
 import click
 
-from clipper.cli.catalog.applications import (
-    app_remove,
-    app_set,
-    app_show,
-    apps,
-    challenge,
-    link,
-    shadow,
-    unlink,
-)
-from clipper.cli.catalog.models import deploy, promote, retire, rollback, scale
+from clipper.cli.catalog.applications import app_set, app_show, apps
+from clipper.cli.catalog.models import deploy
 from clipper.cli.catalog.queries import feedback, predict
 from clipper.cli.catalog.registry import registry
 from clipper.cli.catalog.store import accept
-from clipper.cli.catalog.streams import (
-    stream_create,
-    stream_create_models,
-    stream_show,
-    stream_stop,
-    streams,
-)
+from clipper.cli.catalog.streams import stream_show, streams
 from clipper.cli.command_group import CommandGroup
 from clipper.cli.measurement.bench import bench
 from clipper.cli.measurement.evaluating import evaluate
@@ -53,11 +39,11 @@ def _noun(
         name, help=help_, short_help=text, default=default, no_args_is_help=default is None
     )
     for verb, (form, command) in verbs.items():
-        group.add_command(_placed(command, f"clipper {form}", f"clipper {name} {verb}"), verb)
+        group.add_command(placed(command, f"clipper {form}", f"clipper {name} {verb}"), verb)
     return group
 
 
-def _placed(command: click.Command, form: str, place: str) -> click.Command:
+def placed(command: click.Command, form: str, place: str) -> click.Command:
     """Return a command whose examples are those of its place."""
     placed = copy.copy(command)
     placed.help = re.sub(rf"{re.escape(form)}(?![-\w])", place, command.help or "")
@@ -72,10 +58,6 @@ NOUNS = (
             "ls": ("models", models),
             "ps": ("ps", ps),
             "deploy": ("deploy", deploy),
-            "promote": ("promote", promote),
-            "rollback": ("rollback", rollback),
-            "scale": ("scale", scale),
-            "retire": ("retire", retire),
             "logs": ("logs", logs),
             "profile": ("profile", profile),
         },
@@ -88,11 +70,6 @@ NOUNS = (
             "ls": ("apps", apps),
             "set": ("app set", app_set),
             "show": ("app show", app_show),
-            "remove": ("app remove", app_remove),
-            "link": ("link", link),
-            "unlink": ("unlink", unlink),
-            "challenge": ("challenge", challenge),
-            "shadow": ("shadow", shadow),
             "predict": ("predict", predict),
             "feedback": ("feedback", feedback),
             "evaluate": ("evaluate", evaluate),
@@ -118,9 +95,6 @@ NOUNS = (
         {
             "ls": ("stream ls", streams),
             "show": ("stream show", stream_show),
-            "create": ("stream create", stream_create),
-            "create-models": ("stream create-models", stream_create_models),
-            "stop": ("stream stop", stream_stop),
         },
         "clipper stream create digits --app digits --redis redis://127.0.0.1:6379/0\n"
         "clipper stream ls",

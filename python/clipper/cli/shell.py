@@ -6,11 +6,12 @@ from typing import Final
 
 import click
 
-from clipper.cli.catalog.applications import apps, challenge, link, shadow, unlink
-from clipper.cli.catalog.models import deploy, promote, retire, rollback, scale
+from clipper.cli.catalog.applications import apps
+from clipper.cli.catalog.models import deploy
 from clipper.cli.catalog.queries import feedback, predict
 from clipper.cli.catalog.registry import registry
 from clipper.cli.catalog.rollouts import rollout
+from clipper.cli.catalog.verbs import command_of
 from clipper.cli.command_group import CommandGroup
 from clipper.cli.export.files import export, import_
 from clipper.cli.export.manifests import chart, compose, dockerfile, kubernetes, ray
@@ -22,7 +23,7 @@ from clipper.cli.mesh.models import mesh
 from clipper.cli.monitoring.inspection import history, models, stats
 from clipper.cli.monitoring.status import logs, ps
 from clipper.cli.monitoring.top import top
-from clipper.cli.nouns import NOUNS
+from clipper.cli.nouns import NOUNS, placed
 from clipper.cli.output import CommandOutput, with_output
 from clipper.cli.params.shards import params
 from clipper.cli.servers.config import config
@@ -32,6 +33,7 @@ from clipper.cli.servers.project import down, init
 from clipper.cli.servers.serve import serve
 from clipper.cli.servers.up import up
 from clipper.errors import ClipperError
+from clipper.manage.verbs.table import VERBS
 from clipper.version import VERSION
 
 _SECTIONS: Final = {
@@ -201,14 +203,6 @@ for _verb in (
     models,
     apps,
     deploy,
-    promote,
-    rollback,
-    scale,
-    retire,
-    link,
-    unlink,
-    challenge,
-    shadow,
     ps,
     top,
     logs,
@@ -229,3 +223,12 @@ for _verb in (
     main.add_command(_verb)
 for _verb in (dockerfile, compose, kubernetes, chart, ray):
     export.add_command(_verb)
+for _row in VERBS:
+    if _row.command and "command" not in _row.by_hand:
+        _noun, _word = _row.command.split()
+        _group = main.commands[_noun]
+        assert isinstance(_group, CommandGroup)
+        _made = command_of(_row)
+        _group.add_command(_made)
+        if _noun in ("model", "app") and _word in _SECTIONS["Short forms"]:
+            main.add_command(placed(_made, f"clipper {_row.command}", f"clipper {_word}"))

@@ -1,1 +1,1 @@
-"""Management of a running server: one function per verb."""
+"""Management of a running server: one row and one function per verb."""

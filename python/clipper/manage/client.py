@@ -40,6 +40,8 @@ from clipper.host_port import join_host_port
 from clipper.manage.running import running_at, the_one
 from clipper.manage.streams.client import StreamClient
 from clipper.manage.tables.client import TableClient
+from clipper.manage.verbs.calls import ManagementCalls
+from clipper.manage.verbs.sending import quoted
 from clipper.options import refusing_unknown_keywords, types_of
 from clipper.spec.keywords import ApplicationKeywords, SentModelKeywords
 from clipper.tls import client_context, fingerprint_of
@@ -49,19 +51,8 @@ if TYPE_CHECKING:
     from http.client import HTTPConnection, HTTPResponse
 
     from clipper.manage.mesh.client import MeshClient
-    from clipper.manage.rows import (
-        ApplicationRow,
-        ChangeResult,
-        FollowedLines,
-        HistoryRow,
-        ModelRow,
-        ProcessRow,
-        RolloutRow,
-        ServerRow,
-        StageRow,
-    )
+    from clipper.manage.rows import ChangeResult
     from clipper.manage.stream import Stream
-    from clipper.metrics.samples import Stats
 
 _TOKEN = "CLIPPER_ADMIN_TOKEN"
 _URL = "CLIPPER_URL"
@@ -119,10 +110,11 @@ _TRUST = Trust()
 
 
 @refusing_unknown_keywords
-class Client:
-    """Threads: any, one request at a time a client. Each verb is that of `ClipperServer.manage`; a
-    change returns a ChangeResult, as one with dry_run=True would. tables: the parameter tables of
-    the server, docs/params.md. streams: its Redis streams, docs/streams.md.
+class Client(ManagementCalls):
+    """A client of a running server. Each verb of `clipper.manage.verbs.table` is a method; a change
+    returns a ChangeResult, as one with dry_run=True would. tables: the parameter tables of the
+    server, docs/params.md. streams: its Redis streams, docs/streams.md. Threads: any, one request
+    at a time a client.
     """
 
     def __init__(
@@ -162,67 +154,6 @@ class Client:
         """Return the TLS context for other connections to the same host."""
         return self._tls or client_context(*self._trust[:3], pinned=False)
 
-    # -- looking
-
-    def about(self) -> "ServerRow":
-        """Return the server itself: version, process, where queries come in over HTTP and gRPC, its
-        state."""
-        return cast("ServerRow", self._object("GET", "/admin/about"))
-
-    def stats(self) -> "Stats":
-        """Return ClipperServer.stats, with histograms as quantiles."""
-        return self._object("GET", "/admin/stats")
-
-    def application_stats(self, name: str) -> "Stats":
-        """Return the part of `stats` that is about one application."""
-        return self._object("GET", f"/admin/applications/{_quoted(name)}/stats")
-
-    def model_stats(self, model: str) -> "Stats":
-        """Return the part that is about `svm:3`, or the latest `svm`."""
-        return self._object("GET", f"/admin/models/{_quoted(model)}/stats")
-
-    def models(self, name: str = "") -> "list[ModelRow]":
-        """Return each version in service: its record, whether it is the `latest`, which
-        applications link it, how many replicas it has."""
-        return self._list("models", "/admin/models" + (f"/{_quoted(name)}" if name else ""))
-
-    def applications(self) -> "list[ApplicationRow]":
-        """Return the record of each application."""
-        return self._list("applications", "/admin/applications")
-
-    def application(self, name: str) -> "ApplicationRow":
-        """Return the record of one application. Raises UnknownApplication."""
-        return cast("ApplicationRow", self._object("GET", f"/admin/applications/{_quoted(name)}"))
-
-    def logs(self, model: str, replica: int = 0) -> list[str]:
-        """Return the last lines a container wrote."""
-        return self._list("lines", f"/admin/models/{_quoted(model)}/logs?replica={replica}")
-
-    def ps(self) -> "list[ProcessRow]":
-        """Return each version in service as it runs: state, replicas, memory, queue, batch and
-        why, the last error and what to do."""
-        return self._list("models", "/admin/ps")
-
-    def follow(self, model: str, after: str = "") -> "FollowedLines":
-        """Return the lines that all containers of a model wrote since `after`.
-
-        after: as the previous call returned it. The result has `model`, `replicas` (each with
-        `replica`, `lines`, and the number of `lost` lines) and `after`.
-        """
-        path = f"/admin/models/{_quoted(model)}/follow?after={urllib.parse.quote(after)}"
-        return cast("FollowedLines", self._object("GET", path))
-
-    def history(self, count: int = 100) -> "list[HistoryRow]":
-        """Return the last changes, the oldest first: number, time_us, actor, verb, changed."""
-        return self._list("history", f"/admin/history?count={count}")
-
-    def accept_store(self, *, restore: bool, dry_run: bool = False) -> "ChangeResult":
-        """Take a store that came back empty, older or as another for the one that is known.
-
-        restore: write back what the server knows; otherwise what the store lacks is gone.
-        """
-        return self._change("/admin/store/accept", dry_run, {"restore": restore})
-
     def openapi(self, *, management: bool = False) -> dict[str, object]:
         """OpenAPI 3.1 of the address that takes queries, or of the one that manages."""
         return self._object("GET", f"/openapi.json?of={'management' if management else 'queries'}")
@@ -252,7 +183,7 @@ class Client:
 
     def request(
         self, method: str, path: str, members: dict[str, object] | None = None
-    ) -> dict[str, object]:
+    ) -> dict[str, UserValue]:
         """Make one request. Return the object of the response, {} for none. Raises the error that
         the server raised."""
         return self._object(method, path, members)
@@ -295,38 +226,7 @@ class Client:
         patient = copy.copy(self)
         if builds or url_of(members.get("model")):
             patient._timeout_s = max(self._timeout_s, _BUILD_S)
-        return patient._change(f"/admin/models/{_quoted(name)}/deploy", dry_run, members)
-
-    def stages(self, name: str) -> "list[StageRow]":
-        """Return the deployment stage of each version that was started there: version, stage,
-        detail, for_s.
-        """
-        return self._list("stages", f"/admin/models/{_quoted(name)}/stages")
-
-    def promote(
-        self, model: str, application: str | None = None, *, dry_run: bool = False
-    ) -> "ChangeResult":
-        """Make this version the latest; with `application`, link that one to this version alone."""
-        return self._change(
-            f"/admin/models/{_quoted(model)}/promote", dry_run, {"application": application}
-        )
-
-    def rollback(self, model: str, *, dry_run: bool = False) -> "ChangeResult":
-        """Make the version before the latest the latest."""
-        return self._change(f"/admin/models/{_quoted(model)}/rollback", dry_run, {})
-
-    def scale(
-        self, model: str, replicas: int | tuple[int, int], *, dry_run: bool = False
-    ) -> "ChangeResult":
-        """Run so many containers of a version, or within (least, most) as many as the load
-        requires."""
-        return self._change(
-            f"/admin/models/{_quoted(model)}/scale", dry_run, {"replicas": replicas}
-        )
-
-    def retire(self, model: str, *, force: bool = False, dry_run: bool = False) -> "ChangeResult":
-        """Take a version out of service for good."""
-        return self._change(f"/admin/models/{_quoted(model)}/retire", dry_run, {"force": force})
+        return patient._change(f"/admin/models/{quoted(name)}/deploy", dry_run, members)
 
     # -- applications
 
@@ -344,92 +244,7 @@ class Client:
             members["models"] = list(models)
         if isinstance(members.get("input"), InputType):
             members["input"] = str(members["input"])
-        return self._change(f"/admin/applications/{_quoted(name)}/set", dry_run, members)
-
-    def remove_application(self, name: str, *, dry_run: bool = False) -> "ChangeResult":
-        """Remove an application. Raises UnknownApplication."""
-        return self._change(f"/admin/applications/{_quoted(name)}/remove", dry_run, {})
-
-    def link(
-        self, application: str, model: str, role: str = "", *, dry_run: bool = False
-    ) -> "ChangeResult":
-        """Link a model to an application. role: such as `shadow` or `challenger(share=0.1)`."""
-        return self._change(
-            f"/admin/applications/{_quoted(application)}/link",
-            dry_run,
-            {"model": model, "role": role},
-        )
-
-    def unlink(self, application: str, model: str, *, dry_run: bool = False) -> "ChangeResult":
-        """Remove a model from an application."""
-        return self._change(
-            f"/admin/applications/{_quoted(application)}/unlink", dry_run, {"model": model}
-        )
-
-    def challenge(
-        self, application: str, model: str, share: float = 0.1, *, dry_run: bool = False
-    ) -> "ChangeResult":
-        """Let a model alone answer a share of an application's queries."""
-        return self._change(
-            f"/admin/applications/{_quoted(application)}/challenge",
-            dry_run,
-            {"model": model, "share": share},
-        )
-
-    def shadow(
-        self, application: str, model: str, share: float = 1.0, *, dry_run: bool = False
-    ) -> "ChangeResult":
-        """Send an application's queries to a model as well, without using its predictions."""
-        return self._change(
-            f"/admin/applications/{_quoted(application)}/shadow",
-            dry_run,
-            {"model": model, "share": share},
-        )
-
-    # -- rollouts
-
-    def rollout(
-        self, application: str, model: str, *, dry_run: bool = False, **settings: object
-    ) -> "ChangeResult":
-        """Let a version take over an application's queries stage by stage while its guards hold.
-        settings: canary ("5%"), stages ("5,25,50,100", or [0.05, 1.0]), hold ("60s"), guard
-        ("p99<20ms, error<1%"), error_rate."""
-        return self._change(
-            f"/admin/applications/{_quoted(application)}/rollout",
-            dry_run,
-            {"model": model, **settings},
-        )
-
-    def rollouts(self, application: str = "") -> "list[RolloutRow]":
-        """Return the last rollout of each application, or of one: its record, figures, and what it
-        waits for."""
-        where = (
-            f"/admin/applications/{_quoted(application)}/rollout"
-            if application
-            else "/admin/rollouts"
-        )
-        return self._list("rollouts", where)
-
-    def pause_rollout(self, application: str, *, dry_run: bool = False) -> "ChangeResult":
-        """Let it grow no more; a broken guard reverts it all the same."""
-        return self._move_rollout(application, "pause", dry_run)
-
-    def resume_rollout(self, application: str, *, dry_run: bool = False) -> "ChangeResult":
-        """Resume a paused rollout."""
-        return self._move_rollout(application, "resume", dry_run)
-
-    def abort_rollout(self, application: str, *, dry_run: bool = False) -> "ChangeResult":
-        """Abort a rollout: all queries go to the version before again."""
-        return self._move_rollout(application, "abort", dry_run)
-
-    def promote_rollout(self, application: str, *, dry_run: bool = False) -> "ChangeResult":
-        """End a rollout: all queries go to the new version, whatever its guards show."""
-        return self._move_rollout(application, "promote", dry_run)
-
-    def _move_rollout(self, application: str, verb: str, dry_run: bool) -> "ChangeResult":
-        return self._change(
-            f"/admin/applications/{_quoted(application)}/rollout/{verb}", dry_run, {}
-        )
+        return self._change(f"/admin/applications/{quoted(name)}/set", dry_run, members)
 
     # -- the state as one file
 
@@ -467,7 +282,7 @@ class Client:
         """Return the answer as the members of JSON: see docs/http.md."""
         return self._object(
             "POST",
-            f"/admin/applications/{_quoted(application)}/predict",
+            f"/admin/applications/{quoted(application)}/predict",
             {"input": input, **settings},
         )
 
@@ -479,7 +294,7 @@ class Client:
         Returns False when its feedback had come before. dry_run: only tell whether it would count;
         None when another server gave the answer, which alone knows.
         """
-        path = f"/admin/applications/{_quoted(application)}/feedback"
+        path = f"/admin/applications/{quoted(application)}/feedback"
         path += "?dry_run=true" if dry_run else ""
         counted = self._object("POST", path, {"id": id, **truth})["counted"]
         return None if counted is None else bool(counted)
@@ -489,9 +304,6 @@ class Client:
     def _change(self, path: str, dry_run: bool, members: dict[str, object]) -> "ChangeResult":
         path += "?dry_run=true" if dry_run else ""
         return cast("ChangeResult", self._object("POST", path, members))
-
-    def _list(self, member: str, path: str) -> list[Any]:
-        return list(self._object("GET", path)[member])
 
     def _object(
         self,
@@ -649,12 +461,6 @@ def _actor() -> str:
     except (KeyError, OSError):
         user = str(os.getuid())
     return f"{user}@{socket.gethostname()}".encode("ascii", "replace").decode()[:128]
-
-
-def _quoted(name: str) -> str:
-    if not name:
-        raise InvalidInput("a name is empty.", hint="See clipper models and clipper apps.")
-    return urllib.parse.quote(name, safe=":")
 
 
 def _models(names: list[str]) -> tuple[VersionedModel, ...]:

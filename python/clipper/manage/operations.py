@@ -49,6 +49,7 @@ from clipper.manage.rollouts.rolling import Rolling, log_change
 from clipper.manage.streams.operations import StreamOperations, StreamServer
 from clipper.manage.tables.operations import TableOperations, TableServer
 from clipper.manage.tables.parameters import check_read
+from clipper.manage.verbs.table import EVALUATED, EVALUATED_MAX
 from clipper.metrics.stats import ModelStats, QueryStats, ServerStats
 from clipper.options import keywords_of, refusing_unknown_keywords
 from clipper.serving.models.scaling import replica_bounds
@@ -109,10 +110,6 @@ class Server(InspectedServer, TableServer, StreamServer, Protocol):
     @property
     def grpc_address(self) -> str:
         """Return the address of the gRPC frontend; empty without one."""
-
-
-EVALUATED = 5000  # feedbacks that `evaluation` uses by default
-EVALUATED_MAX = 20_000  # so that it takes a few seconds at most
 
 
 @refusing_unknown_keywords

@@ -117,6 +117,17 @@ class ChangeResult(TypedDict):
     changed: list[ChangedRecord]
 
 
+class TableChangeResult(TypedDict):
+    """Result of a change to tables, or of its dry run. message: one line. rows: how many it was
+    about. changed: what the history has of it."""
+
+    verb: str
+    message: str
+    dry_run: bool
+    rows: int
+    changed: list[ChangedRecord]
+
+
 class HistoryRow(TypedDict):
     """A change in the history."""
 

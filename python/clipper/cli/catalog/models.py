@@ -11,7 +11,7 @@ import click
 
 from clipper.cli.catalog.specification import members_of, with_options_of
 from clipper.cli.output import dry
-from clipper.cli.server_command import ServerCommand, bounds, with_server
+from clipper.cli.server_command import ServerCommand, with_server
 from clipper.errors import ClipperError
 from clipper.spec.model import ModelSpec
 
@@ -128,70 +128,3 @@ def home_of(target: str) -> list[str]:
         and (Path(f"{top}.py").is_file() or Path(top, "__init__.py").is_file())
     )
     return [str(Path.cwd())] if here else []
-
-
-@click.command(short_help="Make a version the latest.")
-@click.argument("model", metavar="NAME:VERSION")
-@click.option(
-    "--app",
-    "application",
-    metavar="APP",
-    help="Link only this application to the version.",
-)
-@dry
-@with_server
-def promote(command: ServerCommand, model: str, application: str | None, dry_run: bool) -> None:
-    """Make NAME:VERSION the latest version, which NAME without a version refers to, until another
-    one is deployed or promoted.
-
-    \b
-    clipper promote svm:2
-    """
-    command.show_change(command.server.promote(model, application, dry_run=dry_run))
-
-
-@click.command(short_help="Make the previous version the latest again.")
-@click.argument("name")
-@dry
-@with_server
-def rollback(command: ServerCommand, name: str, dry_run: bool) -> None:
-    """Make the next lower version of NAME that is in service the latest.
-
-    \b
-    clipper rollback svm
-    """
-    command.show_change(command.server.rollback(name, dry_run=dry_run))
-
-
-@click.command(short_help="Set the number of containers of a model.")
-@click.argument("model")
-@click.argument("replicas", metavar="N|MIN-MAX")
-@dry
-@with_server
-def scale(command: ServerCommand, model: str, replicas: str, dry_run: bool) -> None:
-    """Run N containers of MODEL, or between MIN and MAX depending on the load. Containers that
-    failed are started again.
-
-    \b
-    clipper scale svm 2
-    clipper scale svm:1 1-4
-    """
-    command.show_change(command.server.scale(model, bounds(replicas), dry_run=dry_run))
-
-
-@click.command(short_help="Drain and remove a version.")
-@click.argument("model")
-@click.option(
-    "--force",
-    is_flag=True,
-    help="Retire it even if applications use it: the version before follows, or it is unlinked.",
-)
-@dry
-@with_server
-def retire(command: ServerCommand, model: str, force: bool, dry_run: bool) -> None:
-    """Drain and stop a version of MODEL. Its number is never used again.
-
-    \b
-    clipper retire svm:1
-    """
-    command.show_change(command.server.retire(model, force=force, dry_run=dry_run))

@@ -3,15 +3,14 @@ rollback.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import click
 
 from clipper.cli.command_group import CommandGroup
-from clipper.cli.output import dry, table
+from clipper.cli.output import table
 from clipper.cli.server_command import ServerCommand, with_server
-from clipper.manage.rollouts.decisions import ERROR_RATE, GUARD
-from clipper.manage.rows import ChangeResult, RolloutRow, SideRow
+from clipper.manage.rows import RolloutRow, SideRow
 
 
 @click.group(
@@ -29,63 +28,6 @@ def rollout() -> None:
     --guard "p99<20ms, error<1%, reward>=-1%"
     clipper rollout status
     """
-
-
-@rollout.command("start", short_help="Start a rollout; the word `start` is optional.")
-@click.argument("model", metavar="NAME:VERSION")
-@click.option(
-    "--app", "application", metavar="APP", required=True, help="Application to roll out to."
-)
-@click.option("--canary", metavar="SHARE", help="First share, such as 5%.  [the first of --stages]")
-@click.option(
-    "--stages", metavar="SHARES", help="Shares in percent, such as 5,25,50,100.  [5,25,50,100]"
-)
-@click.option(
-    "--hold",
-    metavar="TIME",
-    default="60s",
-    show_default=True,
-    help="Minimum time of each stage: 60s, 5m, 1h.",
-)
-@click.option(
-    "--guard",
-    default=GUARD,
-    show_default=True,
-    help="Conditions that revert it when violated: see docs/managing.md.",
-)
-@click.option(
-    "--error-rate",
-    type=click.FloatRange(0, 0.5, min_open=True),
-    default=ERROR_RATE,
-    show_default=True,
-    help="Maximum probability of reverting a version that satisfies its guards.",
-)
-@dry
-@with_server
-def start(
-    command: ServerCommand,
-    model: str,
-    application: str,
-    canary: str | None,
-    stages: str | None,
-    hold: str,
-    guard: str,
-    error_rate: float,
-    dry_run: bool,
-) -> None:
-    """Send a growing share of APP's queries to NAME:VERSION instead of the version that APP uses
-    now.
-
-    A user stays with one version. A stage ends when its time is over and every guard holds with
-    enough observations. If a guard is violated, all queries return to the old version.
-
-    \b
-    clipper rollout start svm:2 --app digits --stages 5,50,100 --guard "p99<20ms, error<1%"
-    """
-    settings: dict[str, object] = {"hold": hold, "guard": guard, "error_rate": error_rate}
-    settings |= {"canary": canary} if canary else {}
-    settings |= {"stages": stages} if stages else {}
-    command.show_change(command.server.rollout(application, model, dry_run=dry_run, **settings))
 
 
 @rollout.command("status", short_help="Show the progress of rollouts, and what they wait for.")
@@ -135,37 +77,3 @@ def _side(name: str, counts: SideRow) -> tuple[str, ...]:
         f"{counts['feedbacks']:g}",
         reward,
     )
-
-
-def _mover(name: str, short: str, long: str) -> click.Command:
-    @click.argument("application", metavar="APP")
-    @dry
-    @with_server
-    def move(command: ServerCommand, application: str, dry_run: bool) -> None:
-        verb: Callable[..., ChangeResult] = getattr(command.server, f"{name}_rollout")
-        command.show_change(verb(application, dry_run=dry_run))
-
-    return click.command(
-        name, short_help=short, help=f"{long}\n\n\b\nclipper rollout {name} digits"
-    )(move)
-
-
-for _name, _short, _long in (
-    (
-        "pause",
-        "Keep the current share.",
-        "Keep APP's rollout at its share; a broken guard reverts it all the same.",
-    ),
-    ("resume", "Continue after a pause.", "Let APP's rollout grow again; its stage starts again."),
-    (
-        "abort",
-        "Return to the old version now.",
-        "Send all of APP's queries to the version before again.",
-    ),
-    (
-        "promote",
-        "Use the new version for all queries now.",
-        "Send all of APP's queries to the new version, whatever the guards report.",
-    ),
-):
-    rollout.add_command(_mover(_name, _short, _long))

@@ -102,7 +102,7 @@ def _journal_of(folder: str) -> Path | None:
 
 def _asked(command: ServerCommand, application: str, policy: str, last: int) -> Evaluation:
     """Return what a running server estimates."""
-    from clipper.manage.operations import EVALUATED_MAX
+    from clipper.manage.verbs.table import EVALUATED_MAX
 
     words = {"policy": policy, "count": min(last, EVALUATED_MAX)}
     where = f"/admin/applications/{urllib.parse.quote(application)}/evaluation"

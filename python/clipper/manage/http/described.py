@@ -1,9 +1,8 @@
-"""OpenAPI descriptions of the management routes, from the signatures and docstrings of verbs."""
+"""OpenAPI descriptions of the management routes, from the table of verbs."""
 
-import inspect
 import re
 from collections.abc import Mapping
-from typing import Any, get_type_hints
+from typing import Any
 
 import msgspec
 
@@ -19,24 +18,12 @@ from clipper.frontend.openapi.endpoint import describe
 from clipper.frontend.openapi.routes import ABOUT, SchemaLimits, of_applications
 from clipper.frontend.openapi.routes import table as of_listener
 from clipper.manage.change import Change
-from clipper.manage.http.rest import (
-    ALL_VERBS,
-    arguments_of,
-    lists,
-    needed_by,
-    specified_by,
-)
-from clipper.manage.operations import EVALUATED_MAX
-from clipper.manage.tables.operations import (
-    IDS_MAX,
-    SHARDS_MAX,
-    TableChange,
-)
-from clipper.selection import POLICIES
+from clipper.manage.tables.operations import TableChange
+from clipper.manage.verbs.table import VERBS, Verb
 from clipper.spec.application import ApplicationSpec
 from clipper.spec.field import at
-from clipper.store.history import ENTRIES_MAX, Changed
-from clipper.types import NAME_GRAMMAR, VERSION
+from clipper.store.history import Changed
+from clipper.types import VERSION
 
 MANAGEMENT = "management"
 _DRY_RUN: Schema = {
@@ -45,24 +32,6 @@ _DRY_RUN: Schema = {
 }
 _REHEARSED = {"dry_run": _DRY_RUN}
 _ACTOR: Schema = {"type": "string", "description": "who makes the change, for the history"}
-_MODEL: Schema = {
-    "type": "string",
-    "pattern": f"^{NAME_GRAMMAR}(:[1-9][0-9]{{0,8}})?$",
-    "description": "`svm`, or `svm:3`",
-}
-_REPLICAS: Schema = {
-    "anyOf": [
-        {"type": "integer", "minimum": 0, "maximum": 64},
-        {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2},
-    ],
-    "description": "so many, or [least, most]",
-}
-_SHARE: Schema = {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
-_POLICY: Schema = {
-    "type": "string",
-    "description": "a name, or with settings, as `exp3(eta=0.05)`, or `package.module:Class`",
-    "pattern": f"^({'|'.join(sorted(POLICIES))})$",
-}
 
 
 def of_management() -> RouteTable:
@@ -80,31 +49,27 @@ def plain_document(*, management: bool) -> dict[str, object]:
 
 def _verbs() -> RouteTable:
     found: dict[tuple[str, str], RouteInfo] = {}
-    verbs = [(owner, *verb) for owner, verbs in ALL_VERBS.items() for verb in verbs]
-    for owner, method, pattern, verb, names in verbs:
-        function = getattr(owner, verb)
-        summary, more = _doc_parts(function)
-        fields = specified_by(function)
-        takes = {
-            name: fields[name].json_schema() if name in fields else _argument(verb, name, type_)
-            for name, type_ in arguments_of(function).items()
-            if name not in names
-        }
-        reads = method == "GET"
-        found[method, pattern] = RouteInfo(
-            id=_camel(verb) if names or "{}" not in pattern else verb,
-            summary=summary,
-            more=more,
-            tag=MANAGEMENT,
-            names=tuple(_place(verb, name) for name in names),
-            query=takes if reads else {"dry_run": _DRY_RUN},
-            query_needed=tuple(needed_by(function, names)) if reads else (),
-            takes=None if reads else _object(takes, needed_by(function, names)),
-            needs_body=bool(needed_by(function, names)),
-            gives=_given(verb, function),
-            errors=(404,) if reads else (404, 409, 503),
-            headers={} if reads else {"Clipper-Actor": _ACTOR},
-        )
+    for verb in VERBS:
+        summary, more = _text_parts(verb.text)
+        schemas = {one.name: one.json_schema() for one in verb.arguments}
+        schemas |= {name: one.json_schema() for name, one in verb.fields.items()}
+        for route in verb.routes:
+            needed = verb.needed(route)
+            takes = {name: schemas[name] for name in schemas if name not in route.names}
+            found[route.method, route.pattern] = RouteInfo(
+                id=_camel(verb.name),
+                summary=summary,
+                more=more,
+                tag=MANAGEMENT,
+                names=tuple(_place(verb, name) for name in route.names),
+                query={"dry_run": _DRY_RUN} if route.changes else takes,
+                query_needed=() if route.changes else tuple(needed),
+                takes=_object(takes, needed) if route.changes else None,
+                needs_body=bool(needed),
+                gives=_given(verb),
+                errors=(404, 409, 503) if route.changes else (404,),
+                headers={"Clipper-Actor": _ACTOR} if route.changes else {},
+            )
     for noun, one in (("models", "Each version of one model."), ("streams", "One stream.")):
         all_, named = ("GET", f"/admin/{noun}"), ("GET", f"/admin/{noun}/{{}}")
         found[all_] = msgspec.structs.replace(found[all_], query={})
@@ -117,11 +82,11 @@ def _verbs() -> RouteTable:
     return found
 
 
-def _doc_parts(function: object) -> tuple[str, str]:
-    text = " ".join((inspect.getdoc(function) or "").split())
+def _text_parts(text: str) -> tuple[str, str]:
+    """Return the first sentence of a verb's text, and the whole where there is more."""
     first, _, rest = text.partition(". ")
-    return (
-        first.removesuffix(".").partition(":")[0] if len(first) > 90 else first.removesuffix(".")
+    return first.removesuffix(".").partition(":")[0] if len(first) > 90 else first.removesuffix(
+        "."
     ), (text if rest else "")
 
 
@@ -129,16 +94,19 @@ def _camel(verb: str) -> str:
     return re.sub("_(.)", lambda found: found[1].upper(), verb)
 
 
-def _place(verb: str, name: str) -> str:
+def _place(verb: Verb, name: str) -> str:
     """Return the name of a part of the path: promote needs a version, others may have one."""
-    return ("exact_version" if verb == "promote" else "model_version") if name == "model" else name
+    exact = "exact_version" if verb.name == "promote" else "model_version"
+    return exact if name == "model" else name
 
 
-def _given(verb: str, function: object) -> object:
-    if verb in lists:
-        return list_of(lists[verb], {"type": "string"} if verb == "logs" else {"type": "object"})
-    schemas = {Change: CHANGE, TableChange: TABLE_CHANGE}
-    return schemas.get(get_type_hints(function)["return"], {"type": "object"})
+def _given(verb: Verb) -> object:
+    if verb.member:
+        items = {"type": "string"} if verb.gives == "list[str]" else {"type": "object"}
+        return list_of(verb.member, items)
+    if not verb.changes:
+        return {"type": "object"}
+    return TABLE_CHANGE if verb.on == "tables" else CHANGE
 
 
 CHANGE: Schema = members(
@@ -161,69 +129,6 @@ def _object(properties: Mapping[str, Schema], needed: list[str]) -> Schema:
         "additionalProperties": False,
     }
     return {**found, "required": needed} if needed else found
-
-
-def _argument(verb: str, name: str, type_: object) -> Schema:
-    return _ARGUMENTS.get(f"{verb}.{name}") or _ARGUMENTS.get(name) or msgspec.json.schema(type_)
-
-
-_ARGUMENTS: Mapping[str, Schema] = {
-    "application": {"type": ["string", "null"], "pattern": f"^{NAME_GRAMMAR}$"},
-    "reshard.shards": {"type": "integer", "minimum": 1, "maximum": SHARDS_MAX},
-    "evaluation.policy": _POLICY,
-    "evaluation.count": {"type": "integer", "minimum": 1, "maximum": EVALUATED_MAX},
-    "rollouts.application": {
-        "type": "string",
-        "pattern": f"^({NAME_GRAMMAR})?$",
-        "description": "of one; else of all",
-    },
-    "canary": {
-        "anyOf": [
-            {"type": "string", "pattern": "^[1-9]%$"},
-            {"type": "number", "minimum": 0.01, "maximum": 0.09},
-            {"type": "null"},
-        ],
-        "description": "the first share: in per cent as a string, or a number",
-    },
-    "count": {"type": "integer", "minimum": 1, "maximum": ENTRIES_MAX},
-    "error_rate": {
-        "type": "number",
-        "minimum": 1e-6,
-        "maximum": 0.5,
-        "description": "of the tests behind the guard",
-    },
-    "guard": {
-        "type": "string",
-        "pattern": "^(error<[1-9]%|p99<[1-9][0-9]ms)(, reward>=-[1-9]%)?$",
-        "description": "see docs/managing.md",
-    },
-    "hold": {
-        "type": "string",
-        "pattern": "^[1-9][0-9]{0,2}(ms|s|m)$",
-        "description": "how long each stage lasts at least",
-    },
-    "file": {
-        "type": "string",
-        "pattern": "^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}\\.(npz|safetensors|parquet|npy)$",
-        "description": "in the folder `files` of the set of shards",
-    },
-    "ids": {
-        "type": "array",
-        "items": {"type": "integer", "minimum": -(1 << 63), "maximum": (1 << 64) - 1},
-        "minItems": 1,
-        "maxItems": IDS_MAX,
-    },
-    "to": {"type": "string", "pattern": f"^{NAME_GRAMMAR}$"},
-    "model": _MODEL,
-    "replica": {"type": "integer", "minimum": 0, "maximum": 64},
-    "replicas": _REPLICAS,
-    "share": _SHARE,
-    "stages": {
-        "type": ["string", "null"],
-        "pattern": "^(1[0-9],)?([2-4][0-9],)?([5-9][0-9],)?100$",
-        "description": "shares, in per cent, as `5,25,50,100`",
-    },
-}
 
 
 # -- applications, whose settings are members of the body

@@ -1,16 +1,14 @@
-"""Management over HTTP: a route for each verb of operations.py, on a listener of its own. Who may
-is frontend/auth/management.py's.
+"""Management over HTTP: a route for each row of clipper.manage.verbs.table, on a listener of its
+own. Who may is frontend/auth/management.py's.
 
 The arguments of a verb come as members of a JSON object, or, for a GET, as parameters of the query;
 `?dry_run=true` rehearses any change. `Clipper-Actor` names the client for the history: it is
 trusted with the shared token; a personal token names its owner itself.
 """
 
-import inspect
-import types
 import urllib.parse
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, get_args, get_type_hints
+from collections.abc import Callable, Mapping
+from typing import Any, get_args
 
 import msgspec
 
@@ -27,72 +25,11 @@ from clipper.frontend.http.messages import (
 from clipper.frontend.http.router import HttpRouter
 from clipper.frontend.server_interface import ServerInterface
 from clipper.manage.operations import Operations
-from clipper.manage.streams.operations import STREAM_VERBS, StreamOperations
-from clipper.manage.tables.operations import TABLE_VERBS, TableOperations
-from clipper.settings.streams import ModelStreamSettings, StreamSettings
+from clipper.manage.verbs.table import VERBS, Verb, VerbRoute
 from clipper.spec.application import ApplicationSpec
-from clipper.spec.field import SpecField, at, converted
-from clipper.spec.model import ModelSpec
-from clipper.spec.table import ALTERABLE, TableSpec
+from clipper.spec.field import at, converted
 from clipper.types import UserValue
 
-# method, pattern, verb, names of what the pattern's {} are
-VERBS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
-    ("GET", "/admin/about", "about", ()),
-    ("GET", "/admin/ps", "ps", ()),
-    ("GET", "/admin/stats", "stats", ()),
-    ("GET", "/admin/history", "history", ()),
-    ("GET", "/admin/models", "models", ()),
-    ("GET", "/admin/models/{}", "models", ("name",)),
-    ("GET", "/admin/models/{}/logs", "logs", ("model",)),
-    ("GET", "/admin/models/{}/follow", "follow", ("model",)),
-    ("GET", "/admin/models/{}/stats", "model_stats", ("model",)),
-    ("GET", "/admin/models/{}/stages", "stages", ("name",)),
-    ("POST", "/admin/models/{}/deploy", "deploy", ("name",)),
-    ("POST", "/admin/models/{}/promote", "promote", ("model",)),
-    ("POST", "/admin/models/{}/rollback", "rollback", ("model",)),
-    ("POST", "/admin/models/{}/scale", "scale", ("model",)),
-    ("POST", "/admin/models/{}/retire", "retire", ("model",)),
-    ("GET", "/admin/applications", "applications", ()),
-    ("GET", "/admin/applications/{}", "application", ("name",)),
-    ("GET", "/admin/applications/{}/stats", "application_stats", ("name",)),
-    ("GET", "/admin/applications/{}/evaluation", "evaluation", ("application",)),
-    ("POST", "/admin/applications/{}/link", "link", ("application",)),
-    ("POST", "/admin/applications/{}/unlink", "unlink", ("application",)),
-    ("POST", "/admin/applications/{}/challenge", "challenge", ("application",)),
-    ("POST", "/admin/applications/{}/shadow", "shadow", ("application",)),
-    ("POST", "/admin/applications/{}/remove", "remove_application", ("name",)),
-    ("POST", "/admin/store/accept", "accept_store", ()),
-    ("GET", "/admin/rollouts", "rollouts", ()),
-    ("GET", "/admin/applications/{}/rollout", "rollouts", ("application",)),
-    ("POST", "/admin/applications/{}/rollout", "rollout", ("application",)),
-    ("POST", "/admin/applications/{}/rollout/pause", "pause_rollout", ("application",)),
-    ("POST", "/admin/applications/{}/rollout/resume", "resume_rollout", ("application",)),
-    ("POST", "/admin/applications/{}/rollout/abort", "abort_rollout", ("application",)),
-    ("POST", "/admin/applications/{}/rollout/promote", "promote_rollout", ("application",)),
-)
-# whose methods they are
-ALL_VERBS: Mapping[
-    type[Operations | TableOperations | StreamOperations],
-    tuple[tuple[str, str, str, tuple[str, ...]], ...],
-] = {Operations: VERBS, TableOperations: TABLE_VERBS, StreamOperations: STREAM_VERBS}
-# verb -> the specification whose fields are members of its body
-SPECIFICATIONS: Mapping[str, type[msgspec.Struct]] = {
-    "deploy": ModelSpec,
-    "create_table": TableSpec,
-    "alter_table": TableSpec,
-    "create_stream": StreamSettings,
-    "create_model_stream": ModelStreamSettings,
-}
-_SOME: Mapping[str, Collection[str]] = {"alter_table": ALTERABLE}  # only these of its fields
-lists = {
-    "models": "models",
-    "applications": "applications",
-    "history": "history",
-    "logs": "lines",
-    "stages": "stages",
-}
-lists |= {"rollouts": "rollouts", "ps": "models", "tables": "tables", "streams": "streams"}
 _OBJECT = msgspec.json.Decoder(dict[str, UserValue])
 _FLAG = {"dry_run": bool}
 
@@ -106,10 +43,9 @@ class Management:
 
     def add_to(self, routes: HttpRouter) -> None:
         """Add the routes."""
-        for owner, verbs in ALL_VERBS.items():
-            for method, pattern, verb, names in verbs:
-                call = self._calling(verb, names, method == "GET", owner)
-                routes.add(method, pattern, on_worker(call))
+        for verb in VERBS:
+            for route in verb.routes:
+                routes.add(route.method, route.pattern, on_worker(self._calling(verb, route)))
         for method, suffix, handler in (
             ("POST", "/set", self.set_application),
             ("PUT", "", self.put_application),
@@ -127,33 +63,21 @@ class Management:
         routes.add("POST", "/admin/applications/{}/predict", self._queries.predict)
         routes.add("POST", "/admin/applications/{}/feedback", self.feedback)
 
-    def _calling(
-        self,
-        verb: str,
-        names: tuple[str, ...],
-        reads: bool,
-        owner: type[Operations | TableOperations | StreamOperations],
-    ) -> Callable[[HttpRequest], HttpResponse]:
-        takes = arguments_of(getattr(owner, verb))
-        needed = needed_by(getattr(owner, verb), names)
+    def _calling(self, verb: Verb, route: VerbRoute) -> Callable[[HttpRequest], HttpResponse]:
+        takes, needed = verb.takes(), verb.needed(route)
 
         def call(request: HttpRequest) -> HttpResponse:
-            flags = _flags(request, takes if reads else _FLAG, names)
-            given = flags if reads else read_members(request, takes, names)
+            flags = _flags(request, _FLAG if route.changes else takes, route.names)
+            given = read_members(request, takes, route.names) if route.changes else flags
             if lacking := [name for name in needed if name not in given]:
                 raise InvalidInput(
                     f"the request lacks `{lacking[0]}`.", hint=f"Members: {', '.join(takes)}."
                 )
-            operations = self._by(request, not reads and flags.get("dry_run", False))
-            acts = {
-                Operations: operations,
-                TableOperations: operations.on_tables,
-                StreamOperations: operations.on_streams,
-            }
-            result = getattr(acts[owner], verb)(
-                **dict(zip(names, request.params, strict=True)), **given
-            )
-            return answer_json({lists[verb]: result} if verb in lists else result)
+            operations = self._by(request, route.changes and flags.get("dry_run", False))
+            acts = getattr(operations, f"on_{verb.on}") if verb.on else operations
+            named = zip(route.names, request.params, strict=True)
+            result = getattr(acts, verb.name)(**dict(named), **given)
+            return answer_json({verb.member: result} if verb.member else result)
 
         return call
 
@@ -209,39 +133,6 @@ def actor_of(request: HttpRequest) -> str:
     return request.actor or (actor if actor.isprintable() and actor else "http")
 
 
-def arguments_of(verb: Callable[..., object]) -> dict[str, object]:
-    """Return the types of what a verb takes, by name: its arguments, and the fields of the
-    specification that it takes."""
-    hints = get_type_hints(verb)
-    found = {
-        one.name: _over_the_wire(hints[one.name])
-        for one in inspect.signature(verb).parameters.values()
-        if one.name != "self" and one.kind is not inspect.Parameter.VAR_KEYWORD
-    }
-    return found | {name: one.type for name, one in specified_by(verb).items()}
-
-
-def specified_by(verb: Callable[..., object]) -> Mapping[str, SpecField]:
-    """Return the fields of the specification that a verb takes, by name; none if it takes none."""
-    kind = SPECIFICATIONS.get(verb.__name__)
-    if kind is None:
-        return {}
-    found = at(kind, "http")
-    return {name: found[name] for name in _SOME.get(verb.__name__, found)}
-
-
-def needed_by(verb: Callable[..., object], names: tuple[str, ...]) -> list[str]:
-    """Return the arguments that a verb requires and the path does not name."""
-    parameters = inspect.signature(verb).parameters.values()
-    return [
-        one.name
-        for one in parameters
-        if one.default is inspect.Parameter.empty
-        and one.kind is not inspect.Parameter.VAR_KEYWORD
-        and one.name not in ("self", *names)
-    ]
-
-
 def _with_integers(value: object, type_: object) -> object:
     """Return the value with whole floats as integers where the type has integers and no floats: 1.0
     is an integer by JSON Schema."""
@@ -264,13 +155,6 @@ def _simple_types(type_: object) -> set[object]:
     if not parts:
         return {type_} if isinstance(type_, type) else set()
     return set().union(*map(_simple_types, parts))
-
-
-def _over_the_wire(type_: object) -> object:
-    """Return a type as JSON has it: (least, most) and a number are distinguished by the value."""
-    return (
-        Any if isinstance(type_, types.UnionType) and tuple[int, int] in get_args(type_) else type_
-    )
 
 
 def read_members(

@@ -10,6 +10,7 @@ import msgspec
 
 from clipper.errors import ClipperError, InvalidInput, NoServer, UnknownModel
 from clipper.manage.stream import Stream
+from clipper.manage.verbs.sending import Requests
 from clipper.mesh.decisions.vmodels import UnknownVModel
 from clipper.mesh.records import Instance, MeshModel, Policy, VModel
 from clipper.mesh.reports import Explanation, Info, MeshEvent, ModelStatus, VModelStatus
@@ -25,13 +26,8 @@ _AT = "/v1/mesh"
 _T = TypeVar("_T")
 
 
-class RequestClient(Protocol):
+class RequestClient(Requests, Protocol):
     """Interface of manage.client.Client that this module needs."""
-
-    def request(
-        self, method: str, path: str, members: dict[str, object] | None = None
-    ) -> dict[str, Any]:
-        """Send a request to the server and return the JSON object of its reply."""
 
     def stream(self, path: str = ...) -> Stream:
         """Yield the server-sent events of a path."""

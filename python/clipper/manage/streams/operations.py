@@ -18,15 +18,6 @@ from clipper.store.history import audit_context
 if TYPE_CHECKING:
     from clipper.frontend.streams.stream_set import StreamSet
 
-# method, pattern, verb, names of what the pattern's {} are
-STREAM_VERBS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
-    ("GET", "/admin/streams", "streams", ()),
-    ("GET", "/admin/streams/{}", "streams", ("name",)),
-    ("POST", "/admin/streams/{}/create", "create_stream", ("name",)),
-    ("POST", "/admin/streams/{}/create-models", "create_model_stream", ("name",)),
-    ("POST", "/admin/streams/{}/stop", "stop_stream", ("name",)),
-)
-
 
 class StreamServer(Protocol):
     """Interface of a server with streams: see ClipperServer."""

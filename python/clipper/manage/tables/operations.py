@@ -12,6 +12,7 @@ import msgspec
 
 from clipper.catalog.catalog import Catalog
 from clipper.errors import DoesNotFit, InvalidInput, refuse_unknown
+from clipper.manage.verbs.table import IDS_MAX, SHARDS_MAX
 from clipper.spec.field import at, converted
 from clipper.spec.keywords import TableAlterations, TableKeywords
 from clipper.spec.table import ALTERABLE, TableSpec
@@ -20,23 +21,6 @@ from clipper.types import UserValue
 
 if TYPE_CHECKING:
     from clipper.params.client.client import Client
-
-IDS_MAX = 1 << 20  # of one request to erase rows
-SHARDS_MAX = 1024
-# method, pattern, verb, names of what the pattern's {} are
-TABLE_VERBS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
-    ("GET", "/admin/tables", "tables", ()),
-    ("GET", "/admin/tables/{}", "table", ("name",)),
-    ("POST", "/admin/tables/{}/create", "create_table", ("name",)),
-    ("POST", "/admin/tables/{}/alter", "alter_table", ("name",)),
-    ("POST", "/admin/tables/{}/drop", "drop_table", ("name",)),
-    ("POST", "/admin/tables/{}/erase", "erase_rows", ("name",)),
-    ("POST", "/admin/tables/{}/copy", "copy_table", ("name",)),
-    ("POST", "/admin/tables/{}/export", "export_table", ("name",)),
-    ("POST", "/admin/tables/{}/import", "import_table", ("name",)),
-    ("GET", "/admin/shards", "shards", ()),
-    ("POST", "/admin/shards/reshard", "reshard", ()),
-)
 
 
 class TableChange(msgspec.Struct):
