@@ -19,9 +19,9 @@ import numpy as np
 from PIL import Image
 
 import clipper
-from clipper.demo import digits
 from clipper.frontend.http.messages import to_json
 from clipper.params import Client, TableSpec
+from clipper_demo import digits
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))

@@ -46,7 +46,6 @@ PYTHON_LAYERS: tuple[tuple[str, ...], ...] = (
     ("server",),
     ("notebook",),
     ("load",),
-    ("demo",),
     ("cli",),
     ("__init__", "__main__"),
 )
@@ -77,7 +76,6 @@ SDK_USERS = {
     "store",
     "server",
     "cli",
-    "demo",
     "errors",
     "params",
     "schema",
@@ -102,7 +100,6 @@ LIBRARY = ("python/", "container_sdk/src/")
 SERVER = ("python/",)
 SPEAKING = (
     "python/clipper/cli",
-    "python/clipper/demo",
     "python/clipper/__main__.py",
     "container_sdk/src/",
 )
@@ -290,7 +287,7 @@ def test_arrows_of_the_package() -> None:
         unit = unit_of(path)
         if rank_in(PYTHON_LAYERS, unit) is None:
             wrong.append(f"{at(path)}: give {unit} a row in PYTHON_LAYERS")
-        speaks_for_all = unit in ("__init__", "__main__", "cli", "demo")
+        speaks_for_all = unit in ("__init__", "__main__", "cli")
         for line, target in imports_of(path, tree):
             why = forbidden_python_import(unit, target)
             if why and not (speaks_for_all and why.startswith("import it from")):

@@ -60,9 +60,6 @@ WAITS: Final[dict[str, dict[str, str]]] = {
     "python/clipper/cli/servers/serve.py": {
         "serve": "a command runs until a signal",
     },
-    "python/clipper/demo/online_learning.py": {
-        "OnlineLearning._log_feedback": "a callback of the future, which is done",
-    },
     "python/clipper/deploy/docker/daemon.py": {
         "Daemon._build": "it ends at the limit of the build, or at the event that was set",
     },
@@ -172,9 +169,6 @@ THREAD_CLASSES: Final[dict[str, dict[str, str]]] = {
 
 # file: {function: who sees the end of the task that it starts itself, not by Tasks}
 TASKS: Final[dict[str, dict[str, str]]] = {
-    "python/clipper/demo/load.py": {
-        "DemoLoad._send.send": "the load of the demo counts errors",
-    },
     "python/clipper/deploy/ray/ingress.py": {
         "Ingress._run": "an actor of Ray, whose log has the error",
     },

@@ -213,9 +213,10 @@ def pinned() -> str:
 
 
 def metadata() -> str:
-    """Hash what an editable install writes down: names, versions, dependencies and commands of all
-    our distributions."""
-    texts = [declared(folder)["project"] for folder in FOLDERS]
+    """Hash what an editable install writes down: names, versions, dependencies, commands and
+    packages of all our distributions."""
+    parts = [declared(folder) for folder in FOLDERS]
+    texts = [[part["project"], part["tool"]["setuptools"]["packages"]] for part in parts]
     return digest(texts, os.path.realpath(ROOT))
 
 

@@ -14,8 +14,8 @@ import pytest
 
 import clipper
 from clipper.cli import main
-from clipper.demo import digits
-from clipper.demo.report import quantile
+from clipper_demo import digits
+from clipper_demo.report import quantile
 from tests.processes import Program
 
 pytest.importorskip("sklearn")

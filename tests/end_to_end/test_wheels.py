@@ -185,10 +185,11 @@ def test_wheels_hold_what_runs_and_no_sources_of_the_core(wheels: tuple[Path, Pa
         assert f"clipper_core/{module}.pyi" in names
         assert any(name.startswith(f"clipper_core/{module}.cpython-") for name in names)
     tops = {name.partition("/")[0] for name in names if ".dist-info/" not in name}
-    assert tops == {"clipper", "clipper_core"}, "a module of another distribution, or a .pth file"
+    ours = {"clipper", "clipper_core", "clipper_demo"}
+    assert tops == ours, "a module of another distribution, or a .pth file"
     with zipfile.ZipFile(wheels[1]) as archive:
         names |= {*archive.namelist()}
-    for root in ("python/clipper", "container_sdk/src/clipper_container"):
+    for root in ("python/clipper", "examples/clipper_demo", "container_sdk/src/clipper_container"):
         folder = ROOT / root
         sources = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"]
         assert {f"{folder.name}/{path.relative_to(folder)}" for path in sources} <= names

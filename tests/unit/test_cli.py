@@ -159,7 +159,7 @@ def test_the_shell_command_is_quick_to_help() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE_S
     )
     imported = set(done.stdout.splitlines()[-1].split())
-    assert not imported & {"rich", "sklearn", "clipper.demo", "clipper.cli.servers.doctor"}
+    assert not imported & {"rich", "sklearn", "clipper_demo", "clipper.cli.servers.doctor"}
 
 
 # -- the grammar

@@ -8,11 +8,11 @@ from unittest.mock import MagicMock
 import pytest
 
 from clipper.cli.measurement import profiling
-from clipper.demo import picture
-from clipper.demo.online_learning import LearningEvent, LearningSample, Story
 from clipper.errors import InvalidInput
 from clipper.load.chart_png import save_png
 from clipper.load.profile import Point, fit_latency
+from clipper_demo import picture
+from clipper_demo.online_learning import LearningEvent, LearningSample, Story
 from tests.expected import check_expected
 
 figures = pytest.importorskip("matplotlib.figure", reason="make venv brings matplotlib")

@@ -9,15 +9,15 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from clipper.demo import live
-from clipper.demo.faults import InjectedFault
-from clipper.demo.load import OutcomeCounts, Outcomes
-from clipper.demo.report import ApplicationFigures, DemoReport, ModelFigures, Sample, between
 from clipper.load.chart import Axis, Chart, Series, short
 from clipper.load.measurement import Measurement, QueryOutcome
 from clipper.load.page import HEAD, charts_of, milliseconds, page, remarks, row_of
 from clipper.load.profile import Point, advice, bars, fit_latency, seen_by
 from clipper_core.runtime.histogram import LatencyHistogram
+from clipper_demo import live
+from clipper_demo.faults import InjectedFault
+from clipper_demo.load import OutcomeCounts, Outcomes
+from clipper_demo.report import ApplicationFigures, DemoReport, ModelFigures, Sample, between
 from tests.expected import check_expected
 
 

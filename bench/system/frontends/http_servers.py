@@ -19,7 +19,7 @@ import uvloop
 
 import clipper
 from bench.system.fixtures.noop import first, fragile
-from clipper.demo import digits
+from clipper_demo import digits
 from tests.processes import Program
 
 

@@ -25,7 +25,7 @@ from bench.peers import PEERS, Peer, answers, memory_mib, processes, serving
 from bench.system.frontends.http_load import Found, closed, paced
 from bench.system.frontends.http_servers import Process
 from bench.system.frontends.rest import Case
-from clipper.demo import digits
+from clipper_demo import digits
 
 CONNECTIONS = 64
 SLO_US = 20_000.0

@@ -35,9 +35,9 @@ from sklearn.svm import LinearSVC
 import clipper
 from bench.harness import Row, absent, row
 from bench.results import RESULTS
-from clipper.demo import digits
 from clipper.errors import Overloaded
 from clipper.types import Answer
+from clipper_demo import digits
 from tests.processes import Program
 
 try:

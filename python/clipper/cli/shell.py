@@ -141,7 +141,7 @@ def demo(seconds: float | None, rate: float, state: str, output: CommandOutput, 
     Exit code 1 when nothing was answered, or nonsense. It needs scikit-learn: pip install
     "clipper-serving[demo]"
     """
-    from clipper.demo import DemoOptions, run
+    from clipper_demo import DemoOptions, run
 
     sys.exit(run(DemoOptions(seconds, rate, state, output.is_data, VERSION, plot)))
 

@@ -4,8 +4,8 @@ import pytest
 
 pytest.importorskip("rich", reason="pip install rich")
 
-from clipper.demo.live import _state
-from clipper.demo.report import ModelFigures
+from clipper_demo.live import _state
+from clipper_demo.report import ModelFigures
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from clipper.demo import plot
-from clipper.demo.online_learning import LearningEvent, LearningSample, Story
 from clipper.load.chart_png import NeedsMatplotlib, check_matplotlib
+from clipper_demo import plot
+from clipper_demo.online_learning import LearningEvent, LearningSample, Story
 
 MODELS = ("forest", "svm")
 
@@ -124,8 +124,8 @@ def test_the_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     code = """
 import sys
-from clipper.demo import picture
-from clipper.demo.online_learning import LearningEvent, LearningSample, Story
+from clipper_demo import picture
+from clipper_demo.online_learning import LearningEvent, LearningSample, Story
 shares = {"exp3": {"forest": 0.7, "svm": 0.3}, "stacking": {"forest": 0.5, "svm": 0.5}}
 counts = [{"exp3": n, "stacking": n} for n in range(20)]
 samples = [LearningSample(float(n), shares, counts[n], counts[n // 5]) for n in range(20)]

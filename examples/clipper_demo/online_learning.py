@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from clipper.component import State, Stop, Worker
-from clipper.demo.digits import Digits
 from clipper.errors import ClipperError
 from clipper.serving.query.application import ApplicationHandle
 from clipper.serving.query.future_watcher import Future
 from clipper.types import Answer
+from clipper_demo.digits import Digits
 
 SAMPLE_S = 0.25
 RECENT_S = 5.0

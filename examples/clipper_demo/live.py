@@ -8,8 +8,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from clipper.demo.faults import FREEZE_S, InjectedFault
-from clipper.demo.report import ApplicationFigures, DemoReport, ModelFigures
+from clipper_demo.faults import FREEZE_S, InjectedFault
+from clipper_demo.report import ApplicationFigures, DemoReport, ModelFigures
 
 EVENTS_MAX = 5
 BOTH_LINES = 42  # that the lessons and the table need together

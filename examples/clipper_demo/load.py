@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clipper.component import Stop, Worker, fast_event_loop
-from clipper.demo.digits import Digits
 from clipper.load.open_loop import send_on_time
 from clipper.serving.query.application import ApplicationHandle
 from clipper.types import Answer
+from clipper_demo.digits import Digits
 
 REPEATED = 0.3  # share of queries that repeat an earlier one
 RATE_MAX = 5000.0

@@ -3,8 +3,8 @@
 import bisect
 from dataclasses import asdict, dataclass
 
-from clipper.demo.load import OutcomeCounts, Outcomes
 from clipper.metrics.samples import Stats
+from clipper_demo.load import OutcomeCounts, Outcomes
 
 
 @dataclass(frozen=True, slots=True)

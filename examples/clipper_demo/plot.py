@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from clipper.demo.online_learning import Story
+from clipper_demo.online_learning import Story
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")

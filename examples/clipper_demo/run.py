@@ -17,15 +17,15 @@ from rich.live import Live
 from rich.text import Text
 
 from clipper.config import load as load_config
-from clipper.demo import digits, live, picture, plot
-from clipper.demo.faults import FaultInjector, InjectedFault
-from clipper.demo.load import RATE_MAX, DemoLoad
-from clipper.demo.online_learning import OnlineLearning, Story
-from clipper.demo.report import DemoReport, Sample, between
 from clipper.errors import DeployFailed
 from clipper.keys import Keys
 from clipper.load.chart_png import check_matplotlib
 from clipper.server import ClipperServer
+from clipper_demo import digits, live, picture, plot
+from clipper_demo.faults import FaultInjector, InjectedFault
+from clipper_demo.load import RATE_MAX, DemoLoad
+from clipper_demo.online_learning import OnlineLearning, Story
+from clipper_demo.report import DemoReport, Sample, between
 
 SLO_MS = 50.0
 SECONDS_UNATTENDED = 10.0

@@ -6,9 +6,9 @@ import signal
 import time
 from dataclasses import dataclass
 
-from clipper.demo.load import Outcomes
 from clipper.metrics.stats import ReplicaStats
 from clipper.server import ClipperServer
+from clipper_demo.load import Outcomes
 
 FREEZE_S = 3.0
 

@@ -3,7 +3,7 @@
 import os
 from typing import TYPE_CHECKING
 
-from clipper.demo.online_learning import Story
+from clipper_demo.online_learning import Story
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
