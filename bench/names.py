@@ -9,6 +9,7 @@ BENCHMARKS = {
     "async_models": "bench.system.containers.async_models",
     "attacks": "bench.system.frontends.attacks",
     "batch_cost": "bench.system.containers.batch_cost",
+    "calls": "bench.system.containers.calls",
     "client": "bench.system.frontends.clients",
     "container_start": "bench.system.containers.start",
     "containers": "bench.system.containers.sdks",

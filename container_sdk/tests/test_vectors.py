@@ -10,6 +10,7 @@ import pytest
 
 from clipper_container.wire import frames as wire
 from clipper_container.wire import version1
+from clipper_container.wire.call_values import pack_call, unpack_call
 from clipper_container.wire.frames import BadFrame, DType, Flag, Kind, Rows
 from clipper_container.worker.feedback_queue import open_feedback, pack_accuracy
 
@@ -30,6 +31,35 @@ def vectors(file, version):
 def part_vectors(key):
     """Return the frames of answers in parts that have this key: a meaning, or why not."""
     return [one for one in vectors("parts.json", 2) if key in one.values[0]]
+
+
+def call_vectors(key):
+    """Return the payloads of calls that have this key: a map, or why they are refused."""
+    if not (VECTORS / "calls.json").exists():
+        return []  # an SDK that was unpacked by itself
+    found = json.loads((VECTORS / "calls.json").read_text())
+    return [pytest.param(one, id=one["name"]) for one in found if key in one]
+
+
+def shown(value):
+    """Return a value with arrays as the vectors have them."""
+    if isinstance(value, np.ndarray):
+        number = int(wire.DTYPE_OF[value.dtype])
+        return {"dtype": number, "shape": [*value.shape], "values": value.reshape(-1).tolist()}
+    return {key: shown(one) for key, one in value.items()} if isinstance(value, dict) else value
+
+
+@pytest.mark.parametrize("vector", call_vectors("map"))
+def test_payloads_of_calls(vector):
+    found = unpack_call(bytes.fromhex(vector["hex"]))
+    assert shown(found) == vector["map"]
+    assert shown(unpack_call(pack_call(found))) == vector["map"]
+
+
+@pytest.mark.parametrize("vector", call_vectors("why"))
+def test_payloads_of_calls_that_are_refused(vector):
+    with pytest.raises(BadFrame):
+        unpack_call(bytes.fromhex(vector["hex"]))
 
 
 def read(data):

@@ -214,6 +214,30 @@ class Cancelled(ClipperError, concurrent.futures.CancelledError):
     slug = "cancelled"
 
 
+class UnlistedCall(ClipperError):
+    """A model called what its deployment does not list in `calls`."""
+
+    rest_status = 403
+    grpc_code = "PERMISSION_DENIED"
+    slug = "call-not-allowed"
+
+
+class CircularCall(ClipperError):
+    """A model called what would call it again, in the end."""
+
+    rest_status = 409
+    grpc_code = "FAILED_PRECONDITION"
+    slug = "call-cycle"
+
+
+class CallsExceeded(ClipperError):
+    """A call of a model reached a limit: of the length of a chain of calls, or of its rows."""
+
+    rest_status = 429
+    grpc_code = "RESOURCE_EXHAUSTED"
+    slug = "call-limit"
+
+
 class ShuttingDown(ClipperError):
     """The server is closing: it takes nothing new."""
 

@@ -64,6 +64,7 @@ from clipper.serving.query.application import ApplicationHandle
 from clipper.serving.query.collector import Collector
 from clipper.serving.query.decider_threads import DeciderThreads
 from clipper.serving.query.dispatch import Dispatch
+from clipper.serving.query.model_calls import ModelCalls
 from clipper.serving.query.prediction import Prediction
 from clipper.serving.query.resolver import ApplicationResolver
 from clipper.serving.rollout.decoys import Recorded, Recorder
@@ -229,6 +230,14 @@ class ClipperServer(RequestScheduler):
             lambda model: bool(containers.of(model)),
         )
         deployment = self._deployment
+        self._calls = ModelCalls(
+            self._engines,
+            config.limits.call_depth_max,
+            lambda: self.catalog.view,
+            containers.model_of,
+            self.model,
+            lambda name: self._applications.handle(name, None, {}),
+        )
         self._follower = CatalogFollower(
             self.catalog, deployment.follow if self._is_shared else deployment.end_retired
         )
@@ -254,6 +263,7 @@ class ClipperServer(RequestScheduler):
         each("the catalog", self.catalog.close)
         each("the parameter tables", self._parameters.stop)
         each("the containers' connections", containers.stop)
+        each("the calls of models", self._calls.stop)
         each("the deciders", self._decider_threads.close)
         each("the frontends", self._endpoints.stop)
         each("the applications", self._resolver.close)
@@ -273,6 +283,7 @@ class ClipperServer(RequestScheduler):
         each("new queries", self._prediction.close)
         for source in (
             self._dispatch,
+            self._calls,
             containers,
             self._deployment,
             self._recorder,
@@ -303,6 +314,7 @@ class ClipperServer(RequestScheduler):
             self._dispatch.loop.listen(self._listener.fd)
             self._dispatch.start()
             self._parameters.start()
+            self._calls.start()
             self._deployment.start()
             self._mesh.start(self._host(), store_is_away=self._store_is_away)
             self.catalog.on_change(self._resolver.resolve)

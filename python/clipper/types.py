@@ -488,7 +488,8 @@ class Model(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.model/
     containers run before they are ready: "" for made-up rows of its input's type, "off", or rows as
     JSON. command: the words of a command line that is a container, run in `folder`; target is their
     text. columns: names of the columns of an array, if the model was fitted on a DataFrame.
-    max_concurrency: of an async model, rows or batches that a container works at.
+    max_concurrency: of an async model, rows or batches that a container works at. calls: what it
+    may call, `app:NAME` or `model:NAME`.
     source: of what is packed in target; None: it was not pulled. created_us, retired_us:
     microseconds since 1970 by the wall clock; retired_us 0 while it serves.
     """
@@ -526,6 +527,7 @@ class Model(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.model/
     columns: tuple[str, ...] = ()
     env: dict[str, str] = {}
     max_concurrency: int = CONCURRENCY_DEFAULT
+    calls: tuple[str, ...] = ()
 
     @property
     def id(self) -> VersionedModel:

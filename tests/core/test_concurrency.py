@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from clipper_core.runtime.status import Status
+from clipper_core.scheduling.scheduler import EngineEvent
 from clipper_core.wire.codec import Kind, decode_header, encode_frame, encode_rows
 from tests.core.conftest import Container, World, rows_of
 
@@ -283,3 +284,51 @@ def test_the_places_of_all_replicas_are_used(world: World) -> None:
     for container in containers:
         container.reply_all()
     assert all(future.done() for future in futures)
+
+
+# -- calls of models
+
+
+def test_calls_are_reported_and_answered(world: World) -> None:
+    model = world.model(cached=False)
+    container = container_of(world, model, calls_max=2)
+    for id in (7, 8):
+        assert container.send(encode_frame(Kind.CALL, b"ask", id=id))
+    assert container.send(encode_frame(Kind.CANCEL, b"", id=8))
+    received, cancelled = EngineEvent.CALL_RECEIVED, EngineEvent.CALL_CANCELLED
+    assert world.engine.calls() == [
+        (received, container.conn, 7, b"ask"),
+        (received, container.conn, 8, b"ask"),
+        (cancelled, container.conn, 8, b""),
+    ]
+    assert world.engine.calls() == []
+    world.engine.send_answer(container.conn, 7, b"answer")
+    world.step()
+    data = world.engine.outgoing(container.conn, world.now_us)
+    header = decode_header(data)
+    assert header is not None
+    assert (header.kind, header.id, data[64:]) == (Kind.ANSWER, 7, b"answer")
+    assert container.send(encode_frame(Kind.CALL, b"", id=9))
+    # a third one that is open
+    assert not container.send(encode_frame(Kind.CALL, b"", id=10))
+
+
+def test_the_end_of_a_container_with_open_calls_is_reported(world: World) -> None:
+    model = world.model(cached=False)
+    container = container_of(world, model, calls_max=2)
+    other = container_of(world, model, calls_max=2)
+    assert container.send(encode_frame(Kind.CALL, b"ask", id=1))
+    world.engine.calls()
+    container.lose()
+    other.lose()
+    world.step()
+    assert world.engine.calls() == [(EngineEvent.DISCONNECTED, container.conn, 0, b"")]
+    world.engine.send_answer(container.conn, 1, b"too late")
+    world.step()
+
+
+@pytest.mark.parametrize("kind", [Kind.CALL, Kind.CANCEL, Kind.ANSWER])
+def test_a_container_that_may_not_call_sends_a_bad_frame(world: World, kind: int) -> None:
+    model = world.model(cached=False)
+    container = container_of(world, model)
+    assert not container.send(encode_frame(kind, b"", id=1))

@@ -61,6 +61,7 @@ EXAMPLES: dict[str, Any] = {
     "retry_singly": True,
     "row_by_row": True,
     "max_concurrency": 7,
+    "calls": ["app:digits", "model:embed"],
     "warmup": [[1.0, 2.0, 3.0]],
     "requirements": ["numpy"],
     "python": "3.12",

@@ -1,6 +1,6 @@
 """Writes the golden frames: frames.json, which every reader must understand, refused.json, which
-none may, records.json, the rows of models with named tensors, and parts.json, the frames of answers
-in parts.
+none may, records.json, the rows of models with named tensors, parts.json, the frames of answers in
+parts, and calls.json, the payloads of calls.
 
 An independent witness of docs/wire.md: struct, zlib and numpy only, nothing of ours, so that an
 error of the codec cannot be copied into the vectors. `python tests/vectors/make.py` writes
@@ -37,8 +37,10 @@ KINDS = (
     "",
     "PART",
     "CANCEL",
+    "CALL",
+    "ANSWER",
 )
-PART, CANCEL = 14, 15
+PART, CANCEL, CALL, ANSWER = 14, 15, 16, 17
 VARIABLE = 1
 CONFIDENCE = 2
 ROW_STATUS = 4
@@ -982,12 +984,70 @@ def refused_parts() -> list[Vector]:
     return found
 
 
+def array_extension(number: int, shape: list[int], data: bytes) -> bytes:
+    """Return an array of at most 255 bytes as a value of msgpack."""
+    body = struct.pack("<BBH", number, len(shape), 0) + struct.pack(f"<{len(shape)}I", *shape)
+    return bytes([0xC7, len(body + data), 1]) + body + data
+
+
+def with_rows(fields: Vector, key: str, value: bytes) -> bytes:
+    """Return a map with one more key, whose value is encoded."""
+    packed = pack(fields)
+    return bytes([packed[0] + 1]) + packed[1:] + pack(key) + value
+
+
+def calls() -> list[Vector]:
+    """Return the payloads of CALL and ANSWER, and damaged ones."""
+    asked = {"to": "model:embed", "many": True, "left_us": 18500}
+    numbers = struct.pack("<3f", 1.0, -2.5, 0.5)
+    row = {"dtype": 11, "shape": [1, 3], "values": [1.0, -2.5, 0.5]}
+    text = {"to": "app:digits", "rows": "seven", "left_us": 9, "user": "ann"}
+    failed = {"error": "no model 'm'.", "code": "model-not-found"}
+    one = {"output": "a", "is_default": False, "id": "7"}
+    found: list[Vector] = [
+        {"name": "call_text", "hex": pack(text).hex(), "map": text},
+        {
+            "name": "call_array",
+            "hex": with_rows(asked, "rows", array_extension(11, [1, 3], numbers)).hex(),
+            "map": asked | {"rows": row},
+        },
+        {
+            "name": "answer_array",
+            "hex": with_rows(
+                {}, "outputs", array_extension(7, [2], struct.pack("<2i", 4, -1))
+            ).hex(),
+            "map": {"outputs": {"dtype": 7, "shape": [2], "values": [4, -1]}},
+        },
+        {
+            "name": "answer_of_an_application",
+            "hex": pack({"outputs": one, "app": True}).hex(),
+            "map": {"outputs": one, "app": True},
+        },
+        {"name": "answer_error", "hex": pack(failed).hex(), "map": failed},
+    ]
+    for name, why, value in (
+        ("array_cut", "fewer bytes than its shape", array_extension(11, [1, 3], numbers[:-1])),
+        ("array_long", "more bytes than its shape", array_extension(11, [3], numbers + b"\0")),
+        ("array_huge", "more elements than bytes", array_extension(11, [2**32 - 1] * 3, numbers)),
+        ("array_of_text", "str has no form as an array", array_extension(13, [3], b"abc")),
+        ("array_dtype", "dtype 15 is unknown", array_extension(15, [3], b"abc")),
+        ("array_head", "the dimensions are cut", bytes([0xC7, 4, 1, 11, 2, 0, 0])),
+        ("extension_2", "extension 2 is unknown", bytes([0xC7, 1, 2, 0])),
+    ):
+        data = with_rows({"to": "model:m"}, "rows", value)
+        found.append({"name": name, "hex": data.hex(), "why": why})
+    found.append({"name": "no_map", "hex": pack("text").hex(), "why": "it is no map"})
+    found.append({"name": "map_cut", "hex": pack(text)[:-1].hex(), "why": "the map is cut"})
+    return found
+
+
 def main(check: bool) -> int:
     files = {
         "frames.json": lines(version2() + version1()),
         "refused.json": lines(refused()),
         "records.json": lines(records()),
         "parts.json": lines(parts() + refused_parts()),
+        "calls.json": lines(calls()),
     }
     if check:
         return int(any((HERE / name).read_text() != text for name, text in files.items()))

@@ -13,8 +13,31 @@
 Importing this package does not import numpy, so a process can still set its thread limits.
 """
 
+from clipper_container.calls import (
+    CallCycle,
+    CalledAnswer,
+    CallFailed,
+    CallLimit,
+    CallNotAllowed,
+    Calls,
+    PendingCall,
+)
 from clipper_container.current import is_cancelled
 from clipper_container.model import Model, RowPart, Scored, session_of
 
 __version__ = "0.2.0.dev0"
-__all__ = ["Model", "RowPart", "Scored", "__version__", "is_cancelled", "session_of"]
+__all__ = [
+    "CallCycle",
+    "CallFailed",
+    "CallLimit",
+    "CallNotAllowed",
+    "CalledAnswer",
+    "Calls",
+    "Model",
+    "PendingCall",
+    "RowPart",
+    "Scored",
+    "__version__",
+    "is_cancelled",
+    "session_of",
+]

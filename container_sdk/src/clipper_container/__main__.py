@@ -470,6 +470,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     gc.set_threshold(_LOADING_COLLECTED)
     import dataclasses
 
+    from clipper_container.calls import give_calls
     from clipper_container.errors import fails_call_only
     from clipper_container.forking.preload import imported_since
     from clipper_container.forking.report import Reporter
@@ -511,6 +512,7 @@ def _serve(arguments: argparse.Namespace) -> int:
             arguments.restore()
             _start_anew(arguments, reporter.hand_on())
         tables = give_tables(model)
+        model, calls = give_calls(model)
         if is_async(model):
             model = AsyncModel(model, CoroutineLoop())
         model.load()
@@ -548,6 +550,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         sessions=model.sessions,
         tables=bool(tables),
         concurrency=concurrency,
+        calls=calls,
         parts=gives
         and not is_named(arguments.input or model.input)
         and not is_named(arguments.output or model.output),

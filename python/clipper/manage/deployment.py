@@ -151,6 +151,7 @@ class Deployment:
             self._came_or_went,
             shared_memory=config.server.shared_memory,
             parts_ahead_max=config.limits.parts_ahead_max,
+            calls_max=config.limits.calls_max,
             online_learning=self.online_learning,
             served=self._served,
             lost=self._lost,

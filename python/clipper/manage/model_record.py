@@ -1,7 +1,7 @@
 """The fields of a model's record, made from what a person states of it: checks and defaults, for
 each deployment and for its dry run."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 from clipper.config import Config, merge_batching
@@ -17,6 +17,7 @@ from clipper.options import types_of
 from clipper.serving.models.batch_cost import check_batching, storable
 from clipper.serving.models.reads import declaration_of
 from clipper.serving.models.scaling import replica_bounds
+from clipper.serving.query.model_calls import parse_target
 from clipper.spec.field import specified
 from clipper.spec.keywords import ModelKeywords
 from clipper.spec.model import ModelSpec
@@ -89,6 +90,7 @@ def record_fields(
             {
                 "row_by_row": spec.row_by_row,
                 "max_concurrency": spec.max_concurrency != CONCURRENCY_DEFAULT,
+                "calls": spec.calls,
                 "requirements": spec.requirements,
                 "python": spec.python,
                 "code": spec.code,
@@ -111,6 +113,7 @@ def record_fields(
         "retry_singly": spec.retry_singly,
         "row_by_row": spec.row_by_row,
         "max_concurrency": _concurrency(name, spec.max_concurrency),
+        "calls": _calls(spec.calls),
         "warmup": warmup,
         "requirements": lines_of(spec.requirements),
         "python": spec.python,
@@ -120,6 +123,13 @@ def record_fields(
         "tolerance": float(spec.tolerance),
         **placing(deployer, spec.memory_mib, spec.cpus, spec.gpus),
     }
+
+
+def _calls(targets: Sequence[str]) -> tuple[str, ...]:
+    """Return what a model may call. Raises InvalidInput."""
+    for target in targets:
+        parse_target(target)
+    return tuple(targets)
 
 
 def _concurrency(name: str, number: UserValue) -> int:

@@ -316,6 +316,20 @@ class LimitSettings(msgspec.Struct, frozen=True):
             le=65_536,
         ),
     ] = 64
+    calls_max: Annotated[
+        int,
+        about(
+            "calls of other models and applications that one container has open; a further one"
+            " fails",
+            "calls",
+            ge=1,
+            le=65_536,
+        ),
+    ] = 1024
+    call_depth_max: Annotated[
+        int,
+        about("models and applications in a chain of calls", "calls", ge=1, le=64),
+    ] = 8
     frame_bytes_max: Annotated[
         int,
         about(

@@ -126,6 +126,7 @@ class ModelKeywords(TypedDict, total=False):
     retry_singly: bool
     row_by_row: bool
     max_concurrency: int
+    calls: Sequence[str]
     warmup: object
     requirements: str | os.PathLike[str] | Sequence[str]
     python: str
@@ -161,6 +162,7 @@ class SentModelKeywords(TypedDict, total=False):
     retry_singly: bool
     row_by_row: bool
     max_concurrency: int
+    calls: Sequence[str]
     warmup: object
     requirements: str | os.PathLike[str] | Sequence[str]
     python: str
@@ -198,6 +200,7 @@ class ModelMembers(TypedDict, total=False):
     retry_singly: bool
     row_by_row: bool
     max_concurrency: int
+    calls: Sequence[str]
     warmup: object
     requirements: str | os.PathLike[str] | Sequence[str]
     python: str

@@ -223,6 +223,15 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
             le=CONCURRENCY_MAX,
         ),
     ] = CONCURRENCY_DEFAULT
+    calls: Annotated[
+        tuple[str, ...],
+        field(
+            "what the model may call while it evaluates a batch: `app:NAME`, `model:NAME` or"
+            " `model:NAME:VERSION`",
+            python="Sequence[str]",
+            names={"command": "--call"},
+        ),
+    ] = ()
     warmup: Annotated[
         bool | list[UserValue] | None,
         field(

@@ -45,7 +45,7 @@ from clipper_core.scheduling.replica cimport (
 )
 from clipper_core.scheduling.scheduler cimport (
     ADOPT_CONNECTION, ATTACH, CLOSE_CONNECTION, CONNECTIONS_MAX, DRAIN, MOVE_CONNECTION, REFUSE_ROW,
-    REFUSE_CONNECTION, SEND_FEEDBACK, SET_EARLIEST_REPLICA, ConnectionState, PendingEvent,
+    REFUSE_CONNECTION, SEND_ANSWER, SEND_FEEDBACK, SET_EARLIEST_REPLICA, ConnectionState, PendingEvent,
     engine_command, engine_connection, engine_lost, engine_open, engine_receive_copy, engine_step,
 )
 from clipper_core.scheduling.submit cimport row_bytes_end
@@ -58,6 +58,7 @@ cdef enum:
     COMMANDS_MAX = 8192
     KEY_BYTES = 16              # of a row
     EVENTS_QUEUED_MAX = 16384
+    CALLS_QUEUED_MAX = 65536    # calls of models that wait to be read
 
 # near, far
 cdef dict _searches = {"auto": (LITERALS, QUICK), "none": (LITERALS, LITERALS),
@@ -141,6 +142,8 @@ cdef class Engine:
         e.commands = ring_new(COMMANDS_MAX, sizeof(Command), 0)
         e.events = spsc_new(EVENTS_QUEUED_MAX)
         e.events_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
+        e.calls = spsc_new(CALLS_QUEUED_MAX)
+        e.calls_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
         e.free_slots = new vector[u32]()
         e.writers = new vector[u32]()
         e.closing = new vector[u32]()
@@ -154,7 +157,7 @@ cdef class Engine:
         if e.cache != NULL:
             e.lanes = lanes_new(e.completion, e.cache, now, tasks_max, queue_bytes_max)
         if (e.cache == NULL or e.models == NULL or e.connections == NULL or e.commands == NULL
-            or e.events == NULL or e.streams == NULL
+            or e.events == NULL or e.calls == NULL or e.calls_fd < 0 or e.streams == NULL
                 or not retired_models_init(&e.retired) or e.lanes == NULL or e.events_fd < 0):
             raise_for(NO_MEMORY,
                       "no memory (or no file descriptor) for the engine; lower cache_bytes_max or "
@@ -177,9 +180,12 @@ cdef class Engine:
         self._free_event()
         ring_free(e.commands)
         spsc_free(e.events)
+        spsc_free(e.calls)
         retired_models_free(&e.retired)
         if e.events_fd > 0:
             close(e.events_fd)
+        if e.calls_fd > 0:
+            close(e.calls_fd)
         del e.free_slots
         del e.writers
         del e.closing
@@ -207,6 +213,8 @@ cdef class Engine:
         cdef u64 word
         cdef Command* command
         while self.state.events != NULL and self.state.events.pop(&word):
+            free(<PendingEvent*> word)
+        while self.state.calls != NULL and self.state.calls.pop(&word):
             free(<PendingEvent*> word)
         while (self.state.commands != NULL
                and self.state.commands.cells.published(self.state.commands_head)):
@@ -274,7 +282,7 @@ cdef class Engine:
                timings=(), u32 mode=0,
                u32 size_max=4096, u32 step=8, double backoff=0.9, u32 delay_us=0,
                double budget_share=0.5, u64 cost_max=0, bint parts=False, bint cancels=False,
-               u32 concurrency=0):
+               u32 concurrency=0, u32 calls_max=0):
         """Accept connection `conn` as a replica of `model`; `welcome` is the payload of its
         WELCOME.
 
@@ -286,7 +294,8 @@ cdef class Engine:
         smallest first; with their cost as a third number where rows differ in cost. cost_max: of a
         batch of rows that differ in cost; 0: no bound. parts: it can answer queries in parts.
         cancels: it gets CANCEL for a batch of which nobody waits for a row. concurrency: batches
-        that it works at, and answers in any order; 0: one.
+        that it works at, and answers in any order; 0: one. calls_max: calls of its model that
+        may be open; 0: it may not call.
         """
         cdef Command command
         cdef u32 i
@@ -310,6 +319,7 @@ cdef class Engine:
         command.parts = parts
         command.cancels = cancels
         command.concurrency = concurrency
+        command.calls_max = calls_max
         command.batching.mode = mode
         command.batching.size_max = min(size_max, self.state.limits.rows_max)
         command.batching.step = step
@@ -421,6 +431,37 @@ cdef class Engine:
                            PyBytes_FromStringAndSize(<char*> item.data, <Py_ssize_t> item.nbytes)))
             free(item)
         return events
+
+    # -- calls of models, for one thread
+
+    @property
+    def calls_fd(self):
+        """An eventfd, readable when `calls()` has something."""
+        return self.state.calls_fd
+
+    def calls(self):
+        """Return the calls of models that have arrived, oldest first: (EngineEvent, conn, id of
+        the call, payload) tuples, of CALL_RECEIVED, CALL_CANCELLED, and DISCONNECTED for a
+        container that had open calls. One reader."""
+        cdef u64 word
+        cdef PendingEvent* item
+        cdef list found = []
+        eventfd_drain(self.state.calls_fd)
+        while self.state.calls.pop(&word):
+            item = <PendingEvent*> word
+            found.append((EngineEvent(item.kind), item.conn, item.id,
+                          PyBytes_FromStringAndSize(<char*> item.data, <Py_ssize_t> item.nbytes)))
+            free(item)
+        return found
+
+    def send_answer(self, u32 conn, u64 id, bytes payload):
+        """Send a container the ANSWER to its call `id`, once."""
+        cdef Command command
+        memset(&command, 0, sizeof(Command))
+        command.kind = SEND_ANSWER
+        command.conn = conn
+        command.id = id
+        self._with_data(&command, payload)
 
     # -- time and bytes: for a simulator or a test; the IO loop calls the same functions without
     # Python

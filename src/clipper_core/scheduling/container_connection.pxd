@@ -66,6 +66,9 @@ cdef void connection_send_owned(ContainerConnection* connection, void* bytes, u6
 # Queue a frame; the payload is copied.
 cdef Status connection_send_frame(ContainerConnection* connection, int kind, const void* payload,
                                   u64 n, u64 now_us) noexcept nogil
+# The same with an id.
+cdef Status connection_send_with_id(ContainerConnection* connection, int kind, u64 id,
+                                    const void* payload, u64 n, u64 now_us) noexcept nogil
 # Queue a frame (copied) that never precedes anything else to be sent. False: LATER_MAX of them
 # wait, or there is no memory.
 cdef bint connection_send_later(ContainerConnection* connection, int kind, const void* payload,

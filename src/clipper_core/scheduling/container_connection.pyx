@@ -220,7 +220,7 @@ cdef void connection_send_owned(ContainerConnection* connection, void* bytes, u6
     connection.bytes_queued += n
 
 
-cdef u8* _frame(ContainerConnection* connection, int kind, const void* payload,
+cdef u8* _frame(ContainerConnection* connection, int kind, u64 id, const void* payload,
                 u64 n) noexcept nogil:
     cdef Header header
     cdef u8* bytes = <u8*> malloc(HEADER_BYTES + n)
@@ -228,6 +228,7 @@ cdef u8* _frame(ContainerConnection* connection, int kind, const void* payload,
         return NULL
     _clear(&header)
     header.kind = <u8> kind
+    header.id = id
     header.payload_bytes = n
     if connection.checked and n:
         header.flags = CHECKED
@@ -239,9 +240,13 @@ cdef u8* _frame(ContainerConnection* connection, int kind, const void* payload,
 
 
 cdef Status connection_send_frame(ContainerConnection* connection, int kind, const void* payload,
-                                  u64 n,
-                            u64 now_us) noexcept nogil:
-    cdef u8* bytes = _frame(connection, kind, payload, n)
+                                  u64 n, u64 now_us) noexcept nogil:
+    return connection_send_with_id(connection, kind, 0, payload, n, now_us)
+
+
+cdef Status connection_send_with_id(ContainerConnection* connection, int kind, u64 id,
+                                    const void* payload, u64 n, u64 now_us) noexcept nogil:
+    cdef u8* bytes = _frame(connection, kind, id, payload, n)
     if bytes == NULL:
         return NO_MEMORY
     connection_send_owned(connection, bytes, HEADER_BYTES + n)
@@ -257,7 +262,7 @@ cdef bint connection_send_later(ContainerConnection* connection, int kind, const
         return False
     if connection.later.empty() and not connection_has_unsent(connection):
         return connection_send_frame(connection, kind, payload, n, now_us) == OK
-    part.iov_base = _frame(connection, kind, payload, n)
+    part.iov_base = _frame(connection, kind, 0, payload, n)
     part.iov_len = HEADER_BYTES + n
     if part.iov_base != NULL:
         connection.later.push_back(part)

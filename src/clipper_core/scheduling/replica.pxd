@@ -142,6 +142,8 @@ cdef cppclass Replica:
     bint sessions               # it gets the session of each row
     bint parts                  # its container answers queries in parts
     u32 streams                 # queries that it answers in parts now
+    u32 calls_max               # calls of its model that may be open; 0: it may not call
+    u32 calls_open
     vector[Run]* runs           # scratch for a batch of shared rows
     vector[u32]* regions        # regions that were announced to the container
     vector[const void*]* rows   # scratch for rows that must be gathered

@@ -17,7 +17,7 @@ from clipper_core.scheduling.batcher cimport (
 )
 from clipper_core.scheduling.container_connection cimport (
     connection_next_bare, connection_send, connection_send_later, connection_send_owned,
-    connection_send_region,
+    connection_send_region, connection_send_with_id,
 )
 from clipper_core.scheduling.lane cimport (
     WAITING, Lane, Task, chunk_end_blob, chunk_end_rows, chunk_end_words, chunk_ended_from, lane_of,
@@ -652,17 +652,9 @@ cdef bint _is_wanted(Lanes* lanes, const Batch* batch) noexcept nogil:
 
 cdef void _cancel(Replica* r, Batch* batch, u64 now_us) noexcept nogil:
     """Tell the container that nobody wants a batch, whose rows were let go."""
-    cdef Header header
-    cdef u8* frame = <u8*> malloc(HEADER_BYTES)
-    if frame == NULL:
-        return                      # it goes on, as a container does that takes no CANCEL
-    memset(&header, 0, sizeof(Header))
-    header.kind = CANCEL
-    header.id = batch.id
-    header_encode(&header, frame)
-    connection_send_owned(r.connection, frame, HEADER_BYTES)
-    r.connection.sent_us = now_us
-    batch.cancelled_us = now_us
+    # without memory it goes on, as a container does that takes no CANCEL
+    if connection_send_with_id(r.connection, CANCEL, batch.id, NULL, 0, now_us) == OK:
+        batch.cancelled_us = now_us
 
 
 cdef bint replica_overdue(Replica* r, Lanes* lanes, u64 now_us) noexcept nogil:

@@ -30,6 +30,8 @@ cpdef enum EngineEvent:         # from the loop to Python
     ATTACHED = 2
     DISCONNECTED = 3            # status: reason; data: optional message of the container
     CONNECTION_REJECTED = 4     # the limit `connections_max` was reached
+    CALL_RECEIVED = 5           # data: payload of a CALL
+    CALL_CANCELLED = 6          # the container does not want its answer any more
 
 cdef enum CommandKind:          # from Python to the loop
     ATTACH = 1
@@ -41,6 +43,7 @@ cdef enum CommandKind:          # from Python to the loop
     ADOPT_CONNECTION = 7        # the receiving side of MOVE_CONNECTION
     SEND_FEEDBACK = 8           # FEEDBACK frame (data) with `number` rows; sent when idle
     REFUSE_ROW = 9              # of `model`, whose key is `data`: refused before when_us
+    SEND_ANSWER = 10            # ANSWER frame (data) to the call `id`
 
 cdef struct Command:
     u32 kind
@@ -54,6 +57,7 @@ cdef struct Command:
     bint quiet                  # no heartbeats on this connection
     bint parts                  # the container answers queries in parts
     bint cancels                # the container takes CANCEL of batches
+    u32 calls_max               # calls of its model that may be open; 0: it may not call
     u32 concurrency             # batches that it works at, and answers in any order; 0: one
     u64 heartbeat_us            # 0: the engine's interval
     u32 timing_count
@@ -62,6 +66,7 @@ cdef struct Command:
     void* data                  # payload of the WELCOME or REFUSE frame (malloc); the loop frees it
     u64 nbytes
     u64 when_us
+    u64 id
     void* to                    # EngineState*
     int fd
 
@@ -71,6 +76,7 @@ cdef struct PendingEvent:
     u32 conn
     u32 model
     u32 status
+    u64 id                      # of a call
     u64 nbytes
     u8* data
 
@@ -125,6 +131,8 @@ cdef cppclass EngineState:
     Spsc* events                # PendingEvent* as words
     int events_fd
     atomic[u64] events_lost
+    Spsc* calls                 # PendingEvent* as words, about calls of models
+    int calls_fd
     u64 housekeeping_us         # time of the next housekeeping
     u64 frames_bad
     atomic[u32] refusing        # Status.CLOSED: nothing new is accepted; tasks in flight continue

@@ -5,3 +5,5 @@ class EngineEvent(IntEnum):
     ATTACHED = 2
     DISCONNECTED = 3
     CONNECTION_REJECTED = 4
+    CALL_RECEIVED = 5
+    CALL_CANCELLED = 6

@@ -31,6 +31,7 @@ from clipper_core.scheduling.batcher cimport (
 from clipper_core.scheduling.container_connection cimport (
     connection_free, connection_has_unsent, connection_new, connection_next_frame,
     connection_received, connection_reserve, connection_rest, connection_send_frame,
+    connection_send_with_id,
 )
 from clipper_core.scheduling.deferred_calls cimport deferred_calls_step
 from clipper_core.scheduling.lane cimport (
@@ -56,7 +57,8 @@ from clipper_core.scheduling.replica cimport (
     replica_late, replica_lost, replica_new, replica_overdue, replica_send, replica_send_feedback,
 )
 from clipper_core.wire.codec cimport (
-    ACCURACY, FAILURE, GOODBYE, HEARTBEAT, HELLO, PART, REFUSE, REPLY, WELCOME, Header, v1_format,
+    ACCURACY, ANSWER, CALL, CANCEL, FAILURE, GOODBYE, HEARTBEAT, HELLO, PART, REFUSE, REPLY,
+    WELCOME, Header, v1_format,
 )
 from clipper_core.wire.prediction cimport TAG_NONE, Value
 
@@ -211,6 +213,8 @@ cdef void engine_lost(EngineState* e, u32 conn, u32 status, u64 now_us) noexcept
         replica_lost(gone, e.lanes, &model.spec, &blame, now_us)
         part_streams_lost(e.streams, conn, <Status> status, now_us)
         blame.model = slot.model
+        if gone.calls_open:
+            _report_call(e, DISCONNECTED, conn, 0, NULL, 0)
         _place(e, slot, NULL)
         replica_free(gone)
         _mark_ready(e, model)
@@ -271,6 +275,27 @@ cdef void _put_event(EngineState* e, PendingEvent* event, u32 kind, u32 conn, u3
         e.events_lost.fetch_add(1, relaxed)
         free(event)
     eventfd_signal(e.events_fd)
+
+
+cdef Status _report_call(EngineState* e, u32 kind, u32 conn, u64 id, const u8* payload,
+                         u64 nbytes) noexcept nogil:
+    """Report a call of a model, or the end of its container. FULL, NO_MEMORY: it was not."""
+    cdef PendingEvent* event = <PendingEvent*> malloc(sizeof(PendingEvent) + nbytes)
+    if event == NULL:
+        return NO_MEMORY
+    event.kind = kind
+    event.conn = conn
+    event.model = event.status = 0
+    event.id = id
+    event.nbytes = nbytes
+    event.data = <u8*> event + sizeof(PendingEvent)
+    if nbytes:
+        memcpy(event.data, payload, nbytes)
+    if not e.calls.push(<u64> event):
+        free(event)
+        return FULL
+    eventfd_signal(e.calls_fd)
+    return OK
 
 
 # -- what arrives
@@ -355,7 +380,7 @@ cdef Status _frame(EngineState* e, ConnectionState* slot, Header* header, u8* pa
         return OK
     if slot.replica == NULL or (header.kind != REPLY and header.kind != FAILURE
                                 and header.kind != ACCURACY):
-        return _part(e, slot, header, payload, now_us)
+        return _beside_batches(e, slot, header, payload, now_us)
     model = e.models[slot.model]
     _mark_ready(e, model)
     return replica_frame(slot.replica, e.lanes, &model.spec, header, payload,
@@ -363,10 +388,20 @@ cdef Status _frame(EngineState* e, ConnectionState* slot, Header* header, u8* pa
                          replica_set_has_other(&model.replica_set, slot.replica), now_us)
 
 
-cdef Status _part(EngineState* e, ConnectionState* slot, const Header* header, const u8* payload,
-                  u64 now_us) noexcept nogil:
-    """Take in a part of an answer. Other frames are not allowed here."""
-    if slot.replica == NULL or header.kind != PART:
+cdef Status _beside_batches(EngineState* e, ConnectionState* slot, const Header* header,
+                            const u8* payload, u64 now_us) noexcept nogil:
+    """Take in a part of an answer, or a call. Other frames are not allowed here."""
+    cdef Replica* r = slot.replica
+    if r == NULL:
+        return BAD_FRAME
+    if header.kind == CALL:
+        if r.calls_open >= r.calls_max:
+            return BAD_FRAME
+        r.calls_open += 1
+        return _report_call(e, CALL_RECEIVED, slot.conn, header.id, payload, header.payload_bytes)
+    if header.kind == CANCEL and r.calls_max:
+        return _report_call(e, CALL_CANCELLED, slot.conn, header.id, NULL, 0)
+    if header.kind != PART:
         return BAD_FRAME
     return part_streams_frame(e.streams, slot.replica, &e.models[slot.model].spec, header, payload,
                               now_us)
@@ -420,6 +455,11 @@ cdef void _apply_command(EngineState* e, Command* command, u64 now_us) noexcept 
     elif command.kind == SEND_FEEDBACK and slot.replica != NULL:
         replica_send_feedback(slot.replica, command.data, command.nbytes, command.number, now_us)
         _want_write(e, slot)
+    elif command.kind == SEND_ANSWER and slot.replica != NULL:
+        slot.replica.calls_open -= slot.replica.calls_open > 0
+        connection_send_with_id(slot.connection, ANSWER, command.id, command.data, command.nbytes,
+                                now_us)
+        _want_write(e, slot)
     elif command.kind == CLOSE_CONNECTION:
         _close_soon(e, slot)
 
@@ -462,6 +502,7 @@ cdef void _attach(EngineState* e, ConnectionState* slot, Command* command,
     slot.replica.sessions = command.sessions and command.protocol == 2
     slot.replica.parts = command.parts and command.protocol == 2
     slot.replica.cancels = command.cancels and command.protocol == 2
+    slot.replica.calls_max = command.calls_max if command.protocol == 2 else 0
     if slot.replica.parts:
         model.parts.store(1, relaxed)
     e.streams.look = True

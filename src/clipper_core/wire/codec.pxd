@@ -68,7 +68,11 @@ cpdef enum Kind:
                        # it reports
     PART = 14          # container -> server: the next part of an answer, or, without rows, its end;
                        # server -> container, without rows: how many further parts may come
-    CANCEL = 15        # server -> container, empty: an answer in parts is not wanted any more
+    CANCEL = 15        # server -> container, empty: an answer in parts or a batch is not wanted any
+                       # more; container -> server: a call is not
+    CALL = 16                   # container -> server: its model calls another one, or an
+                                # application (msgpack map)
+    ANSWER = 17                 # server -> container: the answer to a CALL (msgpack map)
 
 cpdef enum Flag:
     VARIABLE = 1                # rows differ in length: u32 lengths (in elements) precede the data

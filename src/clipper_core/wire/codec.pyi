@@ -50,6 +50,8 @@ class Kind(IntEnum):
     ACCURACY = 11
     PART = 14
     CANCEL = 15
+    CALL = 16
+    ANSWER = 17
 
 class Flag(IntFlag):
     VARIABLE = 1

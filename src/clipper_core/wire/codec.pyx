@@ -502,9 +502,9 @@ cdef Status header_decode(const u8* bytes, u64 n, const Limits* limits, Header* 
 cdef Status _judge(const Header* header, const Limits* limits) noexcept nogil:
     """Return OK when docs/wire.md and the limits allow such a header."""
     cdef bint fits
-    if header.flags & ~FLAGS or header.kind < HELLO or (header.kind > ACCURACY
-                                                        and header.kind != PART
-                                                        and header.kind != CANCEL):
+    if header.flags & ~FLAGS or header.kind < HELLO or header.kind > ANSWER:
+        return BAD_FRAME
+    if ACCURACY < header.kind < PART:
         return BAD_FRAME
     if header.payload_crc and not header.flags & CHECKED:
         return BAD_FRAME

@@ -59,6 +59,8 @@ class Kind(IntEnum):
     ACCURACY = 11
     PART = 14
     CANCEL = 15
+    CALL = 16
+    ANSWER = 17
 
 
 class Flag(IntFlag):

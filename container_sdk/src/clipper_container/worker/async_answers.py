@@ -8,6 +8,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass, field
 
+from clipper_container.current import evaluating
 from clipper_container.errors import fails_call_only
 from clipper_container.wire.frames import (
     BadFrame,
@@ -23,6 +24,7 @@ from clipper_container.wire.frames import (
 )
 from clipper_container.wire.transport import Disconnected, FrameConnection
 from clipper_container.worker.async_model import AsyncEvaluator, AsyncModel, CoroutineLoop, Places
+from clipper_container.worker.call_table import BatchCaller, CallTable
 from clipper_container.worker.evaluation import PredictionFailed, user_traceback
 from clipper_container.worker.outputs import InvalidOutput
 from clipper_container.worker.parts import PartsModel, allowance_of
@@ -88,17 +90,46 @@ class ConnectionTasks:
             self._cancel(id)
 
 
+class TaskBatch:
+    """A batch of an async model, which is cancelled itself."""
+
+    def __init__(self, caller: BatchCaller) -> None:
+        self.caller = caller
+
+    def is_cancelled(self) -> bool:
+        """Return False: its task is cancelled instead."""
+        return False
+
+
 class AsyncBatches:
     """The batches of one connection, evaluated at the same time. Threads: one, the connection's."""
 
     def __init__(
-        self, evaluator: AsyncEvaluator, replies: BatchReplies, tasks: ConnectionTasks
+        self,
+        evaluator: AsyncEvaluator,
+        replies: BatchReplies,
+        tasks: ConnectionTasks,
+        calls: CallTable | None = None,
     ) -> None:
         self._evaluator, self._replies, self._tasks = evaluator, replies, tasks
+        self._calls = calls
 
     def begin(self, header: Header, rows: Rows) -> None:
         """Begin a batch. The rows are kept until it ends."""
-        self._tasks.begin(header.id, lambda: self._reply(header, rows))
+        caller = None if self._calls is None else BatchCaller(self._calls, header, None)
+        self._tasks.begin(header.id, lambda: self._called(header, rows, caller))
+
+    async def _called(
+        self, header: Header, rows: Rows, caller: BatchCaller | None
+    ) -> list[BytesLike]:
+        """Answer a batch whose model may call others."""
+        if caller is None:
+            return await self._reply(header, rows)
+        try:
+            with evaluating(TaskBatch(caller)):
+                return await self._reply(header, rows)
+        finally:
+            caller.close()
 
     @property
     def under_way(self) -> int:

@@ -20,6 +20,7 @@ ATTEMPT_S = 10.0  # to connect and to receive WELCOME
 SILENCE_HEARTBEATS = 6  # heartbeats without a frame after which a peer counts as lost
 HEARTBEAT_MS_MAX = 3_600_000
 PARTS_AHEAD_MAX = 65_536
+CALLS_MAX = 65_536
 CONCURRENCY_MAX = 8192  # batches that a container works at
 _BYTES_MAX = (1 << 40) - 1
 
@@ -50,6 +51,7 @@ class ContainerOptions:
     tables: bool = False
     parts: bool = False
     concurrency: int = 0
+    calls: bool = False
     warm: WarmUp = field(default_factory=WarmUp)
 
     def hello(self, address: str, shared: bool = False) -> dict[str, object]:
@@ -73,6 +75,7 @@ class ContainerOptions:
             **({"tables": True} if self.tables else {}),
             **({"parts": True} if self.parts and self.protocol == 2 else {}),
             **({"cancels": True} if self.protocol == 2 else {}),
+            **({"calls": True} if self.calls and self.protocol == 2 else {}),
             **(
                 {"concurrency": self.concurrency} if self.concurrency and self.protocol == 2 else {}
             ),
@@ -107,6 +110,7 @@ class Welcome:
     partial: bool = False
     parts_ahead: int = 0
     concurrency: int = 0
+    calls: int = 0
 
     @classmethod
     def read(cls, fields: dict[str, object]) -> Welcome:
@@ -120,6 +124,7 @@ class Welcome:
             _whole(fields, "payload_bytes_max", PAYLOAD_BYTES_MAX, _BYTES_MAX),
             parts_ahead=_optional(fields, "parts_ahead", PARTS_AHEAD_MAX),
             concurrency=_optional(fields, "concurrency", CONCURRENCY_MAX),
+            calls=_optional(fields, "calls", CALLS_MAX),
             **flags,
         )
 

@@ -13,6 +13,7 @@ from clipper_container.wire.frames import (
     decode_header,
 )
 from clipper_container.wire.transport import Disconnected, FrameConnection
+from clipper_container.worker.call_table import BatchCaller, CallTable
 
 KEPT_MAX = 65_536  # frames that came while the model ran
 
@@ -22,10 +23,17 @@ class FrameInbox:
 
     While the model runs, `look` reads what has arrived, without waiting: CANCEL frames are noted,
     all others are kept for `next`. payload_bytes_max: of a frame.
+    calls: those of the model, whose answers are taken in at once.
     """
 
-    def __init__(self, connection: FrameConnection, payload_bytes_max: int) -> None:
+    def __init__(
+        self,
+        connection: FrameConnection,
+        payload_bytes_max: int,
+        calls: CallTable | None = None,
+    ) -> None:
         self._connection, self._payload_bytes_max = connection, payload_bytes_max
+        self._calls = calls
         self._kept: deque[tuple[Header, Bytes]] = deque()
         self._lost: Disconnected | BadFrame | None = None
 
@@ -46,15 +54,27 @@ class FrameInbox:
     def look(self) -> None:
         """Read the frames that have arrived. What is wrong with the connection is raised by
         `next`."""
+        while self._lost is None and self._connection.has_bytes():
+            self.wait()
+
+    def wait(self) -> None:
+        """Read one more frame, as `look` does, and wait for it. If the connection is lost, all
+        calls end."""
         try:
-            while self._lost is None and self._connection.has_bytes():
-                self._connection.next_message(until_stop=False)
-                header, payload = self._rest()
-                if len(self._kept) == KEPT_MAX:
-                    raise BadFrame(f"more than {KEPT_MAX} frames during one batch")
-                self._kept.append((header, payload.copy()))
+            if self._lost is not None:
+                raise self._lost
+            self._connection.next_message(until_stop=False)
+            header, payload = self._rest()
+            if header.kind == Kind.ANSWER and self._calls is not None:
+                self._calls.answer(header, payload)
+                return
+            if len(self._kept) == KEPT_MAX:
+                raise BadFrame(f"more than {KEPT_MAX} frames during one batch")
+            self._kept.append((header, payload.copy()))
         except (Disconnected, BadFrame) as error:
             self._lost = error
+            if self._calls is not None:
+                self._calls.close(str(error))
 
     def cancels(self, id: int) -> bool:
         """Return whether a CANCEL of this batch was read."""
@@ -68,8 +88,9 @@ class FrameInbox:
 class LookedAt:
     """A batch that is being evaluated by the thread that reads its connection. Threads: one."""
 
-    def __init__(self, id: int, inbox: FrameInbox) -> None:
+    def __init__(self, id: int, inbox: FrameInbox, caller: BatchCaller | None = None) -> None:
         self._id, self._inbox = id, inbox
+        self.caller = caller
 
     def is_cancelled(self) -> bool:
         """Return whether the server has cancelled the batch."""

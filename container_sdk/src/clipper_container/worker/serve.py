@@ -48,6 +48,7 @@ from clipper_container.wire.transport import (
 from clipper_container.wire.version1 import V1_HEAD_BYTES, v1_content_bytes, v1_open
 from clipper_container.worker.async_answers import AsyncBatches, AsyncPartAnswers, ConnectionTasks
 from clipper_container.worker.async_model import AsyncEvaluator, async_model_of
+from clipper_container.worker.call_table import BatchCaller, CallTable
 from clipper_container.worker.evaluation import Evaluator, PredictionFailed, user_traceback
 from clipper_container.worker.feedback_queue import FeedbackQueue
 from clipper_container.worker.handshake import (
@@ -209,12 +210,23 @@ class _Version2:
             welcome.partial,
         )
         self._pipeline = pipeline_of(evaluator, self._replies)
-        self._inbox = FrameInbox(connection, welcome.payload_bytes_max)
         model = async_model_of(evaluator.model)
+        self._calls: CallTable | None = None
+        if welcome.calls:
+            self._calls = CallTable(
+                connection.send,
+                welcome.calls,
+                welcome.payload_bytes_max,
+                welcome.crc,
+                None if model is None or not welcome.concurrency else model.loop.call,
+            )
+        self._inbox = FrameInbox(connection, welcome.payload_bytes_max, self._calls)
         self._tasks = None if model is None else ConnectionTasks(connection, model.loop)
         self._batches: AsyncBatches | None = None
         if self._tasks is not None and welcome.concurrency:
-            self._batches = AsyncBatches(AsyncEvaluator(evaluator), self._replies, self._tasks)
+            self._batches = AsyncBatches(
+                AsyncEvaluator(evaluator), self._replies, self._tasks, self._calls
+            )
         self._answers = self._answers_of(evaluator, welcome)
 
     def run(self, signs: Callable[[], None]) -> None:
@@ -249,6 +261,8 @@ class _Version2:
                 raise self._tasks.ended_by from None
             raise
         finally:
+            if self._calls is not None:
+                self._calls.close("the connection to the server has ended")
             if self._tasks is not None:
                 self._tasks.close()
             if heart is not None:
@@ -305,6 +319,8 @@ class _Version2:
         elif header.kind == Kind.CANCEL:
             if self._tasks is not None:  # else the batch has been answered
                 self._tasks.cancel(header.id)
+        elif header.kind == Kind.ANSWER and self._calls is not None:
+            self._calls.answer(header, payload)
         elif header.kind == Kind.REGION and self._regions is not None:
             check_payload(header, payload)
             self._regions.add(payload, connection.descriptor())
@@ -370,7 +386,17 @@ class _Version2:
         """Return the frame that answers a batch. After it is sent the server may overwrite the
         rows.
         """
-        evaluation = LookedAt(header.id, self._inbox)
+        caller = None
+        if self._calls is not None:
+            caller = BatchCaller(self._calls, header, self._inbox.wait)
+        try:
+            return self._reply_with(header, payload, LookedAt(header.id, self._inbox, caller))
+        finally:
+            if caller is not None:
+                caller.close()
+
+    def _reply_with(self, header: Header, payload: Bytes, evaluation: LookedAt) -> list[BytesLike]:
+        """Return the frame that answers a batch, of a model that can look at `evaluation`."""
         if self._inbox.cancels(header.id):
             return self._replies.cancelled(header.id)
         if self._regions is None or not header.flags & _SHARED:

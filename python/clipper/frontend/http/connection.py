@@ -45,7 +45,7 @@ from clipper.frontend.http.body_memory import BodyMemory
 from clipper.frontend.http.exchange import Exchange
 from clipper.frontend.http.http2 import (
     PREFACE,
-    Calls,
+    GrpcCalls,
     Http2Connection,
     Http2Stream,
     MovedStream,
@@ -130,7 +130,7 @@ class HttpService:
         admit: Callable[[HttpRequest], None] | None = None,
         bodies: BodyMemory | None = None,
         access_log: AccessLog | None = None,
-        calls: Calls | None = None,
+        calls: GrpcCalls | None = None,
     ) -> None:
         self.admit, self.calls = admit, calls
         self.access_log = AccessLog(0) if access_log is None else access_log

@@ -77,7 +77,7 @@ class StreamAnswer(Protocol):
         """End an answer that has no end of its own."""
 
 
-class Calls(Protocol):
+class GrpcCalls(Protocol):
     """The server of the calls of gRPC. Threads: the event loop's."""
 
     @property

@@ -21,7 +21,7 @@ from clipper.frontend.http.body_memory import BodyMemory
 from clipper.frontend.http.connection import HttpConnection, HttpService
 from clipper.frontend.http.exchange import Exchange
 from clipper.frontend.http.fast_path import FastPath
-from clipper.frontend.http.http2 import Calls
+from clipper.frontend.http.http2 import GrpcCalls
 from clipper.frontend.http.messages import (
     HandlerResult,
     HttpError,
@@ -147,7 +147,7 @@ class Listener:
 class CallSource(Protocol):
     """The source of the server of gRPC's calls. Threads: the event loop's."""
 
-    def open(self, watcher: FutureWatcher, bodies: BodyMemory) -> Calls:
+    def open(self, watcher: FutureWatcher, bodies: BodyMemory) -> GrpcCalls:
         """Return the server of the calls. watcher: of its queries. bodies: the memory for
         messages."""
 

@@ -67,6 +67,7 @@ class Hello(msgspec.Struct, frozen=True):
     parts: bool = False
     cancels: bool = False
     concurrency: int = 0
+    calls: bool = False
     crc: bool = False
     sparse: bool = False
     timings: tuple[tuple[int, int], ...] = ()
@@ -138,6 +139,7 @@ class Containers:
         changed: Callable[[VersionedModel], None] = lambda _: None,
         shared_memory: bool = True,
         parts_ahead_max: int = 32,
+        calls_max: int = 1024,
         online_learning: OnlineLearning | None = None,
         served: Callable[[Hello], None] = lambda _: None,
         lost: Callable[[Replica, bytes], None] = lambda *_: None,
@@ -147,6 +149,7 @@ class Containers:
         self._engines = tuple(engines)
         self._tokens = tokens
         self._heartbeat_ms = heartbeat_ms
+        self._calls_max = calls_max
         self._welcome = {
             "payload_bytes_max": frame_bytes_max,
             "accuracy": True,
@@ -198,6 +201,12 @@ class Containers:
         """Return the connected replicas of a model version."""
         found = self._by_model.get(model)
         return [] if found is None else list(found.values())
+
+    def model_of(self, engine: Engine, conn: int) -> VersionedModel | None:
+        """Return the model of a connection; None if it has gone."""
+        line = engine, conn
+        found = self._replicas.get(line) or self._greeted.get(line)
+        return None if found is None else found.hello.id
 
     def answering(self, model: VersionedModel) -> int:
         """Return how many connected replicas of a version can answer: not those whose warm-up on
@@ -422,9 +431,11 @@ class Containers:
         checked = hello.crc and hello.protocol == 2
         heartbeat_ms = self._heartbeat_ms * (_SPARSE if hello.sparse and hello.protocol == 2 else 1)
         concurrency = min(hello.concurrency, CONCURRENCY_MAX) if hello.protocol == 2 else 0
+        calls_max = self._calls_max if hello.calls and hello.protocol == 2 else 0
         welcome = {
             **self._welcome,
             **({"concurrency": concurrency} if concurrency else {}),
+            **({"calls": calls_max} if calls_max else {}),
             "heartbeat_ms": heartbeat_ms,
             "conn": conn,
             "crc": checked,
@@ -443,6 +454,7 @@ class Containers:
             parts=hello.parts,
             cancels=hello.cancels,
             concurrency=concurrency,
+            calls_max=calls_max,
             heartbeat_ms=heartbeat_ms,
             timings=with_costs(hello.timings, hello.warm_lengths, batching, seat.input),
             mode=BatchingMode[batching.mode.upper()],
