@@ -39,6 +39,7 @@ from clipper.serving.query.processor import (
 )
 from clipper.serving.query.speculation import speculation_of
 from clipper.serving.query.stats import ApplicationCounters
+from clipper.serving.rollout.roles import Role, RoleAssignment
 from clipper.serving.rollout.traffic_split import SideStats
 from clipper.store.journal import Journal
 from clipper.store.memory import MemoryStore
@@ -109,7 +110,9 @@ class Failure(NamedTuple):
 class Served:
     """An application over models whose containers a test answers for."""
 
-    def __init__(self, world, policy, k, decider="all", averages=False, side=None, **fields):
+    def __init__(
+        self, world, policy, k, decider="all", averages=False, side=None, roles=None, **fields
+    ):
         self.world = world
         self.models = tuple(VersionedModel(f"m{i}", 1) for i in range(k))
         self.cores = [world.model(shape=(2,), lane_rows=64) for _ in range(k)]
@@ -118,6 +121,10 @@ class Served:
         states = States(MemoryStore(), Journal(None), "n0", 100, 1.0)
         self.learner = states.learner("app", policy, self.policy, self.models)
         self.counters = ApplicationCounters()
+        assignment = None
+        if roles is not None:
+            by_place = {self.models[i]: role for i, role in roles.items() if i < k}
+            assignment = RoleAssignment(by_place, self.models)
         self.window = FeedbackWindow(1000, 60.0, node="n0")
         # an entry keeps the futures of late predictions, and these keep the engine
         world.closing.append(self.window.close)
@@ -132,7 +139,9 @@ class Served:
             SLO_US,
             node="n0",
             feedback=FeedbackState(self.window),
-            rollout=RolloutState(self.counters.for_models(self.models, None), side=side),
+            rollout=RolloutState(
+                self.counters.for_models(self.models, assignment), assignment, side=side
+            ),
             **fields,
         )
         found = speculation_of(decider, self.resolved, None)
@@ -351,6 +360,123 @@ def test_answers_in_a_context_equal_pythons(new_world, monkeypatch, policy, seed
             plan_of(one) for one in entries_of(twin)
         ]
     assert calls.count == 0
+
+
+ROLES = (
+    {1: Role("shadow")},
+    {0: Role("canary"), 2: Role("shadow", 0.5)},
+    {2: Role("challenger", 0.3)},
+    {0: Role("challenger", 0.2), 1: Role("challenger", 0.3), 3: Role("canary", 0.4)},
+)
+
+
+@pytest.mark.parametrize("policy", [*POLICIES, "exp3(shadow=0.5)", "linucb(shadow=0.4)"])
+@pytest.mark.parametrize("seed", range(3))
+def test_answers_of_applications_with_roles_equal_pythons(new_world, monkeypatch, policy, seed):
+    """Challengers answer their share alone, observers see theirs; both are chosen by the query's
+    number as in Python, and are counted, compared and remembered alike."""
+    rng = random.Random(f"{policy} {seed}")
+    calls = Calls(monkeypatch)
+    seen = set()
+    reads_context = policy.startswith(("linucb", "lints", "mixture"))
+    for n, kind in enumerate((*KINDS, *ODD)):
+        roles = rng.choice((*ROLES, None) if "shadow" in policy else ROLES)
+        k = rng.randint(max(roles or (2,)) + 1, 5)
+        fields = {
+            "roles": roles,
+            "confidence_min": rng.choice((0.0, 0.0, 0.6)),
+            "averages": kind in (KINDS[-2], ODD[0]) and policy != "single",
+        }
+        served, twin = (Served(new_world(), policy, k, **fields) for _ in range(2))
+        assert isinstance(served.core, Application)
+        learned_with = 2 if reads_context and n % 3 else 0
+        if (n + seed) % 2 and not isinstance(served.learner.state(None), tuple):
+            for each in (served, twin):
+                each.learn(random.Random(seed), kind, 30, learned_with)
+        for i in range(16):
+            features = (features_from(rng, learned_with) or None) if rng.random() < 0.5 else None
+            events = random_events(rng, served.models, kind)
+            x = np.full(2, float(i % 5))
+            future = served.core.predict(x, "ann", SLO_US, 0, f"{n} {i}", features)
+            assert isinstance(future.extra, ApplicationQuery)
+            other = predict(twin.resolved, x, "ann", SLO_US, 0, features, id=f"{n} {i}")
+            assert [model for model, _ in future.extra.late] == [m for m, _ in other.extra.late]
+            for each in (served, twin):
+                each.play(events)
+            answer = future.result(0)
+            assert_same_answer(answer, other.result(0))
+            seen.add((answer.is_default, len(future.extra.models), bool(future.extra.late)))
+        assert served.told() == twin.told()
+        assert [shown(plan_of(one)) for one in entries_of(served)] == [
+            shown(plan_of(one)) for one in entries_of(twin)
+        ]
+    assert calls.count == 0
+    assert {late for _, _, late in seen} == {True, False}
+
+
+@pytest.mark.parametrize("decider", DECIDERS)
+@pytest.mark.parametrize("policy", ["ensemble", "stacking", "mixture"])
+def test_decisions_beside_observers_equal_pythons(new_world, monkeypatch, decider, policy):
+    """A decider has the primaries only; observers are queried beside them."""
+    rng = random.Random(f"{decider} {policy}")
+    calls = Calls(monkeypatch)
+    for n, kind in enumerate(KINDS):
+        roles = {0: Role("shadow", 0.6), 2: Role("canary", rate_max=1e6)}
+        served, twin = (Served(new_world(), policy, 4, decider, roles=roles) for _ in range(2))
+        assert isinstance(served.core, Application)
+        if n % 2 and not isinstance(served.learner.state(None), tuple):
+            for each in (served, twin):
+                each.learn(random.Random(n), kind, 20)
+        for i in range(8):
+            events = random_events(rng, served.models, kind)
+            x = np.full(2, float(i % 3))
+            future = served.core.predict(x, "ann", SLO_US, 0, f"{i}")
+            if future is None:
+                future = predict(served.resolved, x, "ann", SLO_US, 0, id=f"{i}")
+            other = predict(twin.resolved, x, "ann", SLO_US, 0, id=f"{i}")
+            for each in (served, twin):
+                each.play(events)
+            assert_same_answer(future.result(0), other.result(0))
+        assert served.told() == twin.told()
+        assert [plan_of(one) for one in entries_of(served)] == [
+            plan_of(one) for one in entries_of(twin)
+        ]
+    assert calls.count < 20
+
+
+@pytest.mark.parametrize(
+    "policy", ["ensemble", "single", "ab", "exp3(shadow=0.3)", "thompson", "linucb"]
+)
+def test_roles_are_those_of_the_callers_id(world, policy):
+    """Models, probabilities and observers are those that Python plans for the same number."""
+    served = Served(world, policy, 5, roles=ROLES[3])
+    plans = set()
+    for i in range(200):
+        x = np.full(2, float(i))
+        future = served.core.predict(x, "", SLO_US, 0, f"id-{i}")
+        _, plan = plan_for(served.resolved, None, None, f"id-{i}")
+        assert shown(plan_of(future.extra)) == shown(plan_of(SimpleNamespace(plan=plan)))
+        plans.add((plan.models, bool(plan.observers)))
+    served.answer_all(["a"] * 5, [None] * 5)
+    # two challengers and the policy's, with and without observers
+    assert len(plans) >= 6
+
+
+def test_queries_are_spread_over_roles_by_chance(world):
+    roles = {0: Role("challenger", 0.3), 1: Role("shadow", 0.5)}
+    served = Served(world, "ensemble", 3, roles=roles)
+    futures = [served.core.predict(np.full(2, float(i)), "", SLO_US, 0, "") for i in range(600)]
+    served.answer_all(["a"] * 3, [None] * 3)
+    alone = sum(future.extra.models == served.models[:1] for future in futures)
+    watched = sum(bool(future.extra.late) for future in futures)
+    assert 120 < alone < 240
+    assert 240 < watched < 360
+    assert {future.extra.models for future in futures} == {served.models[:1], served.models[2:]}
+
+
+def test_an_application_without_primaries_is_left_to_python(world):
+    served = Served(world, "ensemble", 2, roles={0: Role("shadow"), 1: Role("canary")})
+    assert served.core is None
 
 
 def entries_of(served):
@@ -1086,7 +1212,6 @@ def test_selections_are_of_policies_that_are_built_in():
             policy == "single"
         )
         assert selection_of(create_policy(policy), models) is None
-    assert selection_of(create_policy("exp3(shadow=0.5)"), models[:2]) is None
     assert selection_of(create_policy("stacking(coverage=0.9)"), models[:2]) is None
     rule = Rule(RuleKind.EXP3, eta=0.1)
     for how, fields in (

@@ -9,6 +9,7 @@
 # Threads: any, with the GIL.
 from clipper_core.application.deciding cimport Deciding
 from clipper_core.application.output_means cimport OutputMeans
+from clipper_core.application.roles cimport Roles
 from clipper_core.application.selection cimport (
     TASKS_MAX, Combination, Outputs, Selection, StateView,
 )
@@ -28,11 +29,13 @@ cdef struct Rows:               # of a query, task by task
     const void* data[TASKS_MAX]
     u64[TASKS_MAX] sizes
     Key[TASKS_MAX] keys
-    u32 hits                    # bit set of the tasks whose outputs are cached
+    u64 hits                    # bit set of the tasks whose outputs are cached
 
-cdef struct Asked:              # what a policy chose for a query
+cdef struct Asked:              # what a policy, and the roles of models, chose for a query
     double probability          # of the choice; NaN: it was certain
     u32 chosen                  # the place of the model, if one is called; else how many there are
+    u64 watching                # bit set of the observers by their roles
+    bint shadowed               # whether the models that the policy did not choose observe it too
 
 cdef struct Decision:           # of a decider about outputs that are cached
     const void* row             # of all models
@@ -51,7 +54,7 @@ cdef struct Ending:             # how a query ended
     u64 seen                    # with a decider: bit set of the tasks that had arrived
     double probability          # of the model that was chosen; NaN: it was certain
     u32 took_us
-    u32 missing                 # bit set of the tasks without a prediction in time
+    u64 missing                 # bit set of the tasks without a prediction in time
     u8 step                     # of the decider
     const double* context       # [features]: that feedback needs
     u32 features
@@ -64,6 +67,8 @@ cdef class ApplicationQuery:
     cdef readonly str id        # the caller's own
     cdef tuple features         # that its policy read; None: none
     cdef object learned         # the state that the query was planned by; None: the policy's first
+    cdef tuple observers        # models that see the query and do not answer; None: there are none
+    cdef tuple watched          # (model, future) of those of them that were queried
     cdef Asked asked
     cdef Deciding deciding      # None: all models are waited for
     cdef u64 slo_us             # of one with a decider: until its decision
@@ -73,6 +78,7 @@ cdef class Application:
     cdef readonly Selection selection
     cdef readonly u64 slo_us
     cdef tuple models           # sorted, as the cores are
+    cdef tuple primaries        # those that the policy calls, or chooses one of
     cdef list cores
     cdef list called            # for a query to one model: a tuple of it, by place
     cdef list owners            # of answers, by place; the last one: of all models
@@ -84,6 +90,9 @@ cdef class Application:
     cdef object plan_type, by_python, opened
     cdef object uniform_of      # returns the random number of a caller's own id
     cdef list links             # by place: is told that a query uses the model; None: of no mesh
+    cdef Roles roles            # None: no model has another than to answer
+    cdef object observing       # queries observers, and compares what they say
+    cdef tuple odds             # of all models that the policy calls, where challengers take a share
     cdef object decoys          # are told of queries and of their answers; None: there are none
     cdef object kept            # is told of each answer, by number; None: nobody is
     cdef AnswerWindow window
@@ -92,7 +101,10 @@ cdef class Application:
     cdef OutputMeans means      # None: missing numbers are left out
     cdef Counter queries, decided
     cdef list output_means      # by place
-    cdef u32[16] places         # of the models in `counts`
+    cdef u32[TASKS_MAX] places  # of the models in `counts`
+    cdef u32[TASKS_MAX] counted     # the same of `primaries`
+    cdef u32[TASKS_MAX] single  # each place by itself
+    cdef u32[TASKS_MAX] order   # of a model among `primaries`, by its place
     cdef str node
     cdef double confidence_min
     cdef object defaults
@@ -114,26 +126,39 @@ cdef class Application:
     cdef Future schedule_row(self, const void* row, u64 nbytes, str user, u64 slo_us, str id)
     cdef Future _scheduled(self, object x, const void* given, u64 nbytes, str user, u64 slo_us,
                            u64 salt, str id, tuple features)
+    # Decide by a query's number what its roles make of it. Return the number that is the policy's.
+    cdef double draw(self, double uniform, Asked* asked) noexcept
+    # Return the observers of a query; None: there are none.
+    cdef tuple observers_of(self, const Asked* asked)
+    # Have the query observed. Return (model, future) of the observers that were queried.
+    cdef tuple watch(self, tuple observers, object x, u64 slo_us, u64 salt)
     cdef list make_quick(self)
     cdef object state_of(self, str user)
     cdef Future by_decider(self, object x, const void* given, u64 nbytes, u64 slo_us, u64 salt,
-                           str user, str id, object state, const StateView* view)
-    cdef Future decide_at_once(self, Deciding deciding, Decision* decision, u64 slo_us, str user,
-                               str id, const StateView* view)
-    cdef Future call_models(self, Deciding deciding, object x, const void* row, u64 nbytes,
-                            u64 slo_us, u64 salt, str user, str id, object state)
+                           const Asked* asked, str user, str id, object state,
+                           const StateView* view)
+    # Return what is known of a query until the decider has an answer.
+    cdef ApplicationQuery query_for(self, Deciding deciding, u64 slo_us, str user, str id,
+                                    object state)
+    # query: of one that is observed, else None.  x: its input.
+    cdef Future decide_at_once(self, Deciding deciding, Decision* decision, u64 slo_us,
+                               ApplicationQuery query, object x, str user, str id,
+                               const StateView* view)
+    cdef Future call_models(self, Deciding deciding, object owner, const void* row, u64 nbytes,
+                            u64 slo_us, u64 salt, ApplicationQuery query, object x)
     cdef Deciding deciding_of(self, object state)
     cdef bint find_decision(self, Deciding deciding, u64 time_us, Decision* decision) noexcept
     cdef bint find_output(self, Model model, u32 rank, Decision* decision) noexcept
-    cdef Future answer_decided(self, Deciding deciding, Decision* decision, str user, str id,
-                               const StateView* view)
+    cdef Future answer_decided(self, Deciding deciding, Decision* decision, ApplicationQuery query,
+                               str user, str id, const StateView* view)
     cdef bint view_of(self, object state, StateView* view) except -1
     cdef Future look_up(self, object x, const void* given, u64 nbytes, u64 slo_us, u64 salt,
                         const Asked* asked, str user, str id, tuple features, object state,
                         const StateView* view)
-    cdef int touch(self, u32 first, u32 n) except -1
-    cdef void find(self, Rows* rows, Outputs* outputs, u32 first, u64 salt) noexcept
-    cdef u32 first_place(self, u32 chosen) noexcept
+    cdef int touch(self, const u32* places, u32 n) except -1
+    cdef void find(self, Rows* rows, Outputs* outputs, u64 salt) noexcept
+    # Return the places of the models that a query calls.
+    cdef const u32* places_of(self, u32 chosen) noexcept
     cdef ApplicationQuery query_of(self, const Asked* asked, str user, str id, tuple features,
                                    object state)
     cdef Future submit(self, Rows* rows, object row, list more, Outputs* outputs, u64 slo_us,
@@ -148,7 +173,8 @@ cdef class Application:
                        Ending* ending, str user, str id, const StateView* state)
     cdef Answer answer_qualified(self, Future future, Outputs* outputs, ApplicationQuery query,
                                  Ending* ending, str user, str id, const StateView* state)
-    cdef dict predictions_of(self, Outputs* outputs)
+    cdef dict predictions_of(self, const Outputs* outputs)
+    cdef object plan_of(self, ApplicationQuery query, double probability, tuple features)
     cdef bint read_classes(self, Outputs* outputs, dict arrived, ClassEvidence* named) except -1
     cdef Answer end(self, Future future, Outputs* outputs, const Combination* found,
                     ApplicationQuery query, const Ending* ending, str user, str id, dict arrived)

@@ -4,6 +4,7 @@ from typing import Any, Literal, Protocol, final, overload
 from clipper.types import Answer, PredictionRequest, UserValue, VersionedModel
 from clipper_core.application.deciding import Deciding
 from clipper_core.application.output_means import OutputMeans
+from clipper_core.application.roles import Roles
 from clipper_core.application.selection import Selection
 from clipper_core.engine.model import Model
 from clipper_core.learning.answer_counts import AnswerCounts, SideCounts
@@ -26,7 +27,7 @@ class ApplicationQuery:
     @property
     def state(self) -> Any: ...
     @property
-    def late(self) -> tuple[()]: ...
+    def late(self) -> tuple[tuple[VersionedModel, Future], ...]: ...
     @property
     def call(self) -> Any: ...
     @property
@@ -52,6 +53,17 @@ class _Link(Protocol):
 class _Decoys(Protocol):
     def saw(self, number: int, x: object, user: str, id: str) -> None: ...
     def replied(self, number: int, output: Any, is_default: bool) -> None: ...
+
+class _Observing(Protocol):
+    def watch(
+        self, models: tuple[VersionedModel, ...], x: object, slo_us: int, salt: int
+    ) -> tuple[tuple[VersionedModel, Future], ...]: ...
+    def compare(
+        self,
+        arrived: dict[VersionedModel, Any],
+        output: Any,
+        watched: tuple[tuple[VersionedModel, Future], ...],
+    ) -> None: ...
 
 @final
 class Application:
@@ -87,6 +99,8 @@ class Application:
         side: SideCounts | None = None,
         links: Sequence[_Link | None] | None = None,
         decoys: _Decoys | None = None,
+        roles: Roles | None = None,
+        observing: _Observing | None = None,
     ) -> None: ...
     def predict(
         self,

@@ -12,8 +12,9 @@ from numpy import float64, ndarray
 
 from clipper_core.application.deciding cimport Deciding
 from clipper_core.application.output_means cimport OutputMean
+from clipper_core.application.roles cimport NOBODY, Drawn
 from clipper_core.application.selection cimport (
-    NO_WINNER, TASKS_MAX, Combination, key_of_answer, output_read, outputs_read,
+    NO_WINNER, TASKS_MAX, Combination, first_bits, key_of_answer, output_read, outputs_read,
 )
 from clipper_core.cache.clock_cache cimport CacheState, cache_lookup, key_of, row_hashed
 from clipper_core.engine.model cimport Model, ensemble_future, is_elsewhere, mix, salt_of
@@ -100,14 +101,7 @@ cdef class ApplicationQuery:
     @property
     def plan(self):
         """The plan of its models."""
-        if self.deciding is not None:           # which ranks them
-            return self.application.plan_type(self.application.models)
-        odds = ()
-        if self.asked.probability == self.asked.probability:
-            odds = (self.asked.probability,)
-        if self.features is None:
-            return self.application.plan_type(self.models, odds)
-        return self.application.plan_type(self.models, odds, (), self.features)
+        return self.application.plan_of(self, self.asked.probability, self.features)
 
     @property
     def state(self):
@@ -121,8 +115,8 @@ cdef class ApplicationQuery:
 
     @property
     def late(self):
-        """Predictions of observers: it has none."""
-        return NOTHING
+        """The futures of its observers, by model."""
+        return NOTHING if self.watched is None else self.watched
 
     @property
     def call(self):
@@ -162,7 +156,9 @@ cdef class Application:
     `overloaded()`.  links: by place, what is told by `touch()` that a query uses the model, so that
     it is loaded; None: a model that is there.  uniform_of: the random number of a caller's own id.
     decoys: told of each query by `saw(number, x, user, id)`, and of its answer by `replied(number,
-    output, is_default)`; None: there are none.
+    output, is_default)`; None: there are none.  roles: None where all models answer.  observing:
+    queries observers by `watch(models, x, slo_us, salt)`, which returns (model, future) of those
+    that were, and compares them by `compare(arrived, output, watched)` with an answer.
 
     Threads: any.
     """
@@ -173,7 +169,7 @@ cdef class Application:
                  Gauge bar_us not None, OutputMeans means, Gauge is_teaching not None,
                  bint has_contexts, by_python, opened, plan_type, latest, str node not None,
                  u64 slo_us, double confidence_min, defaults, uniform_of, orders=None,
-                 SideCounts side=None, links=None, decoys=None):
+                 SideCounts side=None, links=None, decoys=None, Roles roles=None, observing=None):
         cdef u32 i, k = <u32> len(selection.models)
         if len(cores) != k:
             raise_for(BAD_INPUT, f"{len(cores)} cores for {k} models")
@@ -181,6 +177,7 @@ cdef class Application:
         self.selection = selection
         self.learner = learner
         self.models = selection.models
+        self.primaries = selection.primaries
         self.cores = [<Model?> core for core in cores]
         self.window = window
         self.kept = kept
@@ -211,11 +208,20 @@ cdef class Application:
         self.decided_for = UNDECIDED
         self.draws = int.from_bytes(os.urandom(8), "little")
         self.called = [(model,) for model in self.models]
-        self.owners = [AnswerOwner(learner, models, plan_type(models))
-                       for models in (*self.called, self.models)]
+        self.roles, self.observing = roles, observing
+        self.odds = NOTHING
+        if roles is not None and roles.left < 1.0:
+            self.odds = (roles.left,) * <Py_ssize_t> selection.n
+        self.owners = [AnswerOwner(learner, models, plan_type(models)) for models in self.called]
+        self.owners.append(AnswerOwner(learner, self.primaries,
+                                       plan_type(self.primaries, self.odds)))
         self.output_means = [None if means is None else means.mean_of(model)
                              for model in self.models]
+        for i in range(selection.n):
+            self.counted[i] = <u32> counts.place(self.primaries[i])
+            self.order[selection.called[i]] = i
         for i in range(k):
+            self.single[i] = i
             self.places[i] = <u32> counts.place(self.models[i])
             self.mixed = self.mixed or is_elsewhere(self.cores[i], self.cores[0])
             self.is_similar = self.is_similar or (<Model> self.cores[i]).near
@@ -229,11 +235,21 @@ cdef class Application:
         self.deciding = None
         self.decided_query = None
 
+    cdef object plan_of(self, ApplicationQuery query, double probability, tuple features):
+        cdef tuple models = query.models if query.deciding is None else self.primaries
+        cdef tuple odds = NOTHING
+        if probability == probability:
+            odds = (probability,)
+        elif query.asked.chosen == self.selection.k:
+            odds = self.odds
+        return self.plan_type(models, odds, NOTHING if query.observers is None else query.observers,
+                              NOTHING if features is None else features)
+
     cdef list make_quick(self):
         """Make what is known of queries that are answered at once, by the model that they call; the
         last one calls all."""
         self.quick = [self._quick(i, models) for i, models in
-                      enumerate((*self.called, self.models))]
+                      enumerate((*self.called, self.primaries))]
         return self.quick
 
     def _quick(self, u32 chosen, tuple models):
@@ -265,6 +281,9 @@ cdef class Application:
     cdef Future schedule_row(self, const void* row, u64 nbytes, str user, u64 slo_us, str id):
         if not self.shares_rows or (self.has_contexts and user) or self.decoys is not None:
             return None
+        # observers are queried with the input
+        if self.roles is not None:
+            return None
         return self._scheduled(None, row, nbytes, user, slo_us, 0, id, None)
 
     cdef Future _scheduled(self, object x, const void* given, u64 nbytes, str user, u64 slo_us,
@@ -274,14 +293,18 @@ cdef class Application:
         cdef Context context
         cdef Asked asked
         cdef Future future
-        cdef double uniform
+        cdef double uniform = 0.0
         cdef object state = None
         if self.is_teaching.value or self.is_similar:
             return None
         asked.chosen = self.selection.k
         asked.probability = NAN
+        asked.watching, asked.shadowed = 0, False
         view.features = 0
         if features is not None and not self.selection.reads_context:
+            # the plan of a challenger has them all the same
+            if self.odds is not NOTHING:
+                return None
             return self._scheduled(x, given, nbytes, user, slo_us, salt, id, None)
         if self.selection.learns:
             state = self.state_of(user)
@@ -293,16 +316,23 @@ cdef class Application:
             # the order of the models follows the context
             if features is not None:
                 return None
-            future = self.by_decider(x, given, nbytes, slo_us, salt, user, id, state, &view)
+            if self.roles is not None:
+                self.draw(self.uniform() if id is NO_ID or not id else self.uniform_of(id), &asked)
+            future = self.by_decider(x, given, nbytes, slo_us, salt, &asked, user, id, state, &view)
             if future is not None and self.decoys is not None:
                 self.decoys.saw(future.id, x, user, id)
             return future
-        if self.selection.calls_one:
-            uniform = self.uniform() if id is NO_ID or not id else self.uniform_of(id)
-            asked.chosen = self.selection.choose(&view, uniform, &asked.probability)
-            # the state has learned with another number of features
-            if asked.chosen == self.selection.k:
+        if self.selection.calls_one or self.roles is not None:
+            if self.selection.calls_one and not self.selection.can_choose(&view):
                 return None
+            uniform = self.uniform() if id is NO_ID or not id else self.uniform_of(id)
+            if self.roles is not None:
+                uniform = self.draw(uniform, &asked)
+        if self.selection.calls_one and asked.chosen == self.selection.k:
+            asked.chosen = self.selection.choose(&view, uniform, &asked.probability)
+            if self.roles is not None:
+                _share(&asked, self.roles.left)
+                asked.shadowed = self.roles.is_shadowed(uniform)
         future = self.look_up(x, given, nbytes, slo_us, salt, &asked, user, id, features, state,
                               &view)
         if future is not None:
@@ -311,19 +341,49 @@ cdef class Application:
                 self.decoys.saw(future.id, x, user, id)
         return future
 
+    cdef double draw(self, double uniform, Asked* asked) noexcept:
+        cdef Drawn drawn
+        self.roles.draw(uniform, &drawn)
+        asked.watching = drawn.watching
+        if drawn.challenger != NOBODY:
+            asked.chosen, asked.probability = drawn.challenger, drawn.share
+        elif self.selection.n == 1 and not self.selection.calls_one:
+            _share(asked, self.roles.left)
+        return drawn.rest
+
+    cdef tuple observers_of(self, const Asked* asked):
+        cdef tuple others = NOTHING
+        cdef tuple found
+        if not asked.watching and not asked.shadowed:
+            return None
+        if asked.shadowed:
+            others = tuple([model for model in self.primaries
+                            if model is not self.models[asked.chosen]])
+        found = self.roles.watched(asked.watching, others)
+        return found if found else None
+
+    cdef tuple watch(self, tuple observers, object x, u64 slo_us, u64 salt):
+        return self.observing.watch(observers, x, slo_us, salt)
+
     cdef Future by_decider(self, object x, const void* given, u64 nbytes, u64 slo_us, u64 salt,
-                           str user, str id, object state, const StateView* view):
+                           const Asked* asked, str user, str id, object state,
+                           const StateView* view):
         """Answer by the decider if all that it needs is cached; else call the models. Return None
         if Python has to decide: then nothing was counted."""
         cdef Deciding deciding = self.deciding_of(state)
         cdef Model model = <Model> self.cores[0]
         cdef Decision decision
+        cdef ApplicationQuery query = None
+        cdef tuple observers = self.observers_of(asked)
         cdef Future future
         # the object that owns the row
         cdef object row = None
         cdef bint plain = self.shares_rows
         if deciding is None:
             return None
+        if observers is not None:
+            query = self.query_for(deciding, slo_us, user, id, state)
+            query.observers = tuple([one for one in observers if one not in deciding.models])
         for core in self.cores:
             plain = plain and (<Model> core).watch is None
             if given != NULL and (<Model> core).cost is not None:
@@ -332,8 +392,10 @@ cdef class Application:
             if given != NULL:
                 return None
             if self.links is not None:
-                self.touch(0, self.selection.k)
-            return self.call_models(deciding, x, NULL, 0, slo_us, salt, user, id, state)
+                self.touch(self.single, self.selection.k)
+            if query is None:
+                query = self.query_for(deciding, slo_us, user, id, state)
+            return self.call_models(deciding, x, NULL, 0, slo_us, salt, query, x)
         decision.row = given
         decision.nbytes = nbytes
         decision.salt = salt
@@ -341,15 +403,31 @@ cdef class Application:
             row = model._row(x, &decision.row, &decision.nbytes)
         model._check_bytes(decision.nbytes)
         if self.links is not None:
-            self.touch(0, self.selection.k)
-        future = self.decide_at_once(deciding, &decision, slo_us, user, id, view)
+            self.touch(self.single, self.selection.k)
+        future = self.decide_at_once(deciding, &decision, slo_us, query, x, user, id, view)
         if future is None:
+            if query is None:
+                query = self.query_for(deciding, slo_us, user, id, state)
             future = self.call_models(deciding, row, decision.row, decision.nbytes, slo_us, salt,
-                                      user, id, state)
+                                      query, x)
         return future
 
-    cdef Future decide_at_once(self, Deciding deciding, Decision* decision, u64 slo_us, str user,
-                               str id, const StateView* view):
+    cdef ApplicationQuery query_for(self, Deciding deciding, u64 slo_us, str user, str id,
+                                    object state):
+        cdef ApplicationQuery query = ApplicationQuery.__new__(ApplicationQuery)
+        query.application = self
+        query.models = deciding.models
+        query.user, query.id = user, id
+        query.learned = state
+        query.asked.chosen = self.selection.k
+        query.asked.probability = NAN
+        query.deciding = deciding
+        query.slo_us = deciding.time_us(slo_us)
+        return query
+
+    cdef Future decide_at_once(self, Deciding deciding, Decision* decision, u64 slo_us,
+                               ApplicationQuery query, object x, str user, str id,
+                               const StateView* view):
         """Answer by the decider if all that it needs is cached. Return None, and count nothing, if
         it is not."""
         cdef Future future
@@ -358,7 +436,9 @@ cdef class Application:
         try:
             if not self.find_decision(deciding, deciding.time_us(slo_us), decision):
                 return None
-            future = self.answer_decided(deciding, decision, user, id, view)
+            if query is not None:
+                query.watched = self.watch(query.observers, x, slo_us, decision.salt)
+            future = self.answer_decided(deciding, decision, query, user, id, view)
         finally:
             for rank in range(deciding.n):
                 if decision.known >> rank & 1:
@@ -373,30 +453,23 @@ cdef class Application:
                 count(&model.state.tally.hits, 1)
         return future
 
-    cdef Future call_models(self, Deciding deciding, object x, const void* row, u64 nbytes,
-                            u64 slo_us, u64 salt, str user, str id, object state):
+    cdef Future call_models(self, Deciding deciding, object owner, const void* row, u64 nbytes,
+                            u64 slo_us, u64 salt, ApplicationQuery query, object x):
         """Have the models called until the decider has an answer.
 
-        x: the input, or the object that owns the row of all models.
+        owner: the input, or the object that owns the row of all models.  x: the input.
         """
-        cdef ApplicationQuery query = ApplicationQuery.__new__(ApplicationQuery)
         cdef Future future
-        query.application = self
-        query.models = deciding.models
-        query.user, query.id = user, id
-        query.learned = state
-        query.asked.chosen = self.selection.k
-        query.asked.probability = NAN
-        query.deciding = deciding
-        query.slo_us = deciding.time_us(slo_us)
         starts_us = deciding.starts
         if deciding.measures:
             starts_us = self.orders.starts_us(deciding, query.slo_us)
         future = ensemble_future(
             tuple([self.cores[deciding.places[rank]] for rank in range(deciding.n)]),
-            deciding.decider, x, row, nbytes, query.slo_us, salt, self.finish, query,
+            deciding.decider, owner, row, nbytes, query.slo_us, salt, self.finish, query,
             deciding.votes, starts_us, True, "")
         count_held(self.queries, 1)
+        if query.observers is not None and query.watched is None:
+            query.watched = self.watch(query.observers, x, slo_us, salt)
         return future
 
     cdef Deciding deciding_of(self, object state):
@@ -461,22 +534,22 @@ cdef class Application:
         decision.known |= <u64> 1 << rank
         return output_read(&decision.outputs, rank)
 
-    cdef Future answer_decided(self, Deciding deciding, Decision* decision, str user, str id,
-                               const StateView* view):
+    cdef Future answer_decided(self, Deciding deciding, Decision* decision, ApplicationQuery query,
+                               str user, str id, const StateView* view):
         """Return the future of the answer that a decider gives; None, and do nothing, if Python has
         to."""
         cdef Outputs outputs
         cdef Combination found
-        cdef ApplicationQuery query
         cdef Answer answer
         cdef Ending ending
-        cdef u32 used, one, rank, place, i = 0
+        cdef u64 used
+        cdef u32 one, rank, at, i = 0
         cdef Model model = <Model> self.cores[0]
-        for place in range(deciding.n):
-            rank = deciding.ranks[place]
+        for at in range(deciding.n):
+            rank = deciding.sorted_ranks[at]
             if not decision.known >> rank & 1:
                 continue
-            outputs.place[i] = place
+            outputs.place[i] = deciding.places[rank]
             outputs.value[i] = decision.outputs.value[rank]
             outputs.key[i] = decision.outputs.key[rank]
             outputs.confidence[i] = decision.outputs.confidence[rank]
@@ -495,8 +568,9 @@ cdef class Application:
         ending.seen = decision.known
         ending.probability = NAN
         ending.features = 0
-        # None: the application was retired meanwhile
-        query = self.decided_query
+        if query is None:
+            query = self.decided_query
+        # the application was retired meanwhile
         if query is None:
             query = self._decided(deciding)
         answer = self.end(None, &outputs, &found, query, &ending, user, id, None)
@@ -552,10 +626,12 @@ cdef class Application:
         # the objects that own the rows
         cdef object row = None
         cdef list more = None
-        cdef u32 i, n = <u32> len(query.models), first = self.first_place(asked.chosen)
+        cdef const u32* places = self.places_of(asked.chosen)
+        cdef u32 i, n = <u32> len(query.models)
+        cdef tuple observers = None
         cdef Ending ending
         for i in range(n):
-            model = <Model> self.cores[first + i]
+            model = <Model> self.cores[places[i]]
             if model.watch is not None or (given != NULL and model.cost is not None):
                 return None
             if given != NULL:
@@ -572,22 +648,34 @@ cdef class Application:
             model._check_bytes(rows.sizes[i])
         outputs.n = outputs.queried = n
         for i in range(n):
-            outputs.place[i] = first + i
+            outputs.place[i] = places[i]
         if self.links is not None:
-            self.touch(first, n)
-        self.find(&rows, &outputs, first, salt)
-        if rows.hits != (<u32> 1 << n) - 1:
+            self.touch(places, n)
+        if self.roles is not None:
+            observers = self.observers_of(asked)
+        self.find(&rows, &outputs, salt)
+        if rows.hits != first_bits(n):
             query = self.query_of(asked, user, id, features, state)
-            return self.submit(&rows, row, more, &outputs, slo_us, salt, query)
-        model = <Model> self.cores[first]
+            future = self.submit(&rows, row, more, &outputs, slo_us, salt, query)
+            if observers is not None:
+                query.observers = observers
+                query.watched = self.watch(observers, x, slo_us, salt)
+            return future
+        model = <Model> self.cores[places[0]]
         ending.number = id_claim(model.engine.state.completion)
         ending.took_us = ending.missing = 0
         ending.probability = asked.probability
         ending.context, ending.features = view.context, view.features
         try:
+            if observers is not None:
+                query = self.query_of(asked, user, id, features, state)
+                query.observers = observers
+                query.watched = self.watch(observers, x, slo_us, salt)
             answer = self.answer(None, &outputs, query, &ending, user, id, view)
             if answer is None:
-                return self.answer_later(&outputs, self.query_of(asked, user, id, features, state))
+                if observers is None:
+                    query = self.query_of(asked, user, id, features, state)
+                return self.answer_later(&outputs, query)
         finally:
             for i in range(n):
                 value_drop(&outputs.value[i])
@@ -595,17 +683,17 @@ cdef class Application:
         self.look_at_slowest(future, query.models, 0, answer)
         return future
 
-    cdef int touch(self, u32 first, u32 n) except -1:
+    cdef int touch(self, const u32* places, u32 n) except -1:
         """Have models loaded that a query may use, and are not."""
         cdef u32 i
-        for i in range(first, first + n):
-            if self.links[i] is not None:
-                self.links[i].touch()
+        for i in range(n):
+            if self.links[places[i]] is not None:
+                self.links[places[i]].touch()
         return 0
 
-    cdef void find(self, Rows* rows, Outputs* outputs, u32 first, u64 salt) noexcept:
+    cdef void find(self, Rows* rows, Outputs* outputs, u64 salt) noexcept:
         """Look the rows up in the cache."""
-        cdef Model model = <Model> self.cores[first]
+        cdef Model model = <Model> self.cores[outputs.place[0]]
         cdef bint is_one_row = outputs.n > 1 and self.shares_rows and not self.mixed
         cdef bint found
         cdef Key hashed
@@ -614,18 +702,19 @@ cdef class Application:
         if is_one_row:
             hashed = row_hashed(model.engine.state.cache, rows.data[0], rows.sizes[0])
         for i in range(outputs.n):
-            model = <Model> self.cores[first + i]
+            model = <Model> self.cores[outputs.place[i]]
             if is_one_row:
                 found = model._look_up_hashed(hashed, rows.sizes[0], salt, &rows.keys[i],
                                               &outputs.value[i])
             else:
                 found = model._look_up(rows.data[i], rows.sizes[i], salt, 0, &rows.keys[i],
                                        &outputs.value[i])
-            rows.hits |= <u32> found << i
+            rows.hits |= <u64> found << i
 
-    cdef u32 first_place(self, u32 chosen) noexcept:
-        """Return the place of the first model that a query calls."""
-        return chosen if chosen < self.selection.k else 0
+    cdef const u32* places_of(self, u32 chosen) noexcept:
+        if chosen < self.selection.k:
+            return self.single + chosen
+        return self.selection.called
 
     cdef ApplicationQuery query_of(self, const Asked* asked, str user, str id, tuple features,
                                    object state):
@@ -646,17 +735,18 @@ cdef class Application:
 
         row, more: the objects that own the rows: the last one, and those before it.
         """
-        cdef u32 i, slot = 0, n = outputs.n, first = self.first_place(query.asked.chosen)
+        cdef u32 i, slot = 0, n = outputs.n
+        cdef const u32* places = self.places_of(query.asked.chosen)
         cdef u32[TASKS_MAX] costs
         cdef Block* block = NULL
-        cdef Model model = <Model> self.cores[first]
+        cdef Model model = <Model> self.cores[places[0]]
         cdef CompletionState* home = model.engine.state.completion
         cdef Future future
         try:
             for i in range(n):
                 costs[i] = 0
-                if rows.hits >> i & 1 == 0 and (<Model> self.cores[first + i]).cost is not None:
-                    costs[i] = (<Model> self.cores[first + i])._cost(
+                if rows.hits >> i & 1 == 0 and (<Model> self.cores[places[i]]).cost is not None:
+                    costs[i] = (<Model> self.cores[places[i]])._cost(
                         row if more is None or i == n - 1 else more[i], rows.data[i],
                         rows.sizes[i])
             if n == 1:
@@ -675,18 +765,18 @@ cdef class Application:
                 slot_fill(home, block, slot + i, OK, &outputs.value[i])
                 block_drop(home, block, 1)
                 continue
-            (<Model> self.cores[first + i])._submit_missed(
+            (<Model> self.cores[places[i]])._submit_missed(
                 rows.data[i], rows.sizes[i], &rows.keys[i], salt, slo_us, 0, block, slot + i,
                 costs[i])
         if self.mixed:
-            mix(future, tuple(self.cores))
+            mix(future, tuple([self.cores[places[i]] for i in range(n)]))
         return future
 
     cdef Future answer_later(self, Outputs* outputs, ApplicationQuery query):
         """Return a future whose answer Python makes of these outputs."""
         cdef u32 i, slot = 0, n = outputs.n
         cdef Block* block = NULL
-        cdef Model model = <Model> self.cores[self.first_place(query.asked.chosen)]
+        cdef Model model = <Model> self.cores[outputs.place[0]]
         cdef CompletionState* home = model.engine.state.completion
         cdef Value value
         if not slots_claim(home, n, &block, &slot):
@@ -732,12 +822,13 @@ cdef class Application:
     cdef void collect(self, Future future, ApplicationQuery query, Outputs* outputs,
                       Ending* ending) noexcept:
         """Set the outputs that have arrived, which the future keeps, and what is missing."""
-        cdef u32 i, n = 0, first = self.first_place(query.asked.chosen)
+        cdef const u32* places = self.places_of(query.asked.chosen)
+        cdef u32 i, n = 0
         for i in range(future.count):
             if future._state_of(i) != OK:
-                ending.missing |= <u32> 1 << i
+                ending.missing |= <u64> 1 << i
                 continue
-            outputs.place[n] = first + i
+            outputs.place[n] = places[i]
             outputs.value[n] = future._held(i)
             n += 1
         outputs.n, outputs.queried = n, future.count
@@ -749,18 +840,18 @@ cdef class Application:
         cdef EnsembleCall* call = future.ensemble_call
         cdef Outputs outputs
         cdef Combination found
-        cdef u64 mask = 0
-        cdef u32 place, rank, used, one, n = 0
+        cdef u64 used, mask = 0
+        cdef u32 at, rank, one, n = 0
         ending.step, ending.seen = 0, 0
         # no verdict: the query was given up
         if future._state_of(future.count) == OK:
             ending.step = call.step
             mask = call.used
             ending.seen = call.arrived | call.used
-        for place in range(deciding.n):
-            rank = deciding.ranks[place]
+        for at in range(deciding.n):
+            rank = deciding.sorted_ranks[at]
             if ending.seen >> rank & 1:
-                outputs.place[n] = place
+                outputs.place[n] = deciding.places[rank]
                 outputs.value[n] = future._held(rank)
                 n += 1
         outputs.n, outputs.queried = n, deciding.n
@@ -788,7 +879,7 @@ cdef class Application:
             is_open = status == PENDING or status == UNNEEDED or status == OK
             ended_us = 0 if status == CANCELLED else future.block.latency_us[future.first + rank]
             if in_vain or (not is_open and ended_us <= ending.took_us):
-                ending.missing |= <u32> 1 << rank
+                ending.missing |= <u64> 1 << rank
 
     cdef Answer answer(self, Future future, Outputs* outputs, ApplicationQuery query,
                        Ending* ending, str user, str id, const StateView* state):
@@ -821,13 +912,15 @@ cdef class Application:
                 self.fill_in(outputs, state, &found)
         return self.end(future, outputs, &found, query, ending, user, id, arrived)
 
-    cdef dict predictions_of(self, Outputs* outputs):
+    cdef dict predictions_of(self, const Outputs* outputs):
         """Return the predictions by model."""
         cdef dict found = {}
         cdef tuple read
+        cdef Value value
         cdef u32 i
         for i in range(outputs.n):
-            read = value_prediction(&outputs.value[i])
+            value = outputs.value[i]
+            read = value_prediction(&value)
             if len(read) > 2:
                 read = (read[0], read[1], self.opened(read[2]))
             found[self.models[outputs.place[i]]] = self.window.prediction_type(*read)
@@ -876,10 +969,14 @@ cdef class Application:
             reason = _too_unsure(found.confidence, self.confidence_min)
         answer = _answer_of(self, outputs, found, query, ending, reason, id)
         now_s = self.window.now_s()
-        if arrived is None:
-            _remember(self, future, outputs, found, query, ending, user, answer, now_s)
+        if arrived is not None:
+            answer.beside = _qualifiers(arrived)
+        elif query.observers is not None:
+            arrived = self.predictions_of(outputs)
+        if arrived is None and _fits_entry(self, future, outputs, query, ending):
+            _remember(self, outputs, found, query, ending, user, answer, now_s)
         else:
-            _remember_qualified(self, query, ending, user, arrived, answer)
+            _remember_objects(self, future, outputs, query, ending, user, arrived, answer)
         if self.kept is not None:
             self.kept(ending.number)
         _count_answer(self, outputs, found, &right, query, ending, now_s, reason is not NO_ID)
@@ -892,6 +989,8 @@ cdef class Application:
             self.count_default(future, outputs, found)
         if ending.missing:
             self.count_missing(future, query, ending)
+        if query.watched:
+            self.observing.compare(arrived, _output_of(outputs, found), query.watched)
         return answer
 
     cdef int count_default(self, Future future, const Outputs* outputs,
@@ -908,13 +1007,14 @@ cdef class Application:
     cdef int count_missing(self, Future future, ApplicationQuery query,
                            const Ending* ending) except -1:
         """Count the predictions that are missing, by the status of their tasks."""
-        cdef u32 i, place, first = self.first_place(query.asked.chosen)
+        cdef const u32* places = self.places_of(query.asked.chosen)
+        cdef u32 i, place
         cdef u8 status
         for i in range(future.count):
             if not ending.missing >> i & 1:
                 continue
             status = future._state_of(i)
-            place = first + i if query.deciding is None else query.deciding.places[i]
+            place = places[i] if query.deciding is None else query.deciding.places[i]
             (<StatusCounts> self.counts.missing[self.places[place]]).add(status)
             if status == FULL or status == DROPPED:
                 self.defaults.overloaded()
@@ -960,10 +1060,11 @@ cdef class Application:
         cdef Outputs filled
         cdef Combination whole
         cdef OutputMean mean
-        cdef u32 place, i = 0, n = 0
+        cdef u32 at, place, i = 0, n = 0
         if found.used == 0 or found.winner != NO_WINNER:
             return
-        for place in range(self.selection.k):
+        for at in range(self.selection.n):
+            place = self.selection.called[at]
             if i < outputs.n and outputs.place[i] == place:
                 filled.key[n] = outputs.key[i]
                 filled.confidence[n], filled.is_sure[n] = outputs.confidence[i], outputs.is_sure[i]
@@ -1008,22 +1109,35 @@ cdef inline ApplicationQuery _quick_of(Application self, u32 chosen):
     return <ApplicationQuery> <object> PyList_GET_ITEM(quick, <Py_ssize_t> chosen)
 
 
-cdef inline int _remember(Application self, Future future, const Outputs* outputs,
-                          const Combination* found, ApplicationQuery query,
-                          const Ending* ending, str user, Answer answer,
+cdef inline void _share(Asked* asked, double left) noexcept nogil:
+    """Have a choice be one that challengers leave so many of the queries for."""
+    if left < 1.0:
+        asked.probability = (left if asked.probability != asked.probability
+                             else left * asked.probability)
+
+
+cdef inline bint _fits_entry(Application self, Future future, const Outputs* outputs,
+                             ApplicationQuery query, const Ending* ending) noexcept:
+    """Return whether an answer without qualifiers and observers has room in an entry: no
+    prediction of it is late, and its plan is its owner's."""
+    if outputs.n < outputs.queried and query.deciding is not None and future is not None:
+        return False
+    return self.odds is NOTHING or not ending.features or outputs.queried == 1
+
+
+cdef inline int _remember(Application self, const Outputs* outputs, const Combination* found,
+                          ApplicationQuery query, const Ending* ending, str user, Answer answer,
                           double now_s) except -1:
     """Keep an answer for its feedback."""
     cdef AnswerOwner owner = <AnswerOwner> self.owners[query.asked.chosen]
-    cdef u32 i, arrived, winner = found.winner
-    cdef u32 first = self.first_place(query.asked.chosen)
+    cdef u32 i, winner = found.winner
+    cdef u32 arrived = <u32> first_bits(outputs.n)
     cdef PyObject* other = NULL
-    arrived = (<u32> 1 << outputs.n) - 1
     if outputs.n < outputs.queried:
-        if query.deciding is not None and future is not None:
-            return _remember_late(self, future, query, ending, user, owner, answer)
         arrived = 0
         for i in range(outputs.n):
-            arrived |= <u32> 1 << (outputs.place[i] - first)
+            arrived |= <u32> 1 << (self.order[outputs.place[i]]
+                                   if query.asked.chosen == self.selection.k else 0)
     if answer.reason is not NO_ID:
         winner, other = NO_WINNER, <PyObject*> answer.output
     return window_keep(self.window, now_s, ending.number, owner, user, outputs.n, arrived,
@@ -1032,12 +1146,28 @@ cdef inline int _remember(Application self, Future future, const Outputs* output
                        ending.features)
 
 
-cdef int _remember_qualified(Application self, ApplicationQuery query, const Ending* ending,
-                             str user, dict arrived, Answer answer) except -1:
-    """Keep an answer of which predictions have qualifiers, and let it have them."""
-    answer.beside = _qualifiers(arrived)
-    self.window.add(ending.number, self.learner, user, _plan_of(self, query, ending), arrived,
-                    answer.output, NOTHING)
+cdef int _remember_objects(Application self, Future future, const Outputs* outputs,
+                           ApplicationQuery query, const Ending* ending, str user, dict arrived,
+                           Answer answer) except -1:
+    """Keep an answer as objects: with the tasks that it did not wait for, and the observers'."""
+    cdef u32 i
+    cdef list late = []
+    cdef tuple features = NOTHING
+    if ending.features:
+        features = tuple([ending.context[i] for i in range(ending.features)])
+    if arrived is None:
+        arrived = self.predictions_of(outputs)
+    if query.watched is not None:
+        late.extend(query.watched)
+    if query.deciding is not None:
+        arrived = {model: arrived[model] for model in query.models if model in arrived}
+    if query.deciding is not None and future is not None:
+        for i in range(query.deciding.n):
+            if not ending.seen >> i & 1:
+                late.append((query.models[i], LateTask(future, i)))
+    self.window.add(ending.number, self.learner, user,
+                    self.plan_of(query, ending.probability, features), arrived, answer.output,
+                    tuple(late))
     return 0
 
 
@@ -1049,18 +1179,6 @@ cdef dict _qualifiers(dict arrived):
         if qualifiers:
             found[model] = qualifiers
     return found if found else None
-
-
-cdef object _plan_of(Application self, ApplicationQuery query, const Ending* ending):
-    """Return the plan of a query that has ended."""
-    cdef tuple odds = NOTHING
-    cdef tuple features = NOTHING
-    cdef u32 i
-    if ending.probability == ending.probability:
-        odds = (ending.probability,)
-    if ending.features:
-        features = tuple([ending.context[i] for i in range(ending.features)])
-    return self.plan_type(query.models, odds, NOTHING, features)
 
 
 cdef object _named_label(const Outputs* outputs, const Combination* found):
@@ -1076,43 +1194,30 @@ cdef object _named_label(const Outputs* outputs, const Combination* found):
     return label_of_key(&outputs.named.label[found.label - 1], type_)
 
 
-cdef int _remember_late(Application self, Future future, ApplicationQuery query,
-                        const Ending* ending, str user, AnswerOwner owner,
-                        Answer answer) except -1:
-    """Keep an answer with the tasks that it did not wait for."""
-    cdef u32 i
-    cdef list late = []
-    cdef dict predictions = {}
-    for i in range(query.deciding.n):
-        if ending.seen >> i & 1:
-            predictions[query.models[i]] = self.window.prediction_type(*future.prediction(i))
-        else:
-            late.append((query.models[i], LateTask(future, i)))
-    self.window.add(ending.number, self.learner, user, owner.plan, predictions, answer.output,
-                    tuple(late))
-    return 0
-
-
-cdef inline tuple _models_used(Application self, const Outputs* outputs, u32 used,
+cdef inline tuple _models_used(Application self, const Outputs* outputs, u64 used,
                                ApplicationQuery query):
     """Return the models whose outputs are in the answer."""
-    if used == (<u32> 1 << outputs.queried) - 1:
-        return self.models if query.asked.chosen == self.selection.k else query.models
+    if used == first_bits(outputs.queried):
+        return self.primaries if query.asked.chosen == self.selection.k else query.models
     return tuple([self.models[outputs.place[i]] for i in range(outputs.n) if used >> i & 1])
 
 
-cdef inline Answer _answer_of(Application self, Outputs* outputs, const Combination* found,
+cdef inline object _output_of(const Outputs* outputs, const Combination* found):
+    """Return what the models say together; None if nothing."""
+    cdef Value value
+    if found.label:
+        return _named_label(outputs, found)
+    if found.winner != NO_WINNER:
+        value = outputs.value[found.winner]
+        return value_object(&value)
+    return found.mean if found.used else None
+
+
+cdef inline Answer _answer_of(Application self, const Outputs* outputs, const Combination* found,
                               ApplicationQuery query, const Ending* ending, str reason, str id):
     """Return the answer that models give together, or the default."""
     cdef Answer answer = Answer.__new__(Answer)
-    if reason is not NO_ID:
-        answer.output = self.defaults.default
-    elif found.label:
-        answer.output = _named_label(outputs, found)
-    elif found.winner == NO_WINNER:
-        answer.output = found.mean
-    else:
-        answer.output = value_object(&outputs.value[found.winner])
+    answer.output = self.defaults.default if reason is not NO_ID else _output_of(outputs, found)
     answer.confidence = CERTAIN if found.confidence == 1.0 else found.confidence
     answer.agreement = CERTAIN if found.agreement == 1.0 else found.agreement
     answer.is_default = reason is not NO_ID
@@ -1138,8 +1243,10 @@ cdef inline int _count_answer(Application self, const Outputs* outputs, const Co
                               double now_s, bint is_default) except -1:
     """Count an answer by its models and by the step that decided it."""
     cdef u32[TASKS_MAX] counted
-    cdef const u32* places = self.places + self.first_place(query.asked.chosen)
+    cdef const u32* places = self.counted
     cdef u32 i
+    if query.asked.chosen < self.selection.k:
+        places = self.places + query.asked.chosen
     if query.deciding is None:
         count_held(self.decided, 1)
     elif found.used:

@@ -28,6 +28,7 @@ cdef class Deciding:
     cdef u32 n
     cdef u32[TASKS_MAX] places              # of a model in the selection, by rank
     cdef u32[TASKS_MAX] ranks               # of a model, by its place in the selection
+    cdef u32[TASKS_MAX] sorted_ranks        # of the models in the order of their places
     cdef u64[TASKS_MAX] starts_us           # as VoteData.start_us, by rank
     cdef double[TASKS_MAX] weights          # of votes, by place
     cdef u8[STEPS_MAX] answering            # by step
@@ -42,12 +43,12 @@ cdef class Deciding:
                     VoteData* votes) noexcept nogil
     # Return the bit set of the outputs of these tasks. mask: by rank.  one: set to the index of the
     # output of the best ranked of them.
-    cdef u32 used_of(self, const Outputs* outputs, u64 mask, u32* one) noexcept nogil
-    # Make the answer of a step. outputs: what had arrived, of models at places below n, ascending.
+    cdef u64 used_of(self, const Outputs* outputs, u64 mask, u32* one) noexcept nogil
+    # Make the answer of a step. outputs: what had arrived, by ascending places of the models.
     # used: bit set of those that the step uses.  one: the index among them of the model that a rule
     # BY_ONE answers with.  False: Python has to.
     cdef bint combine(self, Selection selection, const StateView* state, const Outputs* outputs,
-                      u32 step, u32 used, u32 one, Combination* found) noexcept nogil
+                      u32 step, u64 used, u32 one, Combination* found) noexcept nogil
     cdef bint _by_votes(self, Selection selection, const StateView* state, const Outputs* outputs,
                         u8 how, Combination* found) noexcept nogil
     cdef bint _bounded(self, Selection selection, const StateView* state, const Outputs* outputs,

@@ -3,8 +3,8 @@ cimport cython
 from libc.string cimport memset
 
 from clipper_core.application.selection cimport (
-    NO_WINNER, NUMBERS, OTHER, found_among, key_of_answer, kind_of, mean_of, nothing_found,
-    outputs_pick, own_confidence, vote_of,
+    NO_WINNER, NUMBERS, OTHER, first_bits, found_among, key_of_answer, kind_of, mean_of,
+    nothing_found, outputs_pick, own_confidence, vote_of,
 )
 from clipper_core.learning.bandit cimport MIXTURE
 from clipper_core.learning.mixture cimport mixture_is_untouched
@@ -23,7 +23,8 @@ cdef class Deciding:
     """The order of an application's models and its decider, for one state of its policy. Threads:
     any; it never changes.
 
-    decider: of these models.  models: best first.  selected: those of the policy, the same ones.
+    decider: of these models.  models: best first.  selected: those of the policy's selection, of
+    which these are all or some.
     steps: of the decider: the name in answers, how it answers, and what counts its answers.
     starts_us: when each model is queried, as of predict_ensemble; None: all at once.  weights: of
     the models' votes; None: all alike.  until_us: when the last step ends, 0 for the deadline.
@@ -36,7 +37,7 @@ cdef class Deciding:
                  steps, starts_us, weights, u64 until_us, u64 margin_us, order=None,
                  bint measures=False):
         cdef u32 i
-        if not 1 <= len(models) <= TASKS_MAX or set(models) != set(selected):
+        if not 1 <= len(models) <= TASKS_MAX or not set(models) <= set(selected):
             raise_for(BAD_INPUT, f"a decider of {len(models)} models for a policy of "
                                  f"{len(selected)}")
         if len(steps) != <Py_ssize_t> decider.state.count:
@@ -59,6 +60,8 @@ cdef class Deciding:
             if starts_us is not None:
                 self.starts_us[i] = NEVER_US if starts_us[i] < 0 else starts_us[i]
             self.weights[self.places[i]] = 1.0 if weights is None else weights[i]
+        for i, model in enumerate(sorted(models, key=selected.index)):
+            self.sorted_ranks[i] = <u32> models.index(model)
 
     cdef u64 time_us(self, u64 slo_us) noexcept nogil:
         if self.until_us:
@@ -85,23 +88,25 @@ cdef class Deciding:
         vote.state = ARRIVED
         return True
 
-    cdef u32 used_of(self, const Outputs* outputs, u64 mask, u32* one) noexcept nogil:
-        cdef u32 i, rank, best = TASKS_MAX, used = 0
+    cdef u64 used_of(self, const Outputs* outputs, u64 mask, u32* one) noexcept nogil:
+        cdef u32 i, rank, best = TASKS_MAX
+        cdef u64 used = 0
         one[0] = TASKS_MAX
         for i in range(outputs.n):
             rank = self.ranks[outputs.place[i]]
             if not mask >> rank & 1:
                 continue
-            used |= <u32> 1 << i
+            used |= <u64> 1 << i
             if rank < best:
                 best, one[0] = rank, i
         return used
 
     cdef bint combine(self, Selection selection, const StateView* state, const Outputs* outputs,
-                      u32 step, u32 used, u32 one, Combination* found) noexcept nogil:
+                      u32 step, u64 used, u32 one, Combination* found) noexcept nogil:
         cdef Outputs picked
         cdef u8 how = self.answering[step]
-        cdef u32 i, numbers = 0
+        cdef u64 numbers = 0
+        cdef u32 i
         cdef bint made
         found.label = 0
         if used == 0:
@@ -111,7 +116,7 @@ cdef class Deciding:
             return _one(outputs, one, self.n, found) and self._bounded(selection, state, outputs,
                                                                        True, found)
         if how == BY_POLICY:
-            if used == _all(outputs.n):
+            if used == first_bits(outputs.n):
                 return selection.combine(state, outputs, found)
             outputs_pick(outputs, used, &picked)
             made = selection.combine(state, &picked, found)
@@ -122,11 +127,11 @@ cdef class Deciding:
         for i in range(outputs.n):
             if outputs.key[i].kind > BYTES_KEY:
                 return False
-            numbers |= <u32> _is_number(&outputs.key[i]) << i
+            numbers |= <u64> _is_number(&outputs.key[i]) << i
         if numbers == 0:
             nothing_found(found)
             return True
-        if numbers == _all(outputs.n):
+        if numbers == first_bits(outputs.n):
             if how == BY_MEAN:
                 return self._by_votes(selection, state, outputs, how, found)
             return _median(outputs, self.n, found)
@@ -145,7 +150,7 @@ cdef class Deciding:
         cdef double selected = 0.0, arrived = 0.0
         cdef u32 i
         for i in range(self.n):
-            selected += self.weights[i] if how != BY_VOTES else 1.0
+            selected += self.weights[self.places[i]] if how != BY_VOTES else 1.0
         for i in range(outputs.n):
             weights[i] = self.weights[outputs.place[i]] if how != BY_VOTES else 1.0
             arrived += weights[i]
@@ -153,7 +158,7 @@ cdef class Deciding:
             selected = self.n
             for i in range(outputs.n):
                 weights[i] = 1.0
-        found.used = _all(outputs.n)
+        found.used = first_bits(outputs.n)
         if how == BY_MEAN:
             mean_of(outputs, weights, selected, found)
         elif not _votes(outputs, weights, selected, found):
@@ -166,7 +171,7 @@ cdef class Deciding:
         cdef Combination whole, alone
         cdef Outputs only
         cdef ValueKey said, answer
-        if not selection.learns or selection.k == 1:
+        if not selection.learns or selection.n == 1:
             return True
         if selection.rule is not None and selection.rule.state.kind == MIXTURE:
             if mixture_is_untouched(state.rows, state.shape, selection.k):
@@ -186,11 +191,6 @@ cdef class Deciding:
         else:
             found.confidence = min(found.confidence, 1.0 - whole.confidence)
         return True
-
-
-cdef inline u32 _all(u32 n) noexcept nogil:
-    """Return the bit set of n outputs."""
-    return (<u32> 1 << n) - 1
 
 
 cdef inline bint _is_number(const ValueKey* key) noexcept nogil:
@@ -229,7 +229,7 @@ cdef bint _one(const Outputs* outputs, u32 one, u32 queried, Combination* found)
     else:
         return False
     found.winner = one
-    found.used = <u32> 1 << one
+    found.used = <u64> 1 << one
     found.confidence = min(max(own, 0.0), 1.0) if own == own else found.agreement
     return True
 
@@ -257,5 +257,5 @@ cdef bint _median(const Outputs* outputs, u32 queried, Combination* found) noexc
     found.agreement = spread.agreement
     found.confidence = min(spread.arrived / queried * spread.agreement, 1.0)
     found.winner = NO_WINNER
-    found.used = _all(n)
+    found.used = first_bits(n)
     return True

@@ -48,6 +48,9 @@ cdef struct StateView:          # a learned state
     const double* context       # [features]: of the query, as far as the policy reads them
     u32 features
 
+cdef inline u64 first_bits(u32 n) noexcept nogil:      # the bit set of the first n, at most 64
+    return ~<u64> 0 >> (64 - n) if n else 0
+
 cdef struct Outputs:            # of the models that a query called, as far as they have answered
     u32 n
     u32 queried                 # how many it called
@@ -64,10 +67,11 @@ cdef struct Combination:
     double mean                 # the answer, if there is no winner
     u32 winner                  # the index of the output that is the answer
     u32 label                   # the number in `named` of a label without a vote; 0: it is none
-    u32 used                    # bit set of the outputs that are in the answer; 0: there is none
+    u64 used                    # bit set of the outputs that are in the answer; 0: there is none
 
 cdef class Selection:
-    cdef readonly tuple models  # in the order of tasks
+    cdef readonly tuple models  # sorted
+    cdef readonly tuple primaries   # those that the policy calls, or chooses one of
     cdef object alike           # the last tuple of a state that is equal to it
     cdef Combining how
     cdef readonly bint calls_one
@@ -80,6 +84,9 @@ cdef class Selection:
     cdef double ridge
     cdef double[TASKS_MAX] weights
     cdef u32 k
+    cdef u32 n                  # of the primaries
+    cdef u32[TASKS_MAX] called  # their places, ascending
+    cdef u8[TASKS_MAX] is_called    # whether it is one, by place
 
     # Set the view of a state of these models; False if it is of others, or of another shape.
     cdef bint view(self, object state, StateView* found) except -1
@@ -87,14 +94,16 @@ cdef class Selection:
     cdef bint _fill(self, StateView* found) noexcept nogil
     # Have a view be for a query with these features, which the caller keeps. None: 0.
     cdef void in_context(self, StateView* view, const double* context, u32 features) noexcept nogil
+    # Return whether a choice can be made by a state: it has learned with as many features.
+    cdef bint can_choose(self, const StateView* state) noexcept nogil
     # Return the place of the model to call, and the probability of that choice, NaN if it is not
-    # known. For policies that call one. k: the state has learned with another number of features.
+    # known. For policies that call one.
     cdef u32 choose(self, const StateView* state, double uniform,
                     double* probability) noexcept nogil
     # Combine the outputs that may be answered with. False: they are to be combined in Python.
     cdef bint combine(self, const StateView* state, const Outputs* outputs,
                       Combination* found) noexcept nogil
-    cdef bint _some_combined(self, const StateView* state, const Outputs* outputs, u32 usable,
+    cdef bint _some_combined(self, const StateView* state, const Outputs* outputs, u64 usable,
                              Combination* found) noexcept nogil
     cdef u32 _by_features(self, const StateView* state, double uniform) noexcept nogil
     cdef u32 _drawn(self, double uniform, double* probability) noexcept nogil
@@ -114,12 +123,12 @@ cdef bint outputs_read(Outputs* outputs) noexcept nogil
 # The same for one of them.
 cdef bint output_read(Outputs* outputs, u32 i) noexcept nogil
 # Copy those of a bit set.
-cdef void outputs_pick(const Outputs* outputs, u32 bits, Outputs* picked) noexcept nogil
+cdef void outputs_pick(const Outputs* outputs, u64 bits, Outputs* picked) noexcept nogil
 # Make the combination of a query without any output that may be answered with.
 cdef void nothing_found(Combination* found) noexcept nogil
 # Make the winner and the bit set of a combination of some outputs those of all. bits: the set of
 # those that were combined.
-cdef void found_among(Combination* found, u32 bits) noexcept nogil
+cdef void found_among(Combination* found, u64 bits) noexcept nogil
 # Return the key of the output that is the answer; that of NaN if there is none.
 cdef inline ValueKey key_of_answer(const Outputs* outputs,
                                    const Combination* found) noexcept nogil:

@@ -17,6 +17,7 @@ class Combining(IntEnum):
 @final
 class Selection:
     models: tuple[VersionedModel, ...]
+    primaries: tuple[VersionedModel, ...]
     calls_one: bool
     learns: bool
     reads_context: bool
@@ -31,4 +32,5 @@ class Selection:
         weights: Sequence[float] | None = None,
         ridge: float = 0.0,
         linear: Context | None = None,
+        primaries: Sequence[VersionedModel] | None = None,
     ) -> None: ...

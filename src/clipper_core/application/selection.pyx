@@ -2,10 +2,11 @@
 cimport cython
 cimport numpy as cnp
 from libc.math cimport NAN, hypotl, isfinite, sqrt
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 from clipper_core.learning.bandit cimport (
-    HEDGE, LINEAR, LOGODDS, MIXTURE, MODELS_MAX, STACKING, rule_choose, rule_weights,
+    HEDGE, LINEAR, LOGODDS, MEMORIES_COLUMNS, MIXTURE, MODELS_MAX, STACKING, rule_choose,
+    rule_weights,
 )
 from clipper_core.learning.feedback_update cimport (
     Learner, Observation, feedback_update_classes, feedback_update_raw, reads_classes,
@@ -46,10 +47,12 @@ cdef class Selection:
     itself; of a blend, those from which on past errors outweigh the scatter.  weights: of the
     votes, or shares of the queries, that a person has set.  ridge: the strength of a blend's pull
     towards the mean.  linear: chooses by the features of the query, with a rule LINEAR.
+    primaries: those of the models that the policy calls, or chooses one of; None: all. Raises
+    BAD_INPUT.
     """
 
     def __init__(self, Combining how, tuple models not None, *, Rule rule=None, double doubt=0.0,
-                 weights=None, double ridge=0.0, Context linear=None):
+                 weights=None, double ridge=0.0, Context linear=None, primaries=None):
         cdef u32 i
         if not 1 <= len(models) <= TASKS_MAX:
             raise_for(BAD_INPUT, f"{len(models)} models: a selection has 1 to {TASKS_MAX}")
@@ -69,6 +72,14 @@ cdef class Selection:
             raise_for(BAD_INPUT, f"a weight is needed for each of {self.k} models")
         for i in range(self.k):
             self.weights[i] = 1.0 if weights is None else weights[i]
+            self.is_called[i] = primaries is None or models[i] in primaries
+            self.called[self.n] = i
+            self.n += self.is_called[i]
+        if self.n == 0:
+            raise_for(BAD_INPUT, "a selection needs a model to call")
+        self.primaries = models
+        if self.n < self.k:
+            self.primaries = tuple([models[self.called[i]] for i in range(self.n)])
 
     def _check_rule(self):
         """Raise BAD_INPUT for a rule that does not fit the way of combining."""
@@ -156,37 +167,51 @@ cdef class Selection:
                 and not mixture_is_untouched(view.rows, view.shape, self.k)):
             mixture_weights(view.rows, view.shape, self.k, context, view.weights)
 
+    cdef bint can_choose(self, const StateView* state) noexcept nogil:
+        return (self.linear is None or state.known == 0 or state.features == 0
+                or state.features == state.known)
+
     cdef u32 choose(self, const StateView* state, double uniform,
                     double* probability) noexcept nogil:
         cdef double[MODELS_MAX] p
-        cdef u32 i
+        cdef double[TASKS_MAX * MEMORIES_COLUMNS] rows
+        cdef u32 i, columns
         if self.linear is not None:
             probability[0] = NAN
             return self._by_features(state, uniform)
         if self.how == DRAWN_MODEL:
             return self._drawn(uniform, probability)
-        i = rule_choose(&self.rule.state, state.rows, self.k, state.seen, uniform, p)
+        if self.n == self.k:
+            i = rule_choose(&self.rule.state, state.rows, self.k, state.seen, uniform, p)
+            probability[0] = p[i]
+            return i
+        columns = self.rule.state.columns
+        for i in range(self.n):
+            memcpy(rows + i * columns, state.rows + <u64> self.called[i] * columns,
+                   columns * sizeof(double))
+        i = rule_choose(&self.rule.state, rows, self.n, state.seen, uniform, p)
         probability[0] = p[i]
-        return i
+        return self.called[i]
 
     cdef u32 _by_features(self, const StateView* state, double uniform) noexcept nogil:
         """Return the place of the model that is best for the features of the query."""
         cdef double[FEATURES_MAX] x
         cdef u32 i
-        if state.known and state.features and state.features != state.known:
-            return self.k
         x[0] = 1.0
         for i in range(state.known):
             x[1 + i] = state.context[i] if state.features else 0.0
-        return context_choose(&self.linear.state, state.rows, self.k, state.known + 1, x, uniform)
+        i = context_choose(&self.linear.state, state.rows, self.called, self.n, state.known + 1, x,
+                           uniform)
+        return self.called[i]
 
     cdef u32 _drawn(self, double uniform, double* probability) noexcept nogil:
         """Return the place of a model that is drawn by its share."""
         cdef double total = 0.0, below = 0.0
-        cdef u32 i, last = 0
-        for i in range(self.k):
-            total += self.weights[i]
-        for i in range(self.k):
+        cdef u32 i, at, last = 0
+        for at in range(self.n):
+            total += self.weights[self.called[at]]
+        for at in range(self.n):
+            i = self.called[at]
             if self.weights[i] > 0.0:
                 last = i
                 below += self.weights[i]
@@ -200,8 +225,8 @@ cdef class Selection:
         cdef OutputKind kind
         cdef double[TASKS_MAX] weights
         cdef double total
-        cdef u32 usable = _usable(outputs)
-        if usable != (<u32> 1 << outputs.n) - 1 or usable == 0:
+        cdef u64 usable = _usable(outputs)
+        if usable != first_bits(outputs.n) or usable == 0:
             return self._some_combined(state, outputs, usable, found)
         found.used = usable
         found.agreement = 1.0
@@ -224,7 +249,7 @@ cdef class Selection:
         vote_of(outputs, weights, total, found)
         return True
 
-    cdef bint _some_combined(self, const StateView* state, const Outputs* outputs, u32 usable,
+    cdef bint _some_combined(self, const StateView* state, const Outputs* outputs, u64 usable,
                              Combination* found) noexcept nogil:
         """Combine those outputs of a bit set that may be answered with."""
         cdef Outputs votes
@@ -251,8 +276,8 @@ cdef class Selection:
             for i in range(outputs.n):
                 weights[i] = by_place[outputs.place[i]]
                 arrived += weights[i]
-            for i in range(self.k):
-                total += by_place[i]
+            for i in range(self.n):
+                total += by_place[self.called[i]]
             # weights that a person has set are not for models of weight 0 alone
             if total > 0.0 and (arrived > 0.0 or self.how != FIXED_VOTES):
                 return total
@@ -326,6 +351,8 @@ cdef class Selection:
             else:
                 cells[at] = 0
         _no_label(&observation)
+        if self.n < self.k:
+            observation.queried = self.is_called
         observation.values = values
         observation.cells = cells
         observation.arrived = arrived
@@ -347,7 +374,7 @@ cdef class Selection:
         found.winner = <u32> values[winner]
         found.confidence = found.agreement = raw
         if not mixed or not mixture_is_untouched(learner.rows, learner.shape, self.k):
-            found.agreement = _agreement(state.weights, self.k, arrived, values, winner)
+            found.agreement = _agreement(self, state.weights, arrived, values, winner)
             found.confidence = _calibrated(&learner, raw)
         return True
 
@@ -390,15 +417,16 @@ cdef u32 ANY_NUMBER = 1 << FLOAT_KEY | 1 << WHOLE_KEY
 cdef u64 NO_NUMBER = <u64> 0x7FF << 52
 
 
-cdef inline u32 _usable(const Outputs* outputs) noexcept nogil:
+cdef inline u64 _usable(const Outputs* outputs) noexcept nogil:
     """Return the bit set of the outputs that may be answered with."""
-    cdef u32 found = (<u32> 1 << outputs.n) - 1, i
+    cdef u64 found = first_bits(outputs.n)
+    cdef u32 i
     for i in range(outputs.n):
         if outputs.key[i].kind == FLOAT_KEY:
             if outputs.key[i].bits & NO_NUMBER == NO_NUMBER:
-                found ^= <u32> 1 << i
+                found ^= <u64> 1 << i
         elif outputs.key[i].kind == ARRAY_KEY and not key_is_usable(&outputs.key[i]):
-            found ^= <u32> 1 << i
+            found ^= <u64> 1 << i
     return found
 
 
@@ -415,6 +443,7 @@ cdef inline void _no_label(Observation* observation) noexcept nogil:
     observation.label = -1
     observation.context = NULL
     observation.named = NULL
+    observation.queried = NULL
     observation.features = 0
     observation.right = 0
 
@@ -441,7 +470,7 @@ cdef bint output_read(Outputs* outputs, u32 i) noexcept nogil:
     return blob_of(value.word).qualifier_bytes == 0
 
 
-cdef void outputs_pick(const Outputs* outputs, u32 bits, Outputs* picked) noexcept nogil:
+cdef void outputs_pick(const Outputs* outputs, u64 bits, Outputs* picked) noexcept nogil:
     cdef u32 i, n = 0
     for i in range(outputs.n):
         if bits >> i & 1:
@@ -462,8 +491,9 @@ cdef void nothing_found(Combination* found) noexcept nogil:
     found.used = found.label = 0
 
 
-cdef void found_among(Combination* found, u32 bits) noexcept nogil:
-    cdef u32 i, at = 0, used = 0, winner = NO_WINNER
+cdef void found_among(Combination* found, u64 bits) noexcept nogil:
+    cdef u32 i, at = 0, winner = NO_WINNER
+    cdef u64 used = 0
     for i in range(TASKS_MAX):
         if not bits >> i & 1:
             continue
@@ -548,15 +578,27 @@ cdef bint mean_of(const Outputs* outputs, const double* weights, double selected
     return True
 
 
-cdef double _agreement(const double* weights, u32 k, const u8* arrived, const i64* values,
-                       u32 winner) noexcept nogil:
-    """Return the weight of the models that agree with the winner, as a share of all weight."""
-    cdef double total = 0.0, behind = 0.0
+cdef double _agreement(Selection self, const double* weights, const u8* arrived,
+                       const i64* values, u32 winner) noexcept nogil:
+    """Return the weight of the models that agree with the winner, as a share of that of the models
+    that are called; of a mixture, of so many with the mean weight of all."""
+    cdef double total = 0.0, queried = 0.0, behind = 0.0
     cdef u32 i
-    for i in range(k):
+    for i in range(self.k):
         total += weights[i]
+        if self.is_called[i]:
+            queried += weights[i]
         if arrived[i] and values[i] == values[winner]:
             behind += weights[i]
+    if self.n < self.k and self.rule.state.kind == MIXTURE:
+        total = total * self.n / self.k
+    elif self.n < self.k and queried > 0.0:
+        total = queried
+    elif self.n < self.k:               # none of them has any weight: they are equal
+        total = self.n
+        for i in range(self.k):
+            if arrived[i] and values[i] == values[winner]:
+                behind += 1.0
     return min(behind / total, 1.0) if total > 0.0 else 0.0
 
 

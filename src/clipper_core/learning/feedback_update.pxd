@@ -45,6 +45,7 @@ cdef struct Observation:               # an observation
     i64 label                   # the right one
     u64 bit                     # bit of this label in `labels`
     u32 chosen                  # the only model that was queried; k if all were
+    const u8* queried           # [k]: if several were, whether each was; NULL: `chosen` says it
     double p                    # its probability then
     double weight
     const double* context       # [features]: of the query; of linear models and a mixture

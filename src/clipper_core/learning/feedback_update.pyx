@@ -117,6 +117,13 @@ cdef inline bint _votes(const Learner* learner, const Observation* observation,
     return observation.arrived[i] and (observation.chosen >= learner.k or observation.chosen == i)
 
 
+cdef inline bint _was_queried(const Learner* learner, const Observation* observation,
+                              u32 i) noexcept nogil:
+    if observation.queried != NULL:
+        return observation.queried[i]
+    return observation.chosen >= learner.k or observation.chosen == i
+
+
 cdef double _queried_weights(const Learner* learner, const Observation* observation,
                            double* w) noexcept nogil:
     """Compute the weight of each model's vote. Return the total weight of the queried models."""
@@ -125,11 +132,11 @@ cdef double _queried_weights(const Learner* learner, const Observation* observat
     cdef bint some = False
     rule_weights(learner.rule, learner.rows, learner.k, CLASSES[popcount(learner.labels)], w)
     for i in range(learner.k):
-        some = some or (w[i] > 0 and (observation.chosen >= learner.k or observation.chosen == i))
+        some = some or (w[i] > 0 and _was_queried(learner, observation, i))
     for i in range(learner.k):
         if not some:
             w[i] = 1.0
-        if observation.chosen >= learner.k or observation.chosen == i:
+        if _was_queried(learner, observation, i):
             total += w[i]
     return total
 
@@ -790,6 +797,7 @@ cdef class FeedbackUpdate:
         observation.features = reported.features
         observation.known, observation.right = False, 0
         observation.named = NULL
+        observation.queried = NULL
         observation.bit = <u64> 1 << label_cell
         votes.cell = high
         if not reported.qualified or not reads_classes(self.rule.state.kind):
@@ -1034,6 +1042,7 @@ cdef void _learn_rows(Learner* learner, u64 n, const i64* values, const u8* arri
     observation.cells = cells
     observation.context = NULL
     observation.named = NULL
+    observation.queried = NULL
     observation.features, observation.known, observation.right = 0, False, 0
     with nogil:
         for i in range(n):

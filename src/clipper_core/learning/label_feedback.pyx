@@ -144,6 +144,7 @@ cdef class LabelVotes:
         observation.confidence, observation.label, observation.chosen = confidence, -1, k
         observation.context = NULL
         observation.named = NULL
+        observation.queried = NULL
         observation.features = observation.right = 0
         if reported:
             if not class_evidence_read(&named, k, said, qualifiers, kind):

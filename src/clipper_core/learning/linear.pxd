@@ -29,9 +29,9 @@ cdef u32 context_size(cnp.npy_intp columns) noexcept nogil
 # Return a copy of rows that have the constant only, with d features added, of which nothing is
 # learned.
 cdef cnp.ndarray context_widened(cnp.ndarray rows, u32 d, double ridge)
-# Return the model to query.
-cdef u32 context_choose(const ContextRule* rule, const double* rows, u32 k, u32 d, const double* x,
-                        double uniform) noexcept nogil
+# Return the index of the model to query, of k models. places: of their rows; NULL: the first k.
+cdef u32 context_choose(const ContextRule* rule, const double* rows, const u32* places, u32 k,
+                        u32 d, const double* x, double uniform) noexcept nogil
 # Learn a reward: update one model's row. reward: NaN only applies the discount. turn: the number of
 # the observation.
 cdef void context_learn(const ContextRule* rule, double* row, u32 d, const double* x, double reward,

@@ -119,16 +119,18 @@ cdef double _normal(u64* stream) noexcept nogil:
     return sqrt(-2.0 * log(_random(stream))) * cos(TWO_PI * _random(stream))
 
 
-cdef u32 context_choose(const ContextRule* rule, const double* rows, u32 k, u32 d, const double* x,
-                        double uniform) noexcept nogil:
+cdef u32 context_choose(const ContextRule* rule, const double* rows, const u32* places, u32 k,
+                        u32 d, const double* x, double uniform) noexcept nogil:
     cdef double[FEATURES_MAX] u
     cdef double[FEATURES_MAX] v
     cdef u64 stream = <u64> (uniform * 9007199254740992.0)
     cdef u32 columns = context_columns(d), i, j, best = 0
     cdef double mean, variance, value, high = -INFINITY
+    cdef const double* row
     for i in range(k):
-        _solve_lower(rows + i * columns, d, x, u)
-        _solve_lower(rows + i * columns, d, rows + i * columns + _row(d), v)
+        row = rows + <u64> (i if places == NULL else places[i]) * columns
+        _solve_lower(row, d, x, u)
+        _solve_lower(row, d, row + _row(d), v)
         mean = variance = 0.0
         for j in range(d):
             mean += u[j] * v[j]
@@ -361,8 +363,9 @@ cdef class Context:
         cdef cnp.ndarray features = self._features(x)
         cdef u32 d = <u32> features.shape[0]
         self._checked(rows, d)
-        return context_choose(&self.state, <double*> cnp.PyArray_DATA(rows), <u32> rows.shape[0], d,
-                              <double*> cnp.PyArray_DATA(features), uniform)
+        return context_choose(&self.state, <double*> cnp.PyArray_DATA(rows), NULL,
+                              <u32> rows.shape[0], d, <double*> cnp.PyArray_DATA(features),
+                              uniform)
 
     def learn(self, cnp.ndarray rows, x, rewards, u64 turn, double weight=1.0):
         """Return new rows after one observation. rewards: f64[k], NaN where unknown; turn: the

@@ -1,8 +1,8 @@
 """Applications whose plain queries the core schedules, combines and counts.
 
 The core knows the built-in policies over at most 16 models, and the built-in deciders. What it does
-not take is scheduled in Python (processor.py): applications with roles of models, prediction sets
-or named outputs, and policies and deciders of users.
+not take is scheduled in Python (processor.py): applications with prediction sets or named outputs,
+and policies and deciders of users. It asks Python to query observers.
 """
 
 from collections.abc import Sequence
@@ -32,11 +32,14 @@ from clipper.serving.query.processor import (
 )
 from clipper.serving.query.qualifiers import opened
 from clipper.serving.query.speculation import EnsembleCall, Order, Speculation
-from clipper.serving.query.stats import ApplicationCounters
+from clipper.serving.query.stats import ApplicationCounters, ApplicationStats
+from clipper.serving.rollout.roles import RoleAssignment
 from clipper.types import UserValue, VersionedModel
 from clipper_core.application.application import Application
 from clipper_core.application.deciding import Answering, Deciding
+from clipper_core.application.roles import Roles
 from clipper_core.application.selection import Combining, Selection
+from clipper_core.results.future import Future
 from clipper_core.runtime.status import Status
 
 MODELS_MAX = 16  # of a query that the core combines
@@ -54,20 +57,17 @@ _ANSWERING = {
 class DeciderOrders:
     """Describes an application's decider to the core, for each state of its policy.
 
-    models: of the policy, which queries all of them.  stats: counts answers by step.  undecided:
-    counts those by no step. Threads: any.
+    selection: of the policy, which queries all primaries.  stats: counts answers by step.
+    undecided: counts those by no step. Threads: any.
     """
 
-    __slots__ = ("_measures", "_models", "_speculation", "_steps", "undecided")
+    __slots__ = ("_measures", "_selection", "_speculation", "_steps", "undecided")
 
     def __init__(
-        self,
-        speculation: Speculation,
-        models: tuple[VersionedModel, ...],
-        stats: ApplicationCounters,
+        self, speculation: Speculation, selection: Selection, stats: ApplicationCounters
     ) -> None:
         self._speculation = speculation
-        self._models = models
+        self._selection = selection
         self.undecided = stats.step("")
         self._measures = measures(speculation)
         decided = [speculation.decided(i) for i in range(len(speculation.steps))]
@@ -79,13 +79,13 @@ class DeciderOrders:
     def deciding(self, state: State) -> Deciding | None:
         """Return the order of the models and the decider; None if Python has to decide."""
         speculation, last = self._speculation, self._speculation.steps[-1]
-        order = speculation.order(state, Plan(self._models), None)
-        if set(order.models) != set(self._models):
+        order = speculation.order(state, Plan(self._selection.primaries), None)
+        if set(order.models) != set(self._selection.primaries):
             return None
         return Deciding(
             order.decider,
             order.models,
-            self._models,
+            self._selection.models,
             self._steps,
             speculation.starts_us(order.models, 0),
             order.weights,
@@ -144,6 +144,45 @@ class DecoyRecords:
             decoy.add_reply(number, id_of(self._resolved, number), output, is_default)
 
 
+class ObserverQueries:
+    """Queries the observers of an application for the core, and compares what they say with
+    answers. Threads: any."""
+
+    __slots__ = ("_resolved", "_stats", "compare")
+
+    def __init__(self, resolved: ResolvedApplication, stats: ApplicationStats) -> None:
+        self._resolved = resolved
+        self._stats = stats
+        self.compare = stats.counters.watched.add
+
+    def watch(
+        self, models: tuple[VersionedModel, ...], x: object, slo_us: int, salt: int
+    ) -> tuple[tuple[VersionedModel, Future], ...]:
+        """Send a query to those of these observers whose rate limits allow it, and return their
+        futures."""
+        for model in models:
+            link = self._resolved.on_demand.get(model)
+            if link is not None:
+                link.touch()
+        watched: list[tuple[VersionedModel, Future]] = []
+        self._stats.watch(self._resolved.cores, models, x, slo_us, salt, watched)
+        return tuple(watched)
+
+
+def roles_of(resolved: ResolvedApplication, selection: Selection) -> Roles | None:
+    """Return what the models of an application do beside answering; None if nothing."""
+    assignment, policy = resolved.rollout.assignment, resolved.policy
+    shadow = 0.0
+    if isinstance(policy, LearningPolicy) and isinstance(policy.answering, OneModel):
+        shadow = policy.answering.shadow
+    if assignment is None:
+        return Roles((), (), shadow) if shadow else None
+    challengers = [
+        (selection.models.index(model), end, share) for end, model, share in assignment.challengers
+    ]
+    return Roles(assignment.observers, challengers, shadow)
+
+
 def measures(speculation: Speculation) -> bool:
     """Return whether models are queried at times that are measured."""
     return any(step.rule == "hedged" and step.after_ms is None for step in speculation.steps)
@@ -155,7 +194,7 @@ def decides_in_core(speculation: Speculation, selection: Selection) -> bool:
         speculation.own is None
         and not selection.calls_one
         and not (measures(speculation) and len(speculation.steps) > 1)
-        and set(speculation.links) == set(selection.models)
+        and set(speculation.links) == set(selection.primaries)
     )
 
 
@@ -163,18 +202,20 @@ def core_of(resolved: ResolvedApplication) -> Application | None:
     """Return what schedules the plain queries of an application in the core; None if Python has to
     schedule them all."""
     rollout, window = resolved.rollout, resolved.feedback.window
-    is_plain = rollout.assignment is None and rollout.split is None and not resolved.output_name
+    is_plain = rollout.split is None and not resolved.output_name
     if not is_plain or window is None or rollout.stats is None:
         return None
-    selection = selection_of(resolved.policy, resolved.models)
+    selection = selection_of(resolved.policy, resolved.models, rollout.assignment)
     if selection is None:
         return None
+    roles = roles_of(resolved, selection)
     counters = rollout.stats.counters
     orders, speculation = None, resolved.speculation
     if speculation is not None:
-        if not decides_in_core(speculation, selection):
+        # a challenger is a decider's only model
+        if not decides_in_core(speculation, selection) or (roles is not None and roles.left < 1.0):
             return None
-        orders = DeciderOrders(speculation, selection.models, counters)
+        orders = DeciderOrders(speculation, selection, counters)
     return Application(
         resolved,
         selection,
@@ -205,45 +246,78 @@ def core_of(resolved: ResolvedApplication) -> Application | None:
         if resolved.on_demand
         else None,
         DecoyRecords(resolved) if rollout.decoys else None,
+        roles,
+        None if roles is None else ObserverQueries(resolved, rollout.stats),
     )
 
 
-def selection_of(policy: Policy, models: Sequence[VersionedModel]) -> Selection | None:
-    """Return a policy over these models as the core runs it; None if it does not know it."""
-    ordered = sorted_models(models)
-    if not 1 <= len(ordered) <= MODELS_MAX or POLICIES.get(policy.name) is not type(policy):
+def selection_of(
+    policy: Policy, models: Sequence[VersionedModel], assignment: RoleAssignment | None = None
+) -> Selection | None:
+    """Return a policy over these models as the core runs it; None if it does not know it, and if
+    no model is left to answer."""
+    primaries = tuple(models) if assignment is None else assignment.primaries
+    if not primaries or POLICIES.get(policy.name) is not type(policy):
         return None
     if isinstance(policy, LearningPolicy):
-        return _learning_selection(policy, ordered)
-    if isinstance(policy, Ensemble):
-        return Selection(Combining.EQUAL_VOTES, ordered)
-    if isinstance(policy, SingleModel):
-        return Selection(Combining.EQUAL_VOTES, (models[0],))
+        found = sorted_models(models)
+    else:
+        answering = primaries[:1] if isinstance(policy, SingleModel) else primaries
+        primaries = sorted_models(answering)
+        found = sorted_models((*primaries, *_challengers(assignment)))
+    if len(found) > MODELS_MAX or not {*primaries, *_challengers(assignment)} <= {*found}:
+        return None
+    if isinstance(policy, LearningPolicy):
+        return _learning_selection(policy, found, primaries)
+    if isinstance(policy, Ensemble | SingleModel):
+        return Selection(Combining.EQUAL_VOTES, found, primaries=primaries)
     if isinstance(policy, StaticWeights):
-        weights = [weight_of(policy.weights, model, 1.0) for model in ordered]
-        return Selection(Combining.FIXED_VOTES, ordered, weights=weights)
+        weights = [weight_of(policy.weights, model, 1.0) for model in found]
+        return Selection(Combining.FIXED_VOTES, found, weights=weights, primaries=primaries)
     if isinstance(policy, AbSplit):
-        shares = [weight_of(policy.shares, model, 0.0) for model in ordered]
-        return Selection(
-            Combining.DRAWN_MODEL, ordered, weights=shares if any(shares) else [1.0] * len(ordered)
-        )
+        shares = [weight_of(policy.shares, model, 0.0) for model in found]
+        if not any(weight_of(policy.shares, model, 0.0) for model in primaries):
+            shares = [1.0] * len(found)
+        return Selection(Combining.DRAWN_MODEL, found, weights=shares, primaries=primaries)
     return None
 
 
+def _challengers(assignment: RoleAssignment | None) -> tuple[VersionedModel, ...]:
+    """Return the models that answer queries alone."""
+    return () if assignment is None else tuple(model for _, model, _ in assignment.challengers)
+
+
 def _learning_selection(
-    policy: LearningPolicy, models: tuple[VersionedModel, ...]
+    policy: LearningPolicy,
+    models: tuple[VersionedModel, ...],
+    primaries: tuple[VersionedModel, ...],
 ) -> Selection | None:
     """Return a policy that learns as the core runs it."""
     answering, rule = policy.answering, policy.rule
     if policy.coverage is not None:
         return None
     if isinstance(policy, Ridge):
-        return Selection(Combining.BLEND, models, doubt=SPREAD_COUNTS, ridge=policy.strength)
+        return Selection(
+            Combining.BLEND,
+            models,
+            doubt=SPREAD_COUNTS,
+            ridge=policy.strength,
+            primaries=primaries,
+        )
     if rule is None:
         return None
     if isinstance(answering, WeightedVotes | MixedVotes):
-        return Selection(Combining.LEARNED_VOTES, models, rule=rule, doubt=DOUBT)
-    if isinstance(answering, OneModel) and not answering.shadow:
+        return Selection(
+            Combining.LEARNED_VOTES, models, rule=rule, doubt=DOUBT, primaries=primaries
+        )
+    if isinstance(answering, OneModel):
         linear = policy.linear if isinstance(policy, LinUcb | LinTs) else None
-        return Selection(Combining.CHOSEN_MODEL, models, rule=rule, doubt=DOUBT, linear=linear)
+        return Selection(
+            Combining.CHOSEN_MODEL,
+            models,
+            rule=rule,
+            doubt=DOUBT,
+            linear=linear,
+            primaries=primaries,
+        )
     return None

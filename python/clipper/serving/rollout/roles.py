@@ -195,9 +195,13 @@ def _check_somebody_answers(
 
 
 class RoleAssignment:
-    """The roles of an application's running models. Threads: any; it never changes."""
+    """The roles of an application's running models. Threads: any; it never changes.
 
-    __slots__ = ("_challengers", "_left", "observers", "primaries", "roles")
+    primaries: models.  observers: (model, share).  challengers: (end, model, share): it takes the
+    queries whose number is below `end`, and not below the end before.
+    """
+
+    __slots__ = ("_left", "challengers", "observers", "primaries", "roles")
 
     def __init__(
         self, roles: Mapping[VersionedModel, Role], models: Sequence[VersionedModel]
@@ -209,13 +213,13 @@ class RoleAssignment:
         self.observers = tuple(
             (model, role.share) for model, role in self.roles.items() if role.observes
         )
-        challengers = [
+        shares = [
             (model, role.share) for model, role in self.roles.items() if role.kind == "challenger"
         ]
         ends = [
-            math.fsum(share for _, share in challengers[: i + 1]) for i in range(len(challengers))
+            math.fsum(share for _, share in shares[: i + 1]) for i in range(len(shares))
         ]
-        self._challengers = tuple((end, *one) for end, one in zip(ends, challengers, strict=True))
+        self.challengers = tuple((end, *one) for end, one in zip(ends, shares, strict=True))
         self._left = 1.0 - (ends[-1] if ends else 0.0)
 
     def plan(self, policy: Policy, state: object, query: Query) -> Plan:
@@ -248,7 +252,7 @@ class RoleAssignment:
         )
 
     def _challenged(self, query: Query) -> Plan | None:
-        for end, model, share in self._challengers:
+        for end, model, share in self.challengers:
             if query.uniform < end:
                 return Plan((model,), (share,), (), query.features)
         return None
