@@ -127,15 +127,21 @@ def query_path() -> str:
     answer. A plain one passes none."""
     with clipper.start() as server:
         server.deploy("sums", lambda rows: rows.sum(axis=1), input="f64[2]")
+        server.deploy(
+            "named",
+            lambda rows: {"sum": rows.sum(axis=1)},
+            input="f64[2]",
+            outputs={"sum": "f64"},
+        )
         app = server.app("total", models=["sums"], slo_ms=10_000, default=-1.0)
-        sets = server.app("sets", models=["sums"], slo_ms=10_000, policy="ridge(coverage=0.9)")
+        named = server.app("one", models=["named"], slo_ms=10_000, policy="ridge", output="sum")
         for _ in range(8):  # the first query may import more, and the slowest are written down
             app.predict([0.0, 0.0]).result()
-            sets.predict([0.0, 0.0]).result()
+            named.predict([0.0, 0.0]).result()
         files, future = traced(lambda: app.predict([0.0, 0.0], context=[1.0]))
         files += traced(future.result)[0]
         assert not files, f"a plain query runs code of {files}"
-        down, future = traced(lambda: sets.predict([1.0, 2.0]))
+        down, future = traced(lambda: named.predict([1.0, 2.0]))
         up, answer = traced(future.result)
     assert answer.output == 3.0, answer
     lines = []

@@ -87,7 +87,7 @@ def test_a_query_passes_few_files() -> None:
     python = page.partition("path: begin")[2].partition("path: end")[0]
     core = page.partition("What happens on a cache miss:")[2].partition("\n### ")[0]
     hit = page.partition("### One query\n")[2].partition("Other queries run")[0]
-    assert len(set(re.findall(r"  (\S+\.py)\n", python))) == 16
+    assert len(set(re.findall(r"  (\S+\.py)\n", python))) == 15
     assert len(set(re.findall(r"`(\w+/\w+\.pyx)`", core))) == 16
     assert len(set(re.findall(r"`(\w+/\w+\.pyx)`", hit))) == 8
 

@@ -23,6 +23,8 @@ from clipper.selection import (
     create_policy,
     features_of,
 )
+from clipper.selection.learning.learning_policy import LearningPolicy
+from clipper.selection.learning.prediction_sets import with_coverage
 from clipper.selection.policy import is_number, is_usable
 from clipper.serving.feedback.states import States
 from clipper.serving.feedback.stored_state import publish
@@ -414,6 +416,85 @@ def test_answers_of_applications_with_roles_equal_pythons(new_world, monkeypatch
     assert {late for _, _, late in seen} == {True, False}
 
 
+COVERED = tuple(
+    with_coverage(one, 0.8)
+    for one in POLICIES
+    if isinstance(create_policy(one), LearningPolicy) and one != "lints"
+)
+
+
+@pytest.mark.parametrize("policy", COVERED)
+@pytest.mark.parametrize("seed", range(4))
+def test_prediction_sets_equal_pythons(new_world, monkeypatch, policy, seed):
+    """Labels that models gave or named, and those that feedback had, in the same order; intervals
+    around numbers. Also of a challenger, of the queries in a context, and of a part of the
+    models."""
+    rng = random.Random(f"{policy} {seed}")
+    calls = Calls(monkeypatch)
+    sizes = set()
+    chance = create_policy(policy).chance
+    for n, kind in enumerate((*KINDS, *ODD)):
+        k = rng.randint(2, 5)
+        fields = {
+            "roles": {0: Role("challenger", 0.3)} if n % 3 == 1 else None,
+            "confidence_min": rng.choice((0.0, 0.0, 0.6)),
+            "averages": kind in (KINDS[-2], ODD[0]) and not chance,
+        }
+        served, twin = (Served(new_world(), policy, k, **fields) for _ in range(2))
+        assert served.core.selection.makes_sets
+        features = (0.5, -1.0) if policy.startswith(("mixture", "linucb")) and n % 2 else None
+        for each in (served, twin):
+            each.learn(random.Random(seed), kind, 15 * seed, 2 if features else 0)
+        before = calls.count
+        for i in range(12):
+            x, id = np.full(2, float(i % 6)), f"{n} {i}"
+            events = random_events(rng, served.models, kind)
+            qualified = rng.random() < 0.5
+            outputs = [rng.choice(kind) for _ in served.models]
+            beside = [random_qualifiers(rng, kind) for _ in served.models]
+            future = served.core.predict(x, "ann", SLO_US, 0, id, features)
+            other = predict(twin.resolved, x, "ann", SLO_US, 0, features, id=id)
+            for each in (served, twin):
+                if qualified:
+                    each.answer_all(outputs, [None] * k, beside)
+                each.play([] if qualified else events)
+            answer, expected = future.result(0), other.result(0)
+            assert_same_answer(answer, expected, ignored=("latency_us", "set"))
+            assert [type(one) for one in answer.set] == [type(one) for one in expected.set]
+            assert shown(answer.set) == shown(expected.set)
+            sizes.add(len(answer.set))
+        assert served.told() == twin.told()
+        # labels of more than one kind, and large ones, are Python's
+        if kind not in (KINDS[2], *ODD):
+            assert calls.count == before
+    assert {0, 1, 2} <= sizes if seed else {0, 1} & sizes
+    if seed and not chance:
+        assert max(sizes) > 2
+
+
+def test_users_without_feedback_have_the_sets_of_the_shared_state(world):
+    served = Served(world, "stacking(coverage=0.8)", 3)
+    plan = Plan(served.models)
+    labels = ("a", "b", "c", "d")
+    for number in range(1, 41):
+        arrived = {
+            model: Prediction(labels[(number + i) % 3]) for i, model in enumerate(plan.models)
+        }
+        truth = Truth(labels[number % 4])
+        served.learner.observe(None, Observation(plan, arrived, truth), number)
+    found = []
+    for user in ("", "ann"):
+        future = served.core.predict(np.zeros(2), user, SLO_US, 0, "")
+        served.answer_all(["a", "a", "b"], [None] * 3)
+        state = served.learner.state(user or None)
+        arrived = {m: Prediction(one) for m, one in zip(plan.models, ("a", "a", "b"), strict=True)}
+        answer = future.result(0)
+        assert answer.set == served.policy.combine(state, arrived, ()).set
+        found.append(answer.set)
+    assert found[0][0] == "a"
+    assert len(found[0]) > 1
+
+
 @pytest.mark.parametrize("decider", DECIDERS)
 @pytest.mark.parametrize("policy", ["ensemble", "stacking", "mixture"])
 def test_decisions_beside_observers_equal_pythons(new_world, monkeypatch, decider, policy):
@@ -462,6 +543,42 @@ def test_roles_are_those_of_the_callers_id(world, policy):
     assert len(plans) >= 6
 
 
+@pytest.mark.parametrize("policy", [*POLICIES, "stacking(coverage=0.8)"])
+def test_answers_of_many_models_equal_pythons(new_world, monkeypatch, policy):
+    """Of more than an entry of the window has, of more than are compared with each other, and of
+    as many as the core combines."""
+    rng = random.Random(policy)
+    calls = Calls(monkeypatch)
+    for k, kind in ((17, KINDS[0]), (33, KINDS[-2]), (MODELS_MAX, KINDS[4])):
+        roles = {3: Role("shadow", 0.5)} if k < MODELS_MAX else None
+        served, twin = (Served(new_world(), policy, k, roles=roles) for _ in range(2))
+        if not isinstance(served.learner.state(None), tuple):
+            for each in (served, twin):
+                each.learn(random.Random(k), kind, 10)
+        for i in range(3):
+            events = random_events(rng, served.models, kind)
+            x = np.full(2, float(i % 2))
+            future = served.core.predict(x, "ann", SLO_US, 0, f"{i}")
+            other = predict(twin.resolved, x, "ann", SLO_US, 0, id=f"{i}")
+            for each in (served, twin):
+                each.play(events)
+            assert_same_answer(future.result(0), other.result(0))
+        assert served.told() == twin.told()
+    assert calls.count == 0
+
+
+@pytest.mark.parametrize("decider", ["majority", "median", "best_quality", "quorum(9)"])
+def test_decisions_of_many_models_equal_pythons(new_world, monkeypatch, decider):
+    rng = random.Random(decider)
+    calls = Calls(monkeypatch)
+    for kind in (KINDS[0], KINDS[-2]):
+        served, twin = (Served(new_world(), "ensemble", 40, decider) for _ in range(2))
+        for i in range(4):
+            played(served, twin, np.full(2, float(i % 2)), random_events(rng, served.models, kind))
+        assert served.told() == twin.told()
+    assert calls.count == 0
+
+
 def test_queries_are_spread_over_roles_by_chance(world):
     roles = {0: Role("challenger", 0.3), 1: Role("shadow", 0.5)}
     served = Served(world, "ensemble", 3, roles=roles)
@@ -474,9 +591,14 @@ def test_queries_are_spread_over_roles_by_chance(world):
     assert {future.extra.models for future in futures} == {served.models[:1], served.models[2:]}
 
 
-def test_an_application_without_primaries_is_left_to_python(world):
+def test_an_application_without_primaries_or_with_many_observers_is_left_to_python(world):
     served = Served(world, "ensemble", 2, roles={0: Role("shadow"), 1: Role("canary")})
     assert served.core is None
+    for observers, is_core in ((MODELS_MAX, True), (MODELS_MAX + 1, False)):
+        models = tuple(VersionedModel(f"m{i}", 1) for i in range(1 + observers))
+        roles = RoleAssignment(dict.fromkeys(models[1:], Role("shadow")), models)
+        found = selection_of(create_policy("ensemble"), models, roles)
+        assert (found is not None) == is_core
 
 
 def entries_of(served):
@@ -1211,8 +1333,8 @@ def test_selections_are_of_policies_that_are_built_in():
         assert selection_of(create_policy(policy), models[:2]).models == models[:2] or (
             policy == "single"
         )
-        assert selection_of(create_policy(policy), models) is None
-    assert selection_of(create_policy("stacking(coverage=0.9)"), models[:2]) is None
+        found = selection_of(create_policy(policy), models)
+        assert found.models == models[:1] if policy == "single" else found is None
     rule = Rule(RuleKind.EXP3, eta=0.1)
     for how, fields in (
         (Combining.LEARNED_VOTES, {}),

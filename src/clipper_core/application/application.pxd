@@ -7,6 +7,8 @@
 # same answers: arrays of several models, floats beside labels, qualifiers with a decider.
 #
 # Threads: any, with the GIL.
+from cpython.object cimport PyObject
+
 from clipper_core.application.deciding cimport Deciding
 from clipper_core.application.output_means cimport OutputMeans
 from clipper_core.application.roles cimport Roles
@@ -58,6 +60,7 @@ cdef struct Ending:             # how a query ended
     u8 step                     # of the decider
     const double* context       # [features]: that feedback needs
     u32 features
+    PyObject* thresholds        # of prediction sets, borrowed; only where there are some
 
 # -- A query until its answer is read: `Future.extra`.
 cdef class ApplicationQuery:
@@ -92,7 +95,8 @@ cdef class Application:
     cdef list links             # by place: is told that a query uses the model; None: of no mesh
     cdef Roles roles            # None: no model has another than to answer
     cdef object observing       # queries observers, and compares what they say
-    cdef tuple odds             # of all models that the policy calls, where challengers take a share
+    cdef object compare         # compares the outputs of many models
+    cdef tuple odds             # of the primaries together, where challengers take a share
     cdef object decoys          # are told of queries and of their answers; None: there are none
     cdef object kept            # is told of each answer, by number; None: nobody is
     cdef AnswerWindow window
@@ -134,6 +138,7 @@ cdef class Application:
     cdef tuple watch(self, tuple observers, object x, u64 slo_us, u64 salt)
     cdef list make_quick(self)
     cdef object state_of(self, str user)
+    cdef object thresholds_of(self, object state)
     cdef Future by_decider(self, object x, const void* given, u64 nbytes, u64 slo_us, u64 salt,
                            const Asked* asked, str user, str id, object state,
                            const StateView* view)
@@ -177,7 +182,11 @@ cdef class Application:
     cdef object plan_of(self, ApplicationQuery query, double probability, tuple features)
     cdef bint read_classes(self, Outputs* outputs, dict arrived, ClassEvidence* named) except -1
     cdef Answer end(self, Future future, Outputs* outputs, const Combination* found,
-                    ApplicationQuery query, const Ending* ending, str user, str id, dict arrived)
+                    ApplicationQuery query, const Ending* ending, str user, str id, dict arrived,
+                    tuple held)
+    # Return the prediction set of a combination.
+    cdef tuple make_set(self, const StateView* state, const Outputs* outputs,
+                         const Combination* found, const Ending* ending)
     cdef int count_default(self, Future future, const Outputs* outputs,
                            const Combination* found) except -1
     cdef int count_missing(self, Future future, ApplicationQuery query,

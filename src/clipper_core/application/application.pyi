@@ -101,6 +101,7 @@ class Application:
         decoys: _Decoys | None = None,
         roles: Roles | None = None,
         observing: _Observing | None = None,
+        compare: Callable[[dict[VersionedModel, Any], Any], None] | None = None,
     ) -> None: ...
     def predict(
         self,

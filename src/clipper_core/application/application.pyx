@@ -12,6 +12,7 @@ from numpy import float64, ndarray
 
 from clipper_core.application.deciding cimport Deciding
 from clipper_core.application.output_means cimport OutputMean
+from clipper_core.application.prediction_sets cimport set_of
 from clipper_core.application.roles cimport NOBODY, Drawn
 from clipper_core.application.selection cimport (
     NO_WINNER, TASKS_MAX, Combination, first_bits, key_of_answer, output_read, outputs_read,
@@ -19,7 +20,7 @@ from clipper_core.application.selection cimport (
 from clipper_core.cache.clock_cache cimport CacheState, cache_lookup, key_of, row_hashed
 from clipper_core.engine.model cimport Model, ensemble_future, is_elsewhere, mix, salt_of
 from clipper_core.learning.answer_counts cimport StatusCounts
-from clipper_core.learning.answer_window cimport window_keep
+from clipper_core.learning.answer_window cimport OUTPUTS_MAX, window_keep
 from clipper_core.learning.class_evidence cimport class_evidence_read, reports_classes
 from clipper_core.learning.feedback_update cimport is_label
 from clipper_core.learning.first_states cimport FirstState, FirstStates
@@ -63,6 +64,8 @@ CONTEXTS.name = b"contexts"
 FIRST.name = b"first"
 cdef ObjectMember FOLLOWED                      # of the origin of a state
 FOLLOWED.name = b"held"
+cdef ObjectMember TRACKED                       # of a state
+TRACKED.name = b"tracked"
 cdef ObjectMember APPLICATION, CANDIDATES, INPUT, USER, SLO_MS, SALT, CONTEXT, ID, OUTPUTS
 APPLICATION.name = b"application"               # of a request
 CANDIDATES.name = b"candidate_models"
@@ -158,7 +161,8 @@ cdef class Application:
     decoys: told of each query by `saw(number, x, user, id)`, and of its answer by `replied(number,
     output, is_default)`; None: there are none.  roles: None where all models answer.  observing:
     queries observers by `watch(models, x, slo_us, salt)`, which returns (model, future) of those
-    that were, and compares them by `compare(arrived, output, watched)` with an answer.
+    that were, and compares them by `compare(arrived, output, watched)` with an answer.  compare:
+    compares the outputs of an answer, (arrived, output), where `counts` are of too many models.
 
     Threads: any.
     """
@@ -169,7 +173,8 @@ cdef class Application:
                  Gauge bar_us not None, OutputMeans means, Gauge is_teaching not None,
                  bint has_contexts, by_python, opened, plan_type, latest, str node not None,
                  u64 slo_us, double confidence_min, defaults, uniform_of, orders=None,
-                 SideCounts side=None, links=None, decoys=None, Roles roles=None, observing=None):
+                 SideCounts side=None, links=None, decoys=None, Roles roles=None, observing=None,
+                 compare=None):
         cdef u32 i, k = <u32> len(selection.models)
         if len(cores) != k:
             raise_for(BAD_INPUT, f"{len(cores)} cores for {k} models")
@@ -209,9 +214,10 @@ cdef class Application:
         self.draws = int.from_bytes(os.urandom(8), "little")
         self.called = [(model,) for model in self.models]
         self.roles, self.observing = roles, observing
+        self.compare = compare
         self.odds = NOTHING
         if roles is not None and roles.left < 1.0:
-            self.odds = (roles.left,) * <Py_ssize_t> selection.n
+            self.odds = tuple([roles.left for _ in self.primaries])
         self.owners = [AnswerOwner(learner, models, plan_type(models)) for models in self.called]
         self.owners.append(AnswerOwner(learner, self.primaries,
                                        plan_type(self.primaries, self.odds)))
@@ -501,7 +507,7 @@ cdef class Application:
         cdef u32 rank
         decision.known = 0
         decision.outputs.n = deciding.n
-        memset(votes, 0, sizeof(votes))
+        memset(votes, 0, deciding.n * sizeof(VoteData))
         for rank in range(deciding.n):
             votes[rank].state = UNSUBMITTED
             votes[rank].weight = deciding.weights[deciding.places[rank]]
@@ -573,7 +579,7 @@ cdef class Application:
         # the application was retired meanwhile
         if query is None:
             query = self._decided(deciding)
-        answer = self.end(None, &outputs, &found, query, &ending, user, id, None)
+        answer = self.end(None, &outputs, &found, query, &ending, user, id, None, NOTHING)
         return future_answered(model.engine.completion, deciding.n, ending.number, answer, query)
 
     cdef bint view_of(self, object state, StateView* view) except -1:
@@ -586,6 +592,12 @@ cdef class Application:
             return True
         view[0] = self.last_view
         return True
+
+    cdef object thresholds_of(self, object state):
+        """Return the thresholds of the prediction sets of a state."""
+        if type(state) is FirstState and (<FirstState> state).block is not None:
+            return (<FirstState> state).parts.tracked
+        return read_member(&TRACKED, _read_state(state))
 
     cdef object state_of(self, str user):
         """Return the state of a context; a FirstState for most that have no feedback. Python makes
@@ -625,6 +637,7 @@ cdef class Application:
         cdef ApplicationQuery query = _quick_of(self, asked.chosen)
         # the objects that own the rows
         cdef object row = None
+        cdef object thresholds = self.thresholds_of(state) if self.selection.makes_sets else None
         cdef list more = None
         cdef const u32* places = self.places_of(asked.chosen)
         cdef u32 i, n = <u32> len(query.models)
@@ -666,6 +679,7 @@ cdef class Application:
         ending.took_us = ending.missing = 0
         ending.probability = asked.probability
         ending.context, ending.features = view.context, view.features
+        ending.thresholds = <PyObject*> thresholds
         try:
             if observers is not None:
                 query = self.query_of(asked, user, id, features, state)
@@ -796,6 +810,7 @@ cdef class Application:
         cdef Outputs outputs
         cdef Ending ending
         cdef Answer answer = None
+        cdef object thresholds = None
         ending.number = future.id
         ending.took_us = future.latency_us
         ending.missing = 0
@@ -806,6 +821,9 @@ cdef class Application:
         if query.features is not None:
             _see(self.selection, &view, &context, query.features)
         ending.context, ending.features = view.context, view.features
+        if self.selection.makes_sets:
+            thresholds = self.thresholds_of(query.learned)
+        ending.thresholds = <PyObject*> thresholds
         # a query in a fork raises
         if future._state_of(0) == FORKED:
             return self.by_python(future)
@@ -861,7 +879,8 @@ cdef class Application:
         if not deciding.combine(self.selection, view, &outputs, ending.step, used, one, &found):
             return None
         self.find_missing(future, query, ending)
-        return self.end(future, &outputs, &found, query, ending, query.user, query.id, None)
+        return self.end(future, &outputs, &found, query, ending, query.user, query.id, None,
+                        NOTHING)
 
     cdef void find_missing(self, Future future, ApplicationQuery query, Ending* ending) noexcept:
         """Set the tasks without a prediction at the decision: they had failed by then, or the time
@@ -894,7 +913,8 @@ cdef class Application:
             self.add_to_means(outputs)
             if outputs.n < outputs.queried:
                 self.fill_in(outputs, state, &found)
-        return self.end(future, outputs, &found, query, ending, user, id, None)
+        return self.end(future, outputs, &found, query, ending, user, id, None,
+                        self.make_set(state, outputs, &found, ending))
 
     cdef Answer answer_qualified(self, Future future, Outputs* outputs, ApplicationQuery query,
                                  Ending* ending, str user, str id, const StateView* state):
@@ -910,7 +930,15 @@ cdef class Application:
             self.add_to_means(outputs)
             if outputs.n < outputs.queried:
                 self.fill_in(outputs, state, &found)
-        return self.end(future, outputs, &found, query, ending, user, id, arrived)
+        return self.end(future, outputs, &found, query, ending, user, id, arrived,
+                        self.make_set(state, outputs, &found, ending))
+
+    cdef tuple make_set(self, const StateView* state, const Outputs* outputs,
+                         const Combination* found, const Ending* ending):
+        if not self.selection.makes_sets or found.used == 0:
+            return NOTHING
+        return set_of(self.selection, state, outputs, found, _output_of(outputs, found),
+                      <object> ending.thresholds)
 
     cdef dict predictions_of(self, const Outputs* outputs):
         """Return the predictions by model."""
@@ -956,9 +984,10 @@ cdef class Application:
         return class_evidence_read(named, self.selection.k, said, beside, kind)
 
     cdef Answer end(self, Future future, Outputs* outputs, const Combination* found,
-                    ApplicationQuery query, const Ending* ending, str user, str id, dict arrived):
+                    ApplicationQuery query, const Ending* ending, str user, str id, dict arrived,
+                    tuple held):
         """Make the answer of a combination, or the default; count it, and remember it for
-        feedback. arrived: the predictions, if any has qualifiers."""
+        feedback. arrived: the predictions, if any has qualifiers.  held: the prediction set."""
         cdef Answer answer
         cdef ValueKey right = key_of_answer(outputs, found)
         cdef str reason = NO_ID
@@ -967,7 +996,7 @@ cdef class Application:
             reason = self.why_nothing(future, query, ending, outputs)
         elif found.confidence < self.confidence_min:
             reason = _too_unsure(found.confidence, self.confidence_min)
-        answer = _answer_of(self, outputs, found, query, ending, reason, id)
+        answer = _answer_of(self, outputs, found, query, ending, reason, id, held)
         now_s = self.window.now_s()
         if arrived is not None:
             answer.beside = _qualifiers(arrived)
@@ -979,7 +1008,10 @@ cdef class Application:
             _remember_objects(self, future, outputs, query, ending, user, arrived, answer)
         if self.kept is not None:
             self.kept(ending.number)
-        _count_answer(self, outputs, found, &right, query, ending, now_s, reason is not NO_ID)
+        if _count_answer(self, outputs, found, &right, query, ending, now_s, reason is not NO_ID):
+            if arrived is None:
+                arrived = self.predictions_of(outputs)
+            self.compare(arrived, _output_of(outputs, found))
         if self.side is not None:
             self.side.add_answer(ending.took_us, reason is not NO_ID)
         if self.decoys is not None:
@@ -1118,8 +1150,10 @@ cdef inline void _share(Asked* asked, double left) noexcept nogil:
 
 cdef inline bint _fits_entry(Application self, Future future, const Outputs* outputs,
                              ApplicationQuery query, const Ending* ending) noexcept:
-    """Return whether an answer without qualifiers and observers has room in an entry: no
-    prediction of it is late, and its plan is its owner's."""
+    """Return whether an answer without qualifiers and observers has room in an entry: it is of few
+    models, no prediction of it is late, and its plan is its owner's."""
+    if outputs.queried > OUTPUTS_MAX:
+        return False
     if outputs.n < outputs.queried and query.deciding is not None and future is not None:
         return False
     return self.odds is NOTHING or not ending.features or outputs.queried == 1
@@ -1214,7 +1248,8 @@ cdef inline object _output_of(const Outputs* outputs, const Combination* found):
 
 
 cdef inline Answer _answer_of(Application self, const Outputs* outputs, const Combination* found,
-                              ApplicationQuery query, const Ending* ending, str reason, str id):
+                              ApplicationQuery query, const Ending* ending, str reason, str id,
+                              tuple held):
     """Return the answer that models give together, or the default."""
     cdef Answer answer = Answer.__new__(Answer)
     answer.output = self.defaults.default if reason is not NO_ID else _output_of(outputs, found)
@@ -1227,7 +1262,7 @@ cdef inline Answer _answer_of(Application self, const Outputs* outputs, const Co
     if ending.missing:
         answer.missing = tuple([query.models[i] for i in range(len(query.models))
                                 if ending.missing >> i & 1])
-    answer.set = NOTHING
+    answer.set = held
     answer.latency_us = ending.took_us
     answer.node = self.node
     answer.number = ending.number
@@ -1241,7 +1276,8 @@ cdef inline Answer _answer_of(Application self, const Outputs* outputs, const Co
 cdef inline int _count_answer(Application self, const Outputs* outputs, const Combination* found,
                               const ValueKey* right, ApplicationQuery query, const Ending* ending,
                               double now_s, bint is_default) except -1:
-    """Count an answer by its models and by the step that decided it."""
+    """Count an answer by its models and by the step that decided it. Return 1 if Python has to
+    compare the outputs."""
     cdef u32[TASKS_MAX] counted
     cdef const u32* places = self.counted
     cdef u32 i

@@ -9,16 +9,16 @@ cimport numpy as cnp
 from libc.math cimport NAN
 
 from clipper_core.learning.bandit cimport Rule
-from clipper_core.learning.class_evidence cimport ClassEvidence
-from clipper_core.learning.feedback_update cimport Learner
+from clipper_core.learning.class_evidence cimport LABELS_READ, ClassEvidence
+from clipper_core.learning.feedback_update cimport Learner, Observation
 from clipper_core.learning.linear cimport Context
 from clipper_core.learning.mixture cimport RowShape
-from clipper_core.runtime.machine cimport u32, u64, u8
+from clipper_core.runtime.machine cimport i64, u32, u64, u8
 from clipper_core.wire.comparison cimport ValueKey, number_key
 from clipper_core.wire.prediction cimport Value
 
 cdef enum:
-    TASKS_MAX = 16              # models of a query that are combined here
+    TASKS_MAX = 64              # models of a query that are combined here
     NO_WINNER = 0xFFFFFFFF      # the answer is a mean, and no model's output
 
 cpdef enum Combining:           # how the outputs become the answer
@@ -69,6 +69,20 @@ cdef struct Combination:
     u32 label                   # the number in `named` of a label without a vote; 0: it is none
     u64 used                    # bit set of the outputs that are in the answer; 0: there is none
 
+cdef struct LabelOdds:          # probabilities of labels
+    u32 n
+    u32[LABELS_READ + 1] voter  # the index of an output that is the label
+    double[LABELS_READ + 1] p   # where there are class probabilities, by the labels they name
+    double other                # of each other label
+
+cdef struct Poll:               # outputs as votes, in the form that feedback_update reads
+    i64[TASKS_MAX] values
+    u8[TASKS_MAX] arrived
+    u8[TASKS_MAX] cells
+    double[TASKS_MAX] confidence
+    Learner learner
+    Observation observation
+
 cdef class Selection:
     cdef readonly tuple models  # sorted
     cdef readonly tuple primaries   # those that the policy calls, or chooses one of
@@ -78,6 +92,7 @@ cdef class Selection:
     cdef readonly bint learns
     cdef readonly bint reads_context    # whether queries' features count
     cdef readonly bint reads_classes    # whether class probabilities count
+    cdef readonly bint makes_sets       # whether answers have prediction sets
     cdef Rule rule
     cdef Context linear         # of a choice by features
     cdef double doubt           # observations above which they outweigh what is known without them
@@ -103,6 +118,9 @@ cdef class Selection:
     # Combine the outputs that may be answered with. False: they are to be combined in Python.
     cdef bint combine(self, const StateView* state, const Outputs* outputs,
                       Combination* found) noexcept nogil
+    # Compute the probabilities of labels, of which one was the answer, for its set.
+    cdef void label_odds(self, const StateView* state, const Outputs* outputs,
+                         const Combination* found, LabelOdds* odds) noexcept nogil
     cdef bint _some_combined(self, const StateView* state, const Outputs* outputs, u64 usable,
                              Combination* found) noexcept nogil
     cdef u32 _by_features(self, const StateView* state, double uniform) noexcept nogil
@@ -112,6 +130,7 @@ cdef class Selection:
     cdef void _learner(self, const StateView* state, Learner* learner) noexcept nogil
     cdef bint _rate_chosen(self, const StateView* state, const Outputs* outputs,
                            Combination* found) noexcept nogil
+    cdef void _poll(self, const StateView* state, const Outputs* outputs, Poll* poll) noexcept nogil
     cdef bint _learned_vote(self, const StateView* state, const Outputs* outputs,
                             Combination* found) noexcept nogil
     cdef bint _blended(self, const StateView* state, const Outputs* outputs,

@@ -22,6 +22,7 @@ class Selection:
     learns: bool
     reads_context: bool
     reads_classes: bool
+    makes_sets: bool
     def __init__(
         self,
         how: Combining,
@@ -33,4 +34,5 @@ class Selection:
         ridge: float = 0.0,
         linear: Context | None = None,
         primaries: Sequence[VersionedModel] | None = None,
+        makes_sets: bool = False,
     ) -> None: ...

@@ -9,7 +9,8 @@ from clipper_core.learning.bandit cimport (
     rule_weights,
 )
 from clipper_core.learning.feedback_update cimport (
-    Learner, Observation, feedback_update_classes, feedback_update_raw, reads_classes,
+    Learner, Observation, feedback_update_classes, feedback_update_odds, feedback_update_raw,
+    reads_classes,
 )
 from clipper_core.learning.first_states cimport FirstState
 from clipper_core.learning.linear cimport (
@@ -42,17 +43,18 @@ LABELS.name, SEEN.name = b"labels", b"seen"
 cdef class Selection:
     """A built-in policy over these models, as data. Threads: any.
 
-    how: how outputs become the answer.  models: sorted, at most 16.  rule: of a policy that learns
+    how: how outputs become the answer.  models: sorted, at most 64.  rule: of a policy that learns
     by one.  doubt: observations in a bin of confidence from which on they outweigh the confidence
     itself; of a blend, those from which on past errors outweigh the scatter.  weights: of the
     votes, or shares of the queries, that a person has set.  ridge: the strength of a blend's pull
     towards the mean.  linear: chooses by the features of the query, with a rule LINEAR.
-    primaries: those of the models that the policy calls, or chooses one of; None: all. Raises
-    BAD_INPUT.
+    primaries: those of the models that the policy calls, or chooses one of; None: all.
+    makes_sets: answers have prediction sets. Raises BAD_INPUT.
     """
 
     def __init__(self, Combining how, tuple models not None, *, Rule rule=None, double doubt=0.0,
-                 weights=None, double ridge=0.0, Context linear=None, primaries=None):
+                 weights=None, double ridge=0.0, Context linear=None, primaries=None,
+                 bint makes_sets=False):
         cdef u32 i
         if not 1 <= len(models) <= TASKS_MAX:
             raise_for(BAD_INPUT, f"{len(models)} models: a selection has 1 to {TASKS_MAX}")
@@ -61,6 +63,7 @@ cdef class Selection:
         self.models = models
         self.rule = rule
         self.linear = linear
+        self.makes_sets = makes_sets
         self.doubt, self.ridge = doubt, ridge
         self.calls_one = how in (DRAWN_MODEL, CHOSEN_MODEL)
         self.learns = how in (LEARNED_VOTES, BLEND, CHOSEN_MODEL)
@@ -321,61 +324,108 @@ cdef class Selection:
         found.confidence = _calibrated(&learner, raw)
         return True
 
+    cdef void _poll(self, const StateView* state, const Outputs* outputs,
+                    Poll* poll) noexcept nogil:
+        """Set the votes of labels."""
+        cdef bint mixed = self.rule.state.kind == MIXTURE
+        cdef u32 i, j, at
+        self._learner(state, &poll.learner)
+        if outputs.n < self.k:
+            memset(poll.arrived, 0, self.k * sizeof(u8))
+            memset(poll.values, 0, self.k * sizeof(i64))
+            memset(poll.cells, 0, self.k * sizeof(u8))
+            for i in range(self.k):
+                poll.confidence[i] = NAN
+        for i in range(outputs.n):
+            at = outputs.place[i]
+            poll.arrived[at] = True
+            poll.confidence[at] = own_confidence(outputs, i)
+            j = _first_like(outputs, i)
+            poll.values[at] = j
+            poll.cells[at] = 0
+            if mixed and j < i:
+                poll.cells[at] = poll.cells[outputs.place[j]]
+            elif mixed:
+                poll.cells[at] = <u8> key_hash(&outputs.key[i])
+        _no_label(&poll.observation)
+        if self.n < self.k:
+            poll.observation.queried = self.is_called
+        poll.observation.values = poll.values
+        poll.observation.cells = poll.cells
+        poll.observation.arrived = poll.arrived
+        poll.observation.confidence = poll.confidence
+        poll.observation.chosen = self.k
+        poll.observation.context = state.context
+        poll.observation.features = state.features
+        poll.observation.named = outputs.named
+
+    cdef void label_odds(self, const StateView* state, const Outputs* outputs,
+                         const Combination* found, LabelOdds* odds) noexcept nogil:
+        cdef Poll poll
+        cdef u32[LABELS_READ + 1] models
+        cdef double votes = 0.0
+        cdef u32 i, j
+        odds.n = 0
+        for i in range(outputs.n):
+            if found.used >> i & 1 and _first_like(outputs, i) == i:
+                odds.voter[odds.n] = i
+                models[odds.n] = outputs.place[i]
+                odds.n += 1
+        if self.how == CHOSEN_MODEL:
+            odds.p[0] = found.confidence
+            odds.other = ((1.0 - found.confidence)
+                          / max(feedback_update_classes(state.labels) - 1.0, 1.0))
+            return
+        if self.how == BLEND:
+            for i in range(outputs.n):
+                votes += found.used >> i & 1
+            for i in range(odds.n):
+                odds.p[i] = 0.0
+                for j in range(outputs.n):
+                    if found.used >> j & 1 and _first_like(outputs, j) == odds.voter[i]:
+                        odds.p[i] += 1.0 / votes
+            odds.other = 0.0
+            return
+        self._poll(state, outputs, &poll)
+        for i in range(outputs.n):
+            poll.arrived[outputs.place[i]] = found.used >> i & 1
+        # a challenger, which alone was called
+        if outputs.queried == 1:
+            poll.observation.queried = NULL
+            poll.observation.chosen = outputs.place[0]
+        if outputs.named != NULL:
+            for i in range(outputs.named.labels):
+                models[i] = self.k
+                for j in range(self.k):
+                    if outputs.named.codes[j] == i + 1:
+                        models[i] = j
+                        break
+            odds.n = outputs.named.labels
+        odds.other = feedback_update_odds(&poll.learner, &poll.observation, odds.n, models, odds.p)
+
     cdef bint _learned_vote(self, const StateView* state, const Outputs* outputs,
                             Combination* found) noexcept nogil:
         """Vote with the weights of the rule."""
-        cdef i64[TASKS_MAX] values
-        cdef u8[TASKS_MAX] arrived
-        cdef u8[TASKS_MAX] cells
-        cdef double[TASKS_MAX] confidence
-        cdef Learner learner
-        cdef Observation observation
+        cdef Poll poll
         cdef bint mixed = self.rule.state.kind == MIXTURE
         cdef double raw
-        cdef u32 i, j, at, winner = 0
-        self._learner(state, &learner)
-        if outputs.n < self.k:
-            memset(arrived, 0, sizeof(arrived))
-            memset(values, 0, sizeof(values))
-            memset(cells, 0, sizeof(cells))
-            for i in range(self.k):
-                confidence[i] = NAN
-        for i in range(outputs.n):
-            at = outputs.place[i]
-            arrived[at] = True
-            confidence[at] = own_confidence(outputs, i)
-            j = _first_like(outputs, i)
-            values[at] = j
-            if mixed:
-                cells[at] = cells[outputs.place[j]] if j < i else <u8> key_hash(&outputs.key[i])
-            else:
-                cells[at] = 0
-        _no_label(&observation)
-        if self.n < self.k:
-            observation.queried = self.is_called
-        observation.values = values
-        observation.cells = cells
-        observation.arrived = arrived
-        observation.confidence = confidence
-        observation.chosen = self.k
-        observation.context = state.context
-        observation.features = state.features
-        observation.named = outputs.named
-        raw = feedback_update_raw(&learner, &observation, &winner)
+        cdef u32 winner = 0
+        self._poll(state, outputs, &poll)
+        raw = feedback_update_raw(&poll.learner, &poll.observation, &winner)
         if raw < 0.0 or (winner >= self.k and outputs.named == NULL):
             return False
         if winner >= self.k:
             # no model voted for it
             found.winner, found.label = NO_WINNER, winner - self.k + 1
             found.agreement = 0.0
-            found.confidence = _calibrated(&learner, raw)
+            found.confidence = _calibrated(&poll.learner, raw)
             return True
         # the first output like the winner's is that of the first model with this label
-        found.winner = <u32> values[winner]
+        found.winner = <u32> poll.values[winner]
         found.confidence = found.agreement = raw
-        if not mixed or not mixture_is_untouched(learner.rows, learner.shape, self.k):
-            found.agreement = _agreement(self, state.weights, arrived, values, winner)
-            found.confidence = _calibrated(&learner, raw)
+        if not mixed or not mixture_is_untouched(state.rows, state.shape, self.k):
+            found.agreement = _agreement(self, state.weights, poll.arrived, poll.values, winner)
+            found.confidence = _calibrated(&poll.learner, raw)
         return True
 
     cdef bint _blended(self, const StateView* state, const Outputs* outputs,

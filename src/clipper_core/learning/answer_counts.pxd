@@ -44,8 +44,9 @@ cdef class AnswerCounts:
                            const ValueKey* right) noexcept
     # Count an answer, or a default. n: predictions that arrived.  now_s: by the monotonic clock.
     # places: of their models, ascending.  used: bit set of those that are in the answer.  keys: of
-    # their outputs.  right: the key of the answer.
-    cdef int add_answer(self, double now_s, u64 took_us, u32 n, const u32* places, u32 used,
+    # their outputs.  right: the key of the answer.  Return 1 if Python has
+    # to compare the outputs, for which the budget has been taken: `models` are too many.
+    cdef int add_answer(self, double now_s, u64 took_us, u32 n, const u32* places, u64 used,
                         bint is_default, const ValueKey* keys, const ValueKey* right) except -1
     cdef int _compare_within_budget(self, double now_s, u32 n, const u32* places,
                                     const ValueKey* keys, const ValueKey* right) except -1

@@ -193,7 +193,7 @@ cdef class AnswerCounts:
                 (<Mean> self.pairs[places[i] * k + places[j]]).add_one(
                     key_closeness(&keys[i], &keys[j]), 1.0)
 
-    cdef int add_answer(self, double now_s, u64 took_us, u32 n, const u32* places, u32 used,
+    cdef int add_answer(self, double now_s, u64 took_us, u32 n, const u32* places, u64 used,
                         bint is_default, const ValueKey* keys, const ValueKey* right) except -1:
         cdef u32 i
         histogram_record(self.duration.h, took_us)
@@ -202,7 +202,7 @@ cdef class AnswerCounts:
         for i in range(n):
             if used >> i & 1:
                 count_held(<Counter> self.used[places[i]], 1)
-                if used == <u32> 1 << i and not is_default:
+                if used == <u64> 1 << i and not is_default:
                     count_held(<Counter> self.wins[places[i]], 1)
             else:
                 count_held(<Counter> self.unused[places[i]], 1)
@@ -215,8 +215,11 @@ cdef class AnswerCounts:
         """Compare the outputs if the budget allows it."""
         if self.clock is not None:
             now_s = self.now_s()
-        if self.comparing.take_tokens(now_s, <double> (n * (n + 1)) / 2.0):
-            self.compare_keys(n, places, keys, right)
+        if not self.comparing.take_tokens(now_s, <double> (n * (n + 1)) / 2.0):
+            return 0
+        if self.pairs is None:
+            return 1
+        self.compare_keys(n, places, keys, right)
         return 0
 
 

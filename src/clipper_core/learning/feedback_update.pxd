@@ -65,6 +65,11 @@ cdef void feedback_update_calibrate(Learner* learner, const Observation* observa
 cdef double feedback_update_raw(const Learner* learner, const Observation* observation,
                                 u32* winner) noexcept nogil
 cdef double feedback_update_classes(u64 labels) noexcept nogil     # number of labels seen
+# Compute the probabilities p[n] of labels by a rule that combines votes; return that of each other
+# label. voters: for each label a model that gave it; k and above: none did.  Where there are class
+# probabilities the labels are those that they name, in their order.
+cdef double feedback_update_odds(const Learner* learner, Observation* observation, u32 n,
+                                 const u32* voters, double* p) noexcept nogil
 
 cdef enum:
     CONTEXT_MAX = 32            # features of a context

@@ -416,6 +416,27 @@ cdef double _probability(const Learner* learner, const Observation* observation,
     return max(1.0 - share, 0.0) / max(classes - labels, 1.0)
 
 
+cdef double feedback_update_odds(const Learner* learner, Observation* observation, u32 n,
+                                 const u32* voters, double* p) noexcept nogil:
+    cdef Tally tally
+    cdef const Tally* known = NULL
+    cdef bint voted
+    cdef u32 i
+    if learner.rule.kind == STACKING and observation.named != NULL:
+        return _stacked(learner, observation, p)
+    if learner.rule.kind == MIXTURE:
+        observation.label = -1
+        _mixed(learner, observation, &tally)
+        known = &tally
+    for i in range(n):
+        observation.label = observation.values[voters[i]] if voters[i] < learner.k else -1
+        observation.right = i + 1
+        p[i] = _probability(learner, observation, 0.0, known, &voted)
+    observation.label = -1
+    observation.right = n + 1
+    return _probability(learner, observation, 0.0, known, &voted)
+
+
 # -- learning
 # --------------------------------------------------------------------------------------------------
 

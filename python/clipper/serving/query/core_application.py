@@ -1,8 +1,8 @@
 """Applications whose plain queries the core schedules, combines and counts.
 
-The core knows the built-in policies over at most 16 models, and the built-in deciders. What it does
-not take is scheduled in Python (processor.py): applications with prediction sets or named outputs,
-and policies and deciders of users. It asks Python to query observers.
+The core knows the built-in policies over at most 64 models, and the built-in deciders. What it does
+not take is scheduled in Python (processor.py): applications with named outputs, and policies and
+deciders of users. It asks Python to query observers.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ from clipper_core.application.selection import Combining, Selection
 from clipper_core.results.future import Future
 from clipper_core.runtime.status import Status
 
-MODELS_MAX = 16  # of a query that the core combines
+MODELS_MAX = 64  # of an application that the core combines
 # by rule; the others answer with the output of one model
 _ANSWERING = {
     "all": Answering.BY_POLICY,
@@ -193,6 +193,7 @@ def decides_in_core(speculation: Speculation, selection: Selection) -> bool:
     return (
         speculation.own is None
         and not selection.calls_one
+        and not selection.makes_sets
         and not (measures(speculation) and len(speculation.steps) > 1)
         and set(speculation.links) == set(selection.primaries)
     )
@@ -248,6 +249,7 @@ def core_of(resolved: ResolvedApplication) -> Application | None:
         DecoyRecords(resolved) if rollout.decoys else None,
         roles,
         None if roles is None else ObserverQueries(resolved, rollout.stats),
+        counters.compare,
     )
 
 
@@ -265,7 +267,11 @@ def selection_of(
         answering = primaries[:1] if isinstance(policy, SingleModel) else primaries
         primaries = sorted_models(answering)
         found = sorted_models((*primaries, *_challengers(assignment)))
-    if len(found) > MODELS_MAX or not {*primaries, *_challengers(assignment)} <= {*found}:
+    watching = () if assignment is None else assignment.observers
+    if max(len(found), len(watching)) > MODELS_MAX:
+        return None
+    # roles may be of models that the policy has not learned of
+    if not {*primaries, *_challengers(assignment)} <= {*found}:
         return None
     if isinstance(policy, LearningPolicy):
         return _learning_selection(policy, found, primaries)
@@ -293,9 +299,7 @@ def _learning_selection(
     primaries: tuple[VersionedModel, ...],
 ) -> Selection | None:
     """Return a policy that learns as the core runs it."""
-    answering, rule = policy.answering, policy.rule
-    if policy.coverage is not None:
-        return None
+    answering, rule, makes_sets = policy.answering, policy.rule, policy.coverage is not None
     if isinstance(policy, Ridge):
         return Selection(
             Combining.BLEND,
@@ -303,12 +307,18 @@ def _learning_selection(
             doubt=SPREAD_COUNTS,
             ridge=policy.strength,
             primaries=primaries,
+            makes_sets=makes_sets,
         )
     if rule is None:
         return None
     if isinstance(answering, WeightedVotes | MixedVotes):
         return Selection(
-            Combining.LEARNED_VOTES, models, rule=rule, doubt=DOUBT, primaries=primaries
+            Combining.LEARNED_VOTES,
+            models,
+            rule=rule,
+            doubt=DOUBT,
+            primaries=primaries,
+            makes_sets=makes_sets,
         )
     if isinstance(answering, OneModel):
         linear = policy.linear if isinstance(policy, LinUcb | LinTs) else None
@@ -319,5 +329,6 @@ def _learning_selection(
             doubt=DOUBT,
             linear=linear,
             primaries=primaries,
+            makes_sets=makes_sets,
         )
     return None

@@ -216,9 +216,7 @@ class RoleAssignment:
         shares = [
             (model, role.share) for model, role in self.roles.items() if role.kind == "challenger"
         ]
-        ends = [
-            math.fsum(share for _, share in shares[: i + 1]) for i in range(len(shares))
-        ]
+        ends = [math.fsum(share for _, share in shares[: i + 1]) for i in range(len(shares))]
         self.challengers = tuple((end, *one) for end, one in zip(ends, shares, strict=True))
         self._left = 1.0 - (ends[-1] if ends else 0.0)
 
