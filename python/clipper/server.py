@@ -694,14 +694,21 @@ class ClipperServer(RequestScheduler):
         self._applications.remove(name)
 
     def predict(
-        self, name: str, x: UserValue, slo_ms: float | None = None, salt: int = 0
+        self,
+        name: str,
+        x: UserValue,
+        slo_ms: float | None = None,
+        salt: int = 0,
+        priority: int | None = None,
     ) -> "Future[Answer]":
         """Query one model, of the catalog or of the mesh, and return the future of its answer.
 
         Raises UnknownModel, InvalidInput.
         """
         return self.schedule_prediction(
-            PredictionRequest(x, candidate_models=(name,), slo_ms=slo_ms, salt=salt)
+            PredictionRequest(
+                x, candidate_models=(name,), slo_ms=slo_ms, salt=salt, priority=priority
+            )
         )
 
     def schedule_predictions(
@@ -713,13 +720,16 @@ class ClipperServer(RequestScheduler):
         user: str | None = None,
         slo_ms: float | None = None,
         salt: int = 0,
+        priority: int | None = None,
     ) -> "Future[Answers]":
         """Schedule an array of queries to an application, or to the models named here.
 
         See ApplicationHandle.predict_many and PredictionRequest.
         """
         return self._prediction.schedule_array(
-            PredictionRequest(inputs, application, tuple(models), user, slo_ms, salt)
+            PredictionRequest(
+                inputs, application, tuple(models), user, slo_ms, salt, priority=priority
+            )
         )
 
     def collector(self, capacity: int = 4096) -> Collector:

@@ -263,6 +263,8 @@ ANY = InputType("any")
 
 # -- queries and answers
 
+PRIORITY_USUAL: Final = 2  # of 1, the highest, to 3
+
 
 Qualifier = str | int | float | bool
 Qualifiers = dict[str, Qualifier]  # by name; docs/speculation.md
@@ -275,7 +277,7 @@ class PredictionRequest(msgspec.Struct, frozen=True, eq=False):
     application's links. user: whose selection state applies.  slo_ms: overrides the application's.
     salt: another salt, another cache entry. context: f64[d], d up to 32, for contextual policies.
     id: the caller's own name for it; it comes back as `Answer.request_id`. outputs: of named
-    outputs only these; empty: all.
+    outputs only these; empty: all. priority: 1, the highest, to 3; None: the application's.
     """
 
     input: UserValue
@@ -287,6 +289,7 @@ class PredictionRequest(msgspec.Struct, frozen=True, eq=False):
     context: UserValue = None
     id: str = ""
     outputs: tuple[str, ...] = ()
+    priority: int | None = None
 
 
 class Answers(msgspec.Struct, frozen=True, eq=False):
@@ -546,7 +549,8 @@ class Application(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.
     else first`. coverage: share of answers whose `set` holds the truth; None: no sets.
     context_table: of parameters, whose row of the user is the context of a query that brings none;
     empty: there is none. output: of models with named outputs, the one that the policy combines and
-    that the answer is; empty: the answer is a dict of all.
+    that the answer is; empty: the answer is a dict of all. priority: of queries that name none, and
+    whose key has none: 1, the highest, to 3.
     """
 
     name: str
@@ -563,6 +567,7 @@ class Application(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.
     coverage: float | None = None
     context_table: str = ""
     output: str = ""
+    priority: int = PRIORITY_USUAL
 
     @property
     def slo_us(self) -> int:

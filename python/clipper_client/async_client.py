@@ -62,6 +62,7 @@ class AsyncClient:
         user: str | None = None,
         slo_ms: float | None = None,
         salt: int = 0,
+        priority: int | None = None,
         context: UserValue = None,
         id: str = "",
         outputs: Sequence[str] = (),
@@ -79,6 +80,7 @@ class AsyncClient:
         user: str | None = None,
         slo_ms: float | None = None,
         salt: int = 0,
+        priority: int | None = None,
         context: UserValue = None,
         id: str = "",
         outputs: Sequence[str] = (),
@@ -95,6 +97,7 @@ class AsyncClient:
         user: str | None = None,
         slo_ms: float | None = None,
         salt: int = 0,
+        priority: int | None = None,
         context: UserValue = None,
         id: str = "",
         outputs: Sequence[str] = (),
@@ -104,7 +107,7 @@ class AsyncClient:
     ) -> Answer | AsyncAnswerParts:
         """Make one query, as Client.predict. With stream=True, `await` it and iterate the result by
         `async for`."""
-        settings = calls.Settings(user, slo_ms, salt, context, id, tuple(outputs))
+        settings = calls.Settings(user, slo_ms, salt, context, id, tuple(outputs), priority)
         limits = {"part_slo_ms": part_slo_ms, "slo_total_ms": slo_total_ms}
         if stream:
             return await self._stream(calls.PartsCall(application, input, settings, limits))
@@ -119,10 +122,11 @@ class AsyncClient:
         user: str | None = None,
         slo_ms: float | None = None,
         salt: int = 0,
+        priority: int | None = None,
         outputs: Sequence[str] = (),
     ) -> Answers:
         """Query an application for every row of an array, as Client.predict_many."""
-        settings = calls.Settings(user, slo_ms, salt, None, "", tuple(outputs))
+        settings = calls.Settings(user, slo_ms, salt, None, "", tuple(outputs), priority)
         return await self._run(calls.predict_many(application, inputs, settings))
 
     async def feedback(

@@ -69,6 +69,7 @@ class Settings(NamedTuple):
     context: UserValue = None
     id: str = ""
     outputs: tuple[str, ...] = ()
+    priority: int | None = None
 
 
 def predict(application: str, input: UserValue, settings: Settings) -> "Call[Answer]":
@@ -210,6 +211,8 @@ def _given(settings: Settings, left_ms: float | None) -> dict[str, object]:
         members["slo_ms"] = left_ms
     if settings.salt:
         members["salt"] = settings.salt
+    if settings.priority is not None:
+        members["priority"] = settings.priority
     if settings.context is not None:
         members["context"] = settings.context
     return members
@@ -366,6 +369,8 @@ def _infer_body(
         parameters["timeout"] = max(1, round(left_ms * 1000))
     if settings.salt:
         parameters["salt"] = settings.salt
+    if settings.priority is not None:
+        parameters["priority"] = settings.priority
     if settings.context is not None:
         parameters["context"] = settings.context
     head: dict[str, object] = {

@@ -62,6 +62,7 @@ class Client:
         user: str | None = None,
         slo_ms: float | None = None,
         salt: int = 0,
+        priority: int | None = None,
         context: UserValue = None,
         id: str = "",
         outputs: Sequence[str] = (),
@@ -79,6 +80,7 @@ class Client:
         user: str | None = None,
         slo_ms: float | None = None,
         salt: int = 0,
+        priority: int | None = None,
         context: UserValue = None,
         id: str = "",
         outputs: Sequence[str] = (),
@@ -95,6 +97,7 @@ class Client:
         user: str | None = None,
         slo_ms: float | None = None,
         salt: int = 0,
+        priority: int | None = None,
         context: UserValue = None,
         id: str = "",
         outputs: Sequence[str] = (),
@@ -106,17 +109,18 @@ class Client:
 
         input: one input of the application's type; of named tensors an object. user: whose
         selection state applies. slo_ms: instead of the application's. salt: another cache entry.
-        context: numbers for a contextual policy. id: your own name for the query, for
-        Answer.request_id and logs. outputs: of named outputs only these. stream: return the parts
-        of the answer as they come, once the first one is there; then slo_ms is the time until the
-        first part, part_slo_ms from a part to the next one, and slo_total_ms until the end.
+        priority: 1, the highest, to 3, instead of that of the key or the application; a query in
+        parts has none. context: numbers for a contextual policy. id: your own name for the query,
+        for Answer.request_id and logs. outputs: of named outputs only these. stream: return the
+        parts of the answer as they come, once the first one is there; then slo_ms is the time until
+        the first part, part_slo_ms from a part to the next one, and slo_total_ms until the end.
 
-        Raises InvalidInput (type, shape, SLO, context, id), UnknownApplication, NotAllowed; what
-        became of the query if no model answered and the application has no default, such as
-        Overloaded, DeadlineExceeded, NoReplica or ModelFailed; DeadlineExceeded, NoServer for the
-        connection.
+        Raises InvalidInput (type, shape, SLO, context, id, priority), UnknownApplication,
+        NotAllowed, Forbidden (for a priority above that of the key); what became of the query if no
+        model answered and the application has no default, such as Overloaded, DeadlineExceeded,
+        NoReplica or ModelFailed; DeadlineExceeded, NoServer for the connection.
         """
-        settings = calls.Settings(user, slo_ms, salt, context, id, tuple(outputs))
+        settings = calls.Settings(user, slo_ms, salt, context, id, tuple(outputs), priority)
         limits = {"part_slo_ms": part_slo_ms, "slo_total_ms": slo_total_ms}
         if stream:
             return self._stream(calls.PartsCall(application, input, settings, limits))
@@ -131,15 +135,16 @@ class Client:
         user: str | None = None,
         slo_ms: float | None = None,
         salt: int = 0,
+        priority: int | None = None,
         outputs: Sequence[str] = (),
     ) -> Answers:
         """Query an application for every row of an array, and return the answers.
 
         inputs: an array of shape (n, *shape), or a sequence of inputs; of named tensors an object
         of these, a sequence of objects, or a table of pandas, polars or Arrow. slo_ms: by when all
-        rows are answered; 60 s if not given. Raises what predict raises.
+        rows are answered; 60 s if not given. priority: of all rows. Raises what predict raises.
         """
-        settings = calls.Settings(user, slo_ms, salt, None, "", tuple(outputs))
+        settings = calls.Settings(user, slo_ms, salt, None, "", tuple(outputs), priority)
         return self._run(calls.predict_many(application, inputs, settings))
 
     def feedback(

@@ -87,7 +87,7 @@ def limited(
     """Return a table with one key that may make so many requests an hour."""
     interval_ns = HOUR_NS // requests
     limits = (use or KeyUse(), interval_ns, (requests - 1) * interval_ns, applications)
-    return KeyTable([digest_of(b"key")], b"secret", [(*limits, b"policy", b"{", b"{")])
+    return KeyTable([digest_of(b"key")], b"secret", [(*limits, b"policy", b"{", b"{", 0, 0)])
 
 
 def test_as_many_requests_are_admitted_as_the_rate_has_and_each_application_has_its_own() -> None:

@@ -97,10 +97,12 @@ def test_lanes_and_number_are_given_back(world: World) -> None:
             model.predict(row(n), 1),
             model.predict(row(n), 1000),
             model.predict_many(np.zeros((40, 2)), 50),
+            model.predict(row(n + 0.5), 1000, band=n % 47 + 1),
+            model.predict_many(np.ones((40, 2)), 50, band=47),
         ]
         world.step()
         assert world.answer(conn, n)
-        assert world.counts() == (3, 2)
+        assert world.counts() == (5, 2)
         assert futures[0].result() == futures[1].result() == 2 * n
         assert futures[2].result().tolist() == [n] * 40
         assert model.index == 1, "a number is used again"

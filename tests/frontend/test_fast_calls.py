@@ -258,7 +258,7 @@ FOREIGN = {
     "an output with parameters": changed(
         outputs=[{"name": "output", "parameters": {"classification": {"int64_param": 2}}}]
     ),
-    "a priority": changed(parameters={"priority": {"int64_param": 1}}),
+    "a priority that there is not": changed(parameters={"priority": {"int64_param": 4}}),
     "a wrong timeout": changed(parameters={"timeout": {"int64_param": -1}}),
     "a timeout that is no number": changed(parameters={"timeout": {"string_param": "soon"}}),
     "a timeout beyond all bounds": changed(parameters={"timeout": {"int64_param": 1 << 62}}),

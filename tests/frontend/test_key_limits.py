@@ -277,7 +277,8 @@ def test_calls_are_limited_as_requests_are(calls: tuple[clipper.ClipperServer, A
         "apps=" + ",".join(f"a{i}" for i in range(65)),
         "groups=a b=c",
         "groups=" + ",".join(f"g{i}" for i in range(17)),
-        "share=30%",
+        "share=130%",
+        "priority=4",
         "x rate=5/s",
     ],
 )

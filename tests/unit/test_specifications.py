@@ -85,6 +85,7 @@ SETTINGS: dict[str, Any] = {
     "coverage": 0.9,
     "context_table": "users",
     "output": "label",
+    "priority": 1,
 }
 SETTINGS_AS_TEXT = {"default": "[-1, 0.5]", "roles": ("forest:2=challenger(share=0.1)",)}
 AS_TEXT = {  # what the command line has for it

@@ -3,9 +3,10 @@
 The server and the client that floods have a process each. The model sleeps, so its capacity is
 known and no core is busy with it. Two clients have a key each: a steady one, which sends a quarter
 of the capacity at its times, whatever becomes of the answers, and one that sends 2, 10 and 100
-times its half of the capacity. Without a limit, rows are taken in the order of their deadlines,
-whosever they are: there are no shares between keys (docs/roadmap.md). With a rate of its half on
-its key, the other requests of the flood are refused by their heads.
+times its half of the capacity. Without anything, rows are taken in the order of their deadlines,
+whosever they are. With a rate of its half on its key, the other requests of the flood are refused
+by their heads. With half of the model as the share of the steady key, or with a lower priority of
+the key that floods, those of its rows are refused that would be late.
 """
 
 import contextlib
@@ -38,6 +39,13 @@ CONNECTIONS: Final = 8  # of the flood
 SLICE_S: Final = 0.01  # in which a flood writes at once
 MODULE: Final = "bench.system.frontends.fair"
 NAMES: Final = ("steady", "flood")
+# what the keys have, by how the rows name it
+KEYS: Final[dict[str, dict[str, KeyLimits]]] = {
+    "no limits": {},
+    f"flood limited to {HALF:.0f}/s": {"flood": KeyLimits.of(f"{HALF:.0f}/s")},
+    "steady has a share of 50%": {"steady": KeyLimits.of(share="50%")},
+    "flood has priority 3": {"flood": KeyLimits.of(priority="3")},
+}
 
 
 def sleeper(rows: Any) -> Any:
@@ -55,10 +63,10 @@ def request(key: str, number: int) -> bytes:
     )
 
 
-def serve(limited: bool) -> None:
-    """Serve until the input ends. limited: the flood's key has a rate."""
+def serve(how: str) -> None:
+    """Serve until the input ends. how: of KEYS."""
     keys = {name: new_key() for name in NAMES}
-    limits = {"flood": KeyLimits.of(f"{HALF:.0f}/s") if limited else KeyLimits()}
+    limits: dict[str, KeyLimits] = KEYS[how]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "keys"
         lines = [
@@ -75,9 +83,9 @@ def serve(limited: bool) -> None:
 
 
 @contextlib.contextmanager
-def served(limited: bool) -> Iterator[tuple[str, dict[str, str]]]:
+def served(how: str) -> Iterator[tuple[str, dict[str, str]]]:
     """Start a server in a process of its own; give its address and keys."""
-    words = [sys.executable, "-W", "ignore", "-m", MODULE, "server", *["limited"] * limited]
+    words = [sys.executable, "-W", "ignore", "-m", MODULE, "server", how]
     with Program(*words, folder=Path(__file__).resolve().parents[3], apart=True) as program:
         address, keys = json.loads(program.line())
         yield address, keys
@@ -176,11 +184,10 @@ def ask_steadily(address: str, key: str, seconds: float) -> Steady:
     return Steady(latencies, 1 - good / len(dues))
 
 
-def measure(limited: bool, seconds: float) -> list[Row]:
-    """Measure all floods against one server. Return the rows."""
-    how = f"flood limited to {HALF:.0f}/s" if limited else "no limits"
+def measure(how: str, seconds: float) -> list[Row]:
+    """Measure all floods against one server, whose keys are those of KEYS. Return the rows."""
     found: list[Row] = []
-    with served(limited) as (address, keys):
+    with served(how) as (address, keys):
         python = ["nice", "-n", "10", sys.executable, "-W", "ignore", "-m", MODULE]
         words = [*python, "flood", address, keys["flood"]]
         folder = Path(__file__).resolve().parents[3]
@@ -207,11 +214,11 @@ def measure(limited: bool, seconds: float) -> list[Row]:
 def main(quick: bool) -> list[Row]:
     """Run the benchmark."""
     seconds = 2.0 if quick else 10.0
-    return [one for limited in (False, True) for one in measure(limited, seconds)]
+    return [one for how in KEYS for one in measure(how, seconds)]
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "server":
-        serve(len(sys.argv) > 2)
+        serve(sys.argv[2])
     else:
         flood(*sys.argv[2:4])

@@ -113,6 +113,10 @@ def check_settings(app: Application) -> None:
             f"confidence_min={app.confidence_min!r} of application {app.name!r}: 0 to 1 is"
             " possible."
         )
+    if not (_is_number(app.priority) and app.priority in (1, 2, 3)):
+        raise InvalidInput(
+            f"priority={app.priority!r} of application {app.name!r}: it is 1, the highest, to 3."
+        )
     check_policy(app.policy)
     if not isinstance(app.decider, str):
         raise InvalidInput(

@@ -14,11 +14,12 @@ import logging
 import os
 import secrets
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from clipper.credentials.key_limits import KeyLimits
+from clipper.credentials.key_shares import check_shares
 from clipper.errors import ConfigError, InvalidInput, did_you_mean
 
 _log = logging.getLogger(__name__)
@@ -100,6 +101,10 @@ class CredentialFile:
             if words and not words[0].startswith("#"):
                 one = self._parse(words, number)
                 found[one.digest[:8]] = one
+        try:
+            check_shares(shares_of(found.values()))
+        except InvalidInput as error:
+            raise ConfigError(f"{self._path}: {error.message}", hint=error.hint) from None
         return found
 
     def _parse(self, words: Sequence[str], number: int) -> Credential:
@@ -129,6 +134,16 @@ class CredentialFile:
             return KeyLimits.parse(words)
         except InvalidInput as error:
             raise ConfigError(f"{self._path}:{number}: {error.message}", hint=error.hint) from None
+
+
+def shares_of(credentials: Iterable[Credential]) -> dict[str, int]:
+    """Return the shares of keys in percent, by the names of their owners; of several keys of one
+    name the largest."""
+    found: dict[str, int] = {}
+    for one in credentials:
+        if one.limits.share:
+            found[one.name] = max(found.get(one.name, 0), one.limits.share)
+    return found
 
 
 def stamp_of(path: str | Path) -> tuple[int, ...]:

@@ -318,6 +318,7 @@ class FastRoutes:
             is_whole and resolved.rows is None,
             SINGLE_ROWS_MAX if form in _INFER_FORMS else 1,
             *self._door.refusals_of(subject),
+            resolved.priority,
         )
 
     def _add_feedback(self, subject: FastRoute) -> None:

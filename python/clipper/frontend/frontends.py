@@ -130,6 +130,7 @@ class Frontends:
         """Listen on the addresses of [http] and [grpc]. Raises AddressInUse, ConfigError."""
         config = self._node.config
         self._access.read(config.http, config.grpc, self._tls_counts)
+        self._follow_shares()
         self._access.start()
         if self._exporter is not None:
             self._exporter.start()
@@ -191,6 +192,19 @@ class Frontends:
                 may_move="grpc.address" in config.may_move,
                 has_calls=True,
             )
+
+    def _follow_shares(self) -> None:
+        """Give the engines the shares of the keys, now and whenever the file changes."""
+        keys = self._access.keys
+        if keys is None:
+            return
+
+        def weigh() -> None:
+            for engine in self._engines:
+                engine.set_weights(keys.weights)
+
+        keys.on_change(weigh)
+        weigh()
 
     def _hot(self) -> FastPath | None:
         """Return the fast path of queries."""

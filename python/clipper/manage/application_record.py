@@ -15,7 +15,7 @@ from clipper.spec.application import ApplicationSpec, Links, roles_of
 from clipper.spec.field import at, converted
 from clipper.types import Application, InputType, UserValue, VersionedModel
 
-_NUMBERS = ("slo_ms", "confidence_min", "coverage")
+_NUMBERS = ("slo_ms", "confidence_min", "coverage", "priority")
 
 
 def changes_of(

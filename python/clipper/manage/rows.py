@@ -34,6 +34,7 @@ class ApplicationRow(TypedDict):
     coverage: float | None
     context_table: str
     output: str
+    priority: int
     roles: dict[str, str]
     created_us: int
 

@@ -95,6 +95,14 @@ class ApplicationSpec(msgspec.Struct, frozen=True, kw_only=True):
             names={"command": "--output-tensor"},
         ),
     ] = ""
+    priority: Annotated[
+        int,
+        field(
+            "priority of queries that name none, and whose key has none: 1, the highest, to 3",
+            ge=1,
+            le=3,
+        ),
+    ] = 2
 
 
 def roles_of(stated: Mapping[str, str] | Sequence[str]) -> dict[str, str]:

@@ -225,3 +225,4 @@ class ApplicationKeywords(TypedDict, total=False):
     coverage: float | None
     context_table: str
     output: str
+    priority: int

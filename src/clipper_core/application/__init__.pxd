@@ -1,6 +1,6 @@
 # Queries to applications: from their arguments to their answers, for the built-in policies.
 #
-# May import: runtime, wire, cache, learning, results, engine.
+# May import: runtime, wire, cache, learning, results, scheduling, engine.
 #
 # `application` has the path of a query: the policy's choice, the look-up in the cache, the tasks
 # for what is not there, the combination, the counts and the entry for feedback. `selection` has the

@@ -80,6 +80,7 @@ cdef class Application:
     cdef readonly object resolved
     cdef readonly Selection selection
     cdef readonly u64 slo_us
+    cdef readonly u32 priority  # of queries that name none
     cdef tuple models           # sorted, as the cores are
     cdef tuple primaries        # those that the policy calls, or chooses one of
     cdef list cores
@@ -124,12 +125,16 @@ cdef class Application:
     cdef u64 draws
 
     # Schedule a query. Return None if Python has to. user: "" for nobody's. id: the caller's own.
-    # features: of the query, as `features_in` returns them; None: none.
-    cdef Future schedule(self, object x, str user, u64 slo_us, u64 salt, str id, tuple features)
+    # features: of the query, as `features_in` returns them; None: none. band: of all its rows.
+    # Return the band of a query with this priority; None: it has the application's.
+    cdef u32 band_for(self, object priority) except? 0xFFFFFFFF
+    cdef Future schedule(self, object x, str user, u64 slo_us, u64 salt, str id, tuple features,
+                         u32 band)
     # The same for a row that has been read; it is only used during the call.
-    cdef Future schedule_row(self, const void* row, u64 nbytes, str user, u64 slo_us, str id)
+    cdef Future schedule_row(self, const void* row, u64 nbytes, str user, u64 slo_us, str id,
+                             u32 band)
     cdef Future _scheduled(self, object x, const void* given, u64 nbytes, str user, u64 slo_us,
-                           u64 salt, str id, tuple features)
+                           u64 salt, str id, tuple features, u32 band)
     # Decide by a query's number what its roles make of it. Return the number that is the policy's.
     cdef double draw(self, double uniform, Asked* asked) noexcept
     # Return the observers of a query; None: there are none.
@@ -140,7 +145,7 @@ cdef class Application:
     cdef object state_of(self, str user)
     cdef object thresholds_of(self, object state)
     cdef Future by_decider(self, object x, const void* given, u64 nbytes, u64 slo_us, u64 salt,
-                           const Asked* asked, str user, str id, object state,
+                           u32 band, const Asked* asked, str user, str id, object state,
                            const StateView* view)
     # Return what is known of a query until the decider has an answer.
     cdef ApplicationQuery query_for(self, Deciding deciding, u64 slo_us, str user, str id,
@@ -150,7 +155,7 @@ cdef class Application:
                                ApplicationQuery query, object x, str user, str id,
                                const StateView* view)
     cdef Future call_models(self, Deciding deciding, object owner, const void* row, u64 nbytes,
-                            u64 slo_us, u64 salt, ApplicationQuery query, object x)
+                            u64 slo_us, u64 salt, u32 band, ApplicationQuery query, object x)
     cdef Deciding deciding_of(self, object state)
     cdef bint find_decision(self, Deciding deciding, u64 time_us, Decision* decision) noexcept
     cdef bint find_output(self, Model model, u32 rank, Decision* decision) noexcept
@@ -158,8 +163,8 @@ cdef class Application:
                                str user, str id, const StateView* view)
     cdef bint view_of(self, object state, StateView* view) except -1
     cdef Future look_up(self, object x, const void* given, u64 nbytes, u64 slo_us, u64 salt,
-                        const Asked* asked, str user, str id, tuple features, object state,
-                        const StateView* view)
+                        u32 band, const Asked* asked, str user, str id, tuple features,
+                        object state, const StateView* view)
     cdef int touch(self, const u32* places, u32 n) except -1
     cdef void find(self, Rows* rows, Outputs* outputs, u64 salt) noexcept
     # Return the places of the models that a query calls.
@@ -167,7 +172,7 @@ cdef class Application:
     cdef ApplicationQuery query_of(self, const Asked* asked, str user, str id, tuple features,
                                    object state)
     cdef Future submit(self, Rows* rows, object row, list more, Outputs* outputs, u64 slo_us,
-                       u64 salt, ApplicationQuery query)
+                       u64 salt, u32 band, ApplicationQuery query)
     cdef Future answer_later(self, Outputs* outputs, ApplicationQuery query)
     cdef void collect(self, Future future, ApplicationQuery query, Outputs* outputs,
                       Ending* ending) noexcept

@@ -102,6 +102,7 @@ class Application:
         roles: Roles | None = None,
         observing: _Observing | None = None,
         compare: Callable[[dict[VersionedModel, Any], Any], None] | None = None,
+        priority: int = ...,
     ) -> None: ...
     def predict(
         self,
@@ -111,6 +112,7 @@ class Application:
         salt: int,
         id: str,
         features: tuple[float, ...] | None = None,
+        band: int = 0,
     ) -> Future | None: ...
     def retire(self) -> None: ...
     def finish(self, future: Future) -> Any: ...
@@ -138,6 +140,7 @@ class _OtherQueries(Protocol):
         context: UserValue,
         id: str,
         outputs: Sequence[str],
+        priority: int | None,
     ) -> Future: ...
     def predict_parts(
         self,
@@ -151,6 +154,7 @@ class _OtherQueries(Protocol):
         stream: bool,
         part_slo_ms: float | None,
         slo_total_ms: float | None,
+        priority: int | None,
     ) -> PartsFuture: ...
     def feedback(
         self,
@@ -182,6 +186,7 @@ class QueryHandle:
         stream: Literal[False] = False,
         part_slo_ms: None = None,
         slo_total_ms: None = None,
+        priority: int | None = None,
     ) -> Future: ...
     @overload
     def predict(
@@ -197,6 +202,7 @@ class QueryHandle:
         stream: Literal[True],
         part_slo_ms: float | None = None,
         slo_total_ms: float | None = None,
+        priority: int | None = None,
     ) -> PartsFuture: ...
     def feedback(
         self,

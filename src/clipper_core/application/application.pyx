@@ -42,6 +42,7 @@ from clipper_core.runtime.status cimport (
     BAD_INPUT, CANCELLED, DEADLINE, DROPPED, FORKED, FULL, NO_MEMORY, OK, PENDING, UNNEEDED,
     raise_for,
 )
+from clipper_core.scheduling.bands cimport PRIORITY_USUAL, band_of, priority_of
 from clipper_core.wire.comparison cimport (
     ARRAY_KEY, BOOL_KEY, BYTES_KEY, FLOAT_KEY, WHOLE_KEY, ValueKey, key_is_usable, key_number,
     label_of_key, number_key,
@@ -67,12 +68,14 @@ FOLLOWED.name = b"held"
 cdef ObjectMember TRACKED                       # of a state
 TRACKED.name = b"tracked"
 cdef ObjectMember APPLICATION, CANDIDATES, INPUT, USER, SLO_MS, SALT, CONTEXT, ID, OUTPUTS
+cdef ObjectMember PRIORITY
 APPLICATION.name = b"application"               # of a request
 CANDIDATES.name = b"candidate_models"
 INPUT.name = b"input"
 USER.name = b"user"
 SLO_MS.name = b"slo_ms"
 SALT.name = b"salt"
+PRIORITY.name = b"priority"
 CONTEXT.name = b"context"
 ID.name = b"id"
 OUTPUTS.name = b"outputs"
@@ -174,7 +177,7 @@ cdef class Application:
                  bint has_contexts, by_python, opened, plan_type, latest, str node not None,
                  u64 slo_us, double confidence_min, defaults, uniform_of, orders=None,
                  SideCounts side=None, links=None, decoys=None, Roles roles=None, observing=None,
-                 compare=None):
+                 compare=None, u32 priority=PRIORITY_USUAL):
         cdef u32 i, k = <u32> len(selection.models)
         if len(cores) != k:
             raise_for(BAD_INPUT, f"{len(cores)} cores for {k} models")
@@ -206,6 +209,7 @@ cdef class Application:
         self.latest = latest
         self.node = node
         self.slo_us = slo_us
+        self.priority = priority
         self.confidence_min = confidence_min
         self.defaults = defaults
         self.orders = orders
@@ -269,31 +273,38 @@ cdef class Application:
         return query
 
     def predict(self, x, str user not None, u64 slo_us, u64 salt, str id not None,
-                tuple features=None):
+                tuple features=None, u32 band=0):
         """Schedule a query and return its future; None if Python has to schedule it.
 
         user: "" for nobody's.  id: the caller's own, "" for none.  features: 1 to 32 floats, those
-        of its user's context too; None for a query without a context.
+        of its user's context too; None for a query without a context.  band: of all its rows.
         """
         if features is not None and not 1 <= len(features) <= CONTEXT_MAX:
             raise_for(BAD_INPUT, f"{len(features)} features: a context has 1 to {CONTEXT_MAX}")
-        return self._scheduled(x, NULL, 0, user, slo_us, salt, id, features)
+        return self._scheduled(x, NULL, 0, user, slo_us, salt, id, features, band)
 
-    cdef Future schedule(self, object x, str user, u64 slo_us, u64 salt, str id, tuple features):
+    cdef u32 band_for(self, object priority) except? 0xFFFFFFFF:
+        if priority is None:
+            return band_of(0, self.priority)
+        return band_of(0, priority_of(priority))
+
+    cdef Future schedule(self, object x, str user, u64 slo_us, u64 salt, str id, tuple features,
+                         u32 band):
         if self.has_contexts and user and features is None:
             return None
-        return self._scheduled(x, NULL, 0, user, slo_us, salt, id, features)
+        return self._scheduled(x, NULL, 0, user, slo_us, salt, id, features, band)
 
-    cdef Future schedule_row(self, const void* row, u64 nbytes, str user, u64 slo_us, str id):
+    cdef Future schedule_row(self, const void* row, u64 nbytes, str user, u64 slo_us, str id,
+                             u32 band):
         if not self.shares_rows or (self.has_contexts and user) or self.decoys is not None:
             return None
         # observers are queried with the input
         if self.roles is not None:
             return None
-        return self._scheduled(None, row, nbytes, user, slo_us, 0, id, None)
+        return self._scheduled(None, row, nbytes, user, slo_us, 0, id, None, band)
 
     cdef Future _scheduled(self, object x, const void* given, u64 nbytes, str user, u64 slo_us,
-                           u64 salt, str id, tuple features):
+                           u64 salt, str id, tuple features, u32 band):
         """Schedule a query of an input, or of a row that has been read."""
         cdef StateView view
         cdef Context context
@@ -311,7 +322,7 @@ cdef class Application:
             # the plan of a challenger has them all the same
             if self.odds is not NOTHING:
                 return None
-            return self._scheduled(x, given, nbytes, user, slo_us, salt, id, None)
+            return self._scheduled(x, given, nbytes, user, slo_us, salt, id, None, band)
         if self.selection.learns:
             state = self.state_of(user)
             if not self.view_of(state, &view):
@@ -324,7 +335,8 @@ cdef class Application:
                 return None
             if self.roles is not None:
                 self.draw(self.uniform() if id is NO_ID or not id else self.uniform_of(id), &asked)
-            future = self.by_decider(x, given, nbytes, slo_us, salt, &asked, user, id, state, &view)
+            future = self.by_decider(x, given, nbytes, slo_us, salt, band, &asked, user, id, state,
+                                     &view)
             if future is not None and self.decoys is not None:
                 self.decoys.saw(future.id, x, user, id)
             return future
@@ -339,8 +351,8 @@ cdef class Application:
             if self.roles is not None:
                 _share(&asked, self.roles.left)
                 asked.shadowed = self.roles.is_shadowed(uniform)
-        future = self.look_up(x, given, nbytes, slo_us, salt, &asked, user, id, features, state,
-                              &view)
+        future = self.look_up(x, given, nbytes, slo_us, salt, band, &asked, user, id, features,
+                              state, &view)
         if future is not None:
             count_held(self.queries, 1)
             if self.decoys is not None:
@@ -372,7 +384,7 @@ cdef class Application:
         return self.observing.watch(observers, x, slo_us, salt)
 
     cdef Future by_decider(self, object x, const void* given, u64 nbytes, u64 slo_us, u64 salt,
-                           const Asked* asked, str user, str id, object state,
+                           u32 band, const Asked* asked, str user, str id, object state,
                            const StateView* view):
         """Answer by the decider if all that it needs is cached; else call the models. Return None
         if Python has to decide: then nothing was counted."""
@@ -401,7 +413,7 @@ cdef class Application:
                 self.touch(self.single, self.selection.k)
             if query is None:
                 query = self.query_for(deciding, slo_us, user, id, state)
-            return self.call_models(deciding, x, NULL, 0, slo_us, salt, query, x)
+            return self.call_models(deciding, x, NULL, 0, slo_us, salt, band, query, x)
         decision.row = given
         decision.nbytes = nbytes
         decision.salt = salt
@@ -415,7 +427,7 @@ cdef class Application:
             if query is None:
                 query = self.query_for(deciding, slo_us, user, id, state)
             future = self.call_models(deciding, row, decision.row, decision.nbytes, slo_us, salt,
-                                      query, x)
+                                      band, query, x)
         return future
 
     cdef ApplicationQuery query_for(self, Deciding deciding, u64 slo_us, str user, str id,
@@ -460,7 +472,7 @@ cdef class Application:
         return future
 
     cdef Future call_models(self, Deciding deciding, object owner, const void* row, u64 nbytes,
-                            u64 slo_us, u64 salt, ApplicationQuery query, object x):
+                            u64 slo_us, u64 salt, u32 band, ApplicationQuery query, object x):
         """Have the models called until the decider has an answer.
 
         owner: the input, or the object that owns the row of all models.  x: the input.
@@ -471,7 +483,7 @@ cdef class Application:
             starts_us = self.orders.starts_us(deciding, query.slo_us)
         future = ensemble_future(
             tuple([self.cores[deciding.places[rank]] for rank in range(deciding.n)]),
-            deciding.decider, owner, row, nbytes, query.slo_us, salt, self.finish, query,
+            deciding.decider, owner, row, nbytes, query.slo_us, salt, band, self.finish, query,
             deciding.votes, starts_us, True, "")
         count_held(self.queries, 1)
         if query.observers is not None and query.watched is None:
@@ -622,8 +634,8 @@ cdef class Application:
         return (<FirstStates> read_member(&FIRST, self.learner)).newest(held)
 
     cdef Future look_up(self, object x, const void* given, u64 nbytes, u64 slo_us, u64 salt,
-                        const Asked* asked, str user, str id, tuple features, object state,
-                        const StateView* view):
+                        u32 band, const Asked* asked, str user, str id, tuple features,
+                        object state, const StateView* view):
         """Look the query up in the cache. Return a future that is answered, or that has tasks for
         what is not there; None if Python has to schedule the query.
 
@@ -669,7 +681,7 @@ cdef class Application:
         self.find(&rows, &outputs, salt)
         if rows.hits != first_bits(n):
             query = self.query_of(asked, user, id, features, state)
-            future = self.submit(&rows, row, more, &outputs, slo_us, salt, query)
+            future = self.submit(&rows, row, more, &outputs, slo_us, salt, band, query)
             if observers is not None:
                 query.observers = observers
                 query.watched = self.watch(observers, x, slo_us, salt)
@@ -744,7 +756,7 @@ cdef class Application:
         return query
 
     cdef Future submit(self, Rows* rows, object row, list more, Outputs* outputs, u64 slo_us,
-                       u64 salt, ApplicationQuery query):
+                       u64 salt, u32 band, ApplicationQuery query):
         """Submit tasks for the rows that are not cached. Takes over the values of the others.
 
         row, more: the objects that own the rows: the last one, and those before it.
@@ -765,7 +777,7 @@ cdef class Application:
                         rows.sizes[i])
             if n == 1:
                 return model._evaluate(rows.data[0], rows.sizes[0], &rows.keys[0], salt, slo_us,
-                                       costs[0], self.finish, query)
+                                       band, costs[0], self.finish, query)
             if not slots_claim(home, n, &block, &slot):
                 raise_for(NO_MEMORY, "no memory for a future")
         except BaseException:
@@ -780,8 +792,8 @@ cdef class Application:
                 block_drop(home, block, 1)
                 continue
             (<Model> self.cores[places[i]])._submit_missed(
-                rows.data[i], rows.sizes[i], &rows.keys[i], salt, slo_us, 0, block, slot + i,
-                costs[i])
+                rows.data[i], rows.sizes[i], &rows.keys[i], salt, slo_us, band, 0, block,
+                slot + i, costs[i])
         if self.mixed:
             mix(future, tuple([self.cores[places[i]] for i in range(n)]))
         return future
@@ -1402,7 +1414,7 @@ cdef class ApplicationTable:
             return None
         return application.schedule(read_member(&INPUT, request), "" if user is None else user,
                                     application.slo_us, salt_of(read_member(&SALT, request)), "",
-                                    features)
+                                    features, application.band_for(read_member(&PRIORITY, request)))
 
 
 cdef class RequestScheduler:
@@ -1453,7 +1465,7 @@ cdef class QueryHandle:
 
     @cython.binding(False)
     def predict(self, x, user=None, slo_ms=None, salt=0, context=None, id="", outputs=(),
-                bint stream=False, part_slo_ms=None, slo_total_ms=None):
+                bint stream=False, part_slo_ms=None, slo_total_ms=None, priority=None):
         """Schedule one query and return the Future of its `Answer` at once.
 
         x: one input of the application's type; of named tensors a dict.  user: whose selection
@@ -1465,9 +1477,10 @@ cdef class QueryHandle:
         made with the same id and the policy has learned nothing since. outputs: of named outputs
         only these.  stream: return a PartsFuture, whose parts arrive one by one, for a policy that
         chooses one model; then slo_ms is the time until the first part, part_slo_ms between two
-        parts, and slo_total_ms until the end, a minute if not given. Raises InvalidInput (type,
-        shape, SLO, context, id), UnknownApplication, and UnknownModel when no model is linked; the
-        future never raises for a model's failure.
+        parts, and slo_total_ms until the end, a minute if not given.  priority: 1, the highest, to
+        3, instead of the application's; a query in parts takes no place in a queue, and has none.
+        Raises InvalidInput (type, shape, SLO, context, id, priority), UnknownApplication, and
+        UnknownModel when no model is linked; the future never raises for a model's failure.
         """
         cdef Application application = self.application()
         cdef Future future
@@ -1475,22 +1488,22 @@ cdef class QueryHandle:
         cdef tuple features = None
         if stream or part_slo_ms is not None or slo_total_ms is not None:
             return self.others.predict_parts(x, user, slo_ms, salt, context, id, outputs, stream,
-                                             part_slo_ms, slo_total_ms)
+                                             part_slo_ms, slo_total_ms, priority)
         number = salt_of(salt)
         if context is not None:
             features = features_in(context)
         if (application is None or (features is None and context is not None) or id is not NO_ID
                 or outputs is not NOTHING or not _is_plain_name(user)):
-            return self.others.predict(x, user, slo_ms, salt, context, id, outputs)
+            return self.others.predict(x, user, slo_ms, salt, context, id, outputs, priority)
         slo_us = application.slo_us
         if slo_ms is not None:
             slo_us = self._slo_us(slo_ms)
         if slo_us == 0:
-            return self.others.predict(x, user, slo_ms, salt, context, id, outputs)
+            return self.others.predict(x, user, slo_ms, salt, context, id, outputs, priority)
         future = application.schedule(x, "" if user is None else user, slo_us, number, NO_ID,
-                                      features)
+                                      features, application.band_for(priority))
         if future is None:
-            return self.others.predict(x, user, slo_ms, salt, context, id, outputs)
+            return self.others.predict(x, user, slo_ms, salt, context, id, outputs, priority)
         return future
 
     @cython.binding(False)

@@ -25,6 +25,7 @@ from clipper_core.runtime.row_hash cimport variant_best
 from clipper_core.runtime.status cimport (
     BAD_INPUT, CLOSED, FULL, NO_MEMORY, REPLICA_LOST, UNKNOWN, raise_for,
 )
+from clipper_core.scheduling.bands cimport SHARES_MAX
 from clipper_core.scheduling.batcher cimport TIMINGS_MAX
 from clipper_core.scheduling.container_connection cimport (
     ContainerConnection, connection_free, connection_sent, spare_free,
@@ -378,6 +379,14 @@ cdef class Engine:
 
     def disconnect(self, u32 conn):
         self._order(CLOSE_CONNECTION, conn, b"")
+
+    def set_weights(self, list weights not None):
+        """Set the weights of the shares, by their numbers: whole numbers from 1. Threads: any."""
+        cdef u32 share, weight
+        if len(weights) > SHARES_MAX + 1:
+            raise ValueError(f"{len(weights)} shares: at most {SHARES_MAX + 1}")
+        for share, weight in enumerate(weights):
+            self.state.lanes.weights[share].store(weight, relaxed)
 
     def set_earliest_replica(self, u32 model, u64 when_us):
         """Set the time `when_us` (of `now_us()`) before which no replica of `model` can connect,

@@ -92,22 +92,23 @@ cdef class Model:
     cdef bint _found(self, const Key* key, Value* value) noexcept nogil
     cdef u64 _now_us(self) noexcept nogil
     cdef Status _queue(self, const void* row, u64 nbytes, const Key* key, u64 salt, u64 slo_us,
-                       u64 now, Block* block,
+                       u32 band, u64 now, Block* block,
                        u32 slot, u32 cost) noexcept nogil
     cdef u32 _cost(self, object x, const void* row, u64 nbytes) except? 0
     cdef u32 _length(self, const void* row, u64 nbytes) except? 0
     cdef object _called(self, object given)
     cdef u32 _counted(self, double cost) except? 0
-    cdef void _refused(self, Status status, u64 slo_us, Value* value) noexcept nogil
-    cdef Status _submit(self, const void* row, u64 nbytes, u64 salt, u64 mark, u64 slo_us, u64 now,
-                        Block* block,
-                        u32 slot, u32 cost) noexcept nogil
+    cdef void _refused(self, Status status, u64 slo_us, u32 band, Value* value) noexcept nogil
+    cdef Status _submit(self, const void* row, u64 nbytes, u64 salt, u64 mark, u64 slo_us, u32 band,
+                        u64 now, Block* block, u32 slot, u32 cost) noexcept nogil
     cdef Status _submit_missed(self, const void* row, u64 nbytes, const Key* key, u64 salt,
-                               u64 slo_us, u64 now, Block* block, u32 slot, u32 cost) noexcept nogil
+                               u64 slo_us, u32 band, u64 now, Block* block, u32 slot,
+                               u32 cost) noexcept nogil
     cdef Future _evaluate(self, const void* row, u64 nbytes, const Key* key, u64 salt, u64 slo_us,
-                          u32 cost, object finish, object extra)
-    cdef Future _predict(self, object x, u64 slo_us, u64 salt, object finish, object extra)
-    cdef int _wait_for_room(self, int klass, u64 until) except -1
+                          u32 band, u32 cost, object finish, object extra)
+    cdef Future _predict(self, object x, u64 slo_us, u64 salt, u32 band, object finish,
+                         object extra)
+    cdef int _wait_for_room(self, u64 slo_us, u32 band, u64 until) except -1
     cdef int _set_cost(self, object cost, bint padded) except -1
     cdef object _unpacked(self, const void* row, u64 nbytes)
     cdef cnp.ndarray _costs_of_rows(self, object rows)
@@ -115,11 +116,11 @@ cdef class Model:
     cdef RowsOfArray _block(self, object rows) except *
     cdef object _row_at(self, object rows, RowsOfArray* lying, u32 i, const void** row,
                         u64* nbytes)
-    cdef int _one_by_one(self, object rows, object costs, u64 slo, u64 salt, u64 now, u64 until,
-                         Block* block, u32 slot) except -1
+    cdef int _one_by_one(self, object rows, object costs, u64 slo, u64 salt, u32 band, u64 now,
+                         u64 until, Block* block, u32 slot) except -1
     cdef object _set_intake_rows(self, Intake* intake, object rows)
-    cdef object _begin_intake(self, Intake* intake, object rows, u64 slo, u64 salt, u64 now,
-                              Block* block, u32 slot)
+    cdef object _begin_intake(self, Intake* intake, object rows, u64 slo, u64 salt, u32 band,
+                              u64 now, Block* block, u32 slot)
 
 cdef bint is_elsewhere(Model model, Model first) except -1        # whether `model` is in another
                                                                   # engine than `first`
@@ -128,12 +129,13 @@ cdef void mix(Future future, tuple models)                       # marks a futur
 # Return the future of a query to models as predict_ensemble does, of the input `x`, or of a row of
 # all models: then x is the object that owns it.
 cdef Future ensemble_future(tuple models, Decider decider, object x, const void* given, u64 nbytes,
-                            u64 slo_us, u64 salt, object finish, object extra, object weights,
-                            object starts_us, bint learn, str field)
+                            u64 slo_us, u64 salt, u32 band, object finish, object extra,
+                            object weights, object starts_us, bint learn, str field)
 cdef object true_bools(object array)
 cpdef u64 slo_of_ms(object slo_ms, u64 otherwise) except? 0
 cdef u64 slo_of(object slo_us, u64 otherwise) except? 0
 cdef u64 salt_of(object salt) except? 1
+cdef int band_of_row(u32 band) except -1        # checks the number of a band
 
 # -- Querying several models at once and answering as soon as a decider can: the entry to ensemble
 # calls (ensemble_call.pxd).
@@ -152,6 +154,7 @@ cdef class EnsembleRequest:
     cdef vector[Row] rows
     cdef list kept                  # objects that own the memory of the rows
     cdef u64 salt, slo_us, now_us
+    cdef u32 band
 
     cdef u64 read(self, object x, const void* given, u64 nbytes) except? 0
     cdef int set_votes(self, object weights, object starts_us) except -1

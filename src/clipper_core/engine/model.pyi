@@ -68,6 +68,7 @@ class Model:
         stream: Literal[False] = False,
         part_slo_ms: None = None,
         slo_total_ms: None = None,
+        band: int = 0,
     ) -> Future: ...
     @overload
     def predict(
@@ -79,6 +80,7 @@ class Model:
         stream: Literal[True],
         part_slo_ms: float | None = None,
         slo_total_ms: float | None = None,
+        band: int = 0,
     ) -> PartsFuture: ...
     @property
     def gives_parts(self) -> bool: ...
@@ -93,7 +95,11 @@ class Model:
         finish: Callable[[AnswerPart, int, int], AnswerPart] | None,
     ) -> PartsFuture: ...
     def predict_many(
-        self, rows: NDArray[Any] | Sequence[Any], slo_ms: float | None = None, salt: int = 0
+        self,
+        rows: NDArray[Any] | Sequence[Any],
+        slo_ms: float | None = None,
+        salt: int = 0,
+        band: int = 0,
     ) -> Future: ...
     def put(self, x: Any, output: Any, salt: int = 0) -> None: ...
     def forget(self, lo: int, hi: int, generation: int) -> bool: ...
@@ -108,6 +114,7 @@ def predict_rows(
     salt: int = 0,
     finish: Callable[[Future], _T] | None = None,
     extra: Any = None,
+    band: int = 0,
 ) -> Future[_T]: ...
 def predict_all(
     models: tuple[Model, ...],
@@ -116,6 +123,7 @@ def predict_all(
     salt: int = 0,
     finish: Callable[[Future], _T] | None = None,
     extra: Any = None,
+    band: int = 0,
 ) -> Future[_T]: ...
 
 @final
@@ -133,4 +141,5 @@ def predict_ensemble(
     starts_us: Sequence[int] | None = None,
     learn: bool = False,
     field: str = "",
+    band: int = 0,
 ) -> Future: ...

@@ -38,14 +38,15 @@ from clipper_core.runtime.machine cimport i32, i64, monotonic_us, relaxed
 from clipper_core.runtime.status cimport (
     BAD_INPUT, CANCELLED, CLOSED, NO_MEMORY, OK, TOO_LARGE, UNNEEDED, raise_for,
 )
+from clipper_core.scheduling.bands cimport BANDS
 from clipper_core.scheduling.deferred_calls cimport DeferredCall
-from clipper_core.scheduling.lane cimport Lane, lane_new, submitter_enter, submitter_leave
+from clipper_core.scheduling.lane cimport Lane, submitter_enter, submitter_leave
 from clipper_core.scheduling.model_state cimport (
     COST_BYTES, COST_GIVEN, COST_LENGTH, LANE_CLASSES, cost_batch_new, model_drop, row_cost,
 )
 from clipper_core.scheduling.scheduler cimport EngineState
 from clipper_core.scheduling.submit cimport (
-    TensorColumn, chunk_cells_of, chunk_rows_of, intakes_end, intakes_feed, lane_prepare,
+    TensorColumn, array_lane_prepare, gate_at, intakes_end, intakes_feed, lane_at, lane_prepare,
     look_rows_of, row_bytes_end, row_refused, row_submit, wait_for_room,
 )
 from clipper_core.wire.comparison cimport Field
@@ -147,6 +148,13 @@ cpdef u64 slo_of_ms(object slo_ms, u64 otherwise) except? 0:
         raise_for(BAD_INPUT, f"slo_ms={slo_ms!r:.100}: it must lie above 0 and below "
                              f"{SLO_MAX_US / 1000:g} ms")
     return max(<u64> 1, <u64> slo_us)
+
+
+cdef int band_of_row(u32 band) except -1:
+    """Check the number of a band. Raises BAD_INPUT."""
+    if band >= BANDS:
+        raise_for(BAD_INPUT, f"band {band}: bands have the numbers 0 to {BANDS - 1}")
+    return <int> band
 
 
 cdef object NO_SALT = 0         # the default: it is not converted
@@ -633,14 +641,14 @@ cdef class Model:
         return e.now_us.load(relaxed) if e.manual else monotonic_us()
 
     cdef Status _queue(self, const void* row, u64 nbytes, const Key* key, u64 salt, u64 slo_us,
-                       u64 now, Block* block,
+                       u32 band, u64 now, Block* block,
                        u32 slot, u32 cost) noexcept nogil:
-        """Submit a task to the lane of its SLO's class. Return OK, or the reason why it was not
-        submitted."""
-        if self.state.lanes[log2_of(slo_us)] == NULL:
-            lane_prepare(self.engine.state, self.state, slo_us)
-        return row_submit(self.engine.state, self.state, row, nbytes, key, salt, slo_us, now, block,
-                          slot, cost)
+        """Submit a task to the lane of its band and its SLO's class. Return OK, or the reason why
+        it was not submitted."""
+        if lane_at(self.state, slo_us, band) == NULL:
+            lane_prepare(self.engine.state, self.state, slo_us, band)
+        return row_submit(self.engine.state, self.state, row, nbytes, key, salt, slo_us, band, now,
+                          block, slot, cost)
 
     cdef u32 _cost(self, object x, const void* row, u64 nbytes) except? 0:
         """Return the cost of a row: by the model's function in thousandths, or the length of a
@@ -722,26 +730,26 @@ cdef class Model:
         length = place.nbytes if part.typenum < 0 and part.rank == 0 else place.items
         return <u32> min(max(length, <u64> 1), <u64> 0xFFFFFFFF)
 
-    cdef void _refused(self, Status status, u64 slo_us, Value* value) noexcept nogil:
-        row_refused(self.state, status, slo_us, self._now_us(), value)
+    cdef void _refused(self, Status status, u64 slo_us, u32 band, Value* value) noexcept nogil:
+        row_refused(self.state, status, slo_us, band, self._now_us(), value)
 
-    cdef Status _submit(self, const void* row, u64 nbytes, u64 salt, u64 mark, u64 slo_us, u64 now,
-                        Block* block,
-                        u32 slot, u32 cost) noexcept nogil:
+    cdef Status _submit(self, const void* row, u64 nbytes, u64 salt, u64 mark, u64 slo_us, u32 band,
+                        u64 now, Block* block, u32 slot, u32 cost) noexcept nogil:
         """Submit a task for slot `slot` of several. If it is a hit or refused, the slot ends here.
         """
         cdef Key key
         cdef Value value
         cdef CompletionState* home
         if not self._look_up(row, nbytes, salt, mark, &key, &value):
-            return self._submit_missed(row, nbytes, &key, salt, slo_us, now, block, slot, cost)
+            return self._submit_missed(row, nbytes, &key, salt, slo_us, band, now, block, slot,
+                                       cost)
         home = home_of(self.engine.state.completion, block)
         slot_fill(home, block, slot, OK, &value)
         block_drop(home, block, 1)
         return OK
 
     cdef Status _submit_missed(self, const void* row, u64 nbytes, const Key* key, u64 salt,
-                               u64 slo_us, u64 now, Block* block, u32 slot,
+                               u64 slo_us, u32 band, u64 now, Block* block, u32 slot,
                                u32 cost) noexcept nogil:
         """Submit a task, which is not in the cache, for slot `slot` of several. If it is refused,
         the slot ends here."""
@@ -751,7 +759,7 @@ cdef class Model:
         cdef CompletionState* home = home_of(d, block)
         if home != d:
             d.tasks_of_peers.fetch_add(1, relaxed)
-        status = self._queue(row, nbytes, key, salt, slo_us,
+        status = self._queue(row, nbytes, key, salt, slo_us, band,
                              self._now_us() if now == 0 else now, block, slot, cost)
         if status == OK:
             return OK
@@ -765,7 +773,7 @@ cdef class Model:
         return status
 
     cdef Future _evaluate(self, const void* row, u64 nbytes, const Key* key, u64 salt, u64 slo_us,
-                          u32 cost, object finish, object extra):
+                          u32 band, u32 cost, object finish, object extra):
         """Return a future with one task. key NULL: neither joined nor cached."""
         cdef Value nothing
         cdef Block* block = NULL
@@ -775,9 +783,10 @@ cdef class Model:
         nothing.tag = TAG_NONE
         if not slots_claim(self.engine.state.completion, 1, &block, &slot):
             return future_at_once(self.engine.completion, NO_MEMORY, &nothing, finish, extra)
-        status = self._queue(row, nbytes, key, salt, slo_us, self._now_us(), block, slot, cost)
+        status = self._queue(row, nbytes, key, salt, slo_us, band, self._now_us(), block, slot,
+                             cost)
         if status != OK:
-            self._refused(status, slo_us, &nothing)
+            self._refused(status, slo_us, band, &nothing)
             slot_fill(self.engine.state.completion, block, slot, status, &nothing)
             block_drop(self.engine.state.completion, block, 1)
             if status == TOO_LARGE:
@@ -785,7 +794,8 @@ cdef class Model:
                 self._check_bytes(nbytes)
         return future_new(self.engine.completion, block, slot, 1, finish, extra)
 
-    cdef Future _predict(self, object x, u64 slo_us, u64 salt, object finish, object extra):
+    cdef Future _predict(self, object x, u64 slo_us, u64 salt, u32 band, object finish,
+                         object extra):
         cdef const void* row = NULL
         cdef u64 nbytes = 0
         cdef object _keep = self._row(x, &row, &nbytes)
@@ -793,13 +803,13 @@ cdef class Model:
         cdef Key key
         cdef Value value
         if not self._look_up(row, nbytes, salt, mark, &key, &value):
-            return self._evaluate(row, nbytes, &key, salt, slo_us,
+            return self._evaluate(row, nbytes, &key, salt, slo_us, band,
                                   0 if self.cost is None else self._cost(_keep, row, nbytes),
                                   finish, extra)
         if self.near and self.similar.check_is_due():       # evaluated again, for the comparison of
                                                             # similar rows
             try:
-                self.similar.remember(self._evaluate(row, nbytes, NULL, salt, self.slo_us,
+                self.similar.remember(self._evaluate(row, nbytes, NULL, salt, self.slo_us, band,
                                                      self._cost(_keep, row, nbytes), None, None),
                                       value_object(&value))
             except BaseException:           # of the cost function
@@ -809,7 +819,7 @@ cdef class Model:
 
     @cython.binding(False)
     def predict(self, x, slo_ms=None, salt=0, bint stream=False, part_slo_ms=None,
-                slo_total_ms=None):
+                slo_total_ms=None, u32 band=0):
         """Schedule one prediction and return its Future at once. Raises only for an input of the
         wrong type or shape.
 
@@ -818,11 +828,12 @@ cdef class Model:
         arrive, of a model that answers in parts, and one part of any other; then `slo_ms` is the
         time until the first part, `part_slo_ms` the time between two parts (by default only
         limited by the next one), and `slo_total_ms` the time until the end, a minute if not given.
+        band: of the row (`band_number`); parts take no place in the queue, so they have none.
         """
         if stream or part_slo_ms is not None or slo_total_ms is not None:
             return self.predict_parts(x, slo_ms, salt, stream, part_slo_ms, slo_total_ms, None)
         return self._predict(x, self.slo_us if slo_ms is None else slo_of_ms(slo_ms, 0),
-                             salt_of(salt), None, None)
+                             salt_of(salt), band_of_row(band), None, None)
 
     @property
     def gives_parts(self):
@@ -846,7 +857,7 @@ cdef class Model:
             raise_for(BAD_INPUT, "part_slo_ms and slo_total_ms are for queries with stream=True")
         if self.state.parts.load(relaxed) == 0 and self.state.tally.replicas.load(relaxed):
             return parts_future_new(self.engine.completion, NULL, self,
-                                    self._predict(x, first_us, session, None, None), finish)
+                                    self._predict(x, first_us, session, 0, None, None), finish)
         _keep = self._row(x, &row, &nbytes)
         self._check_bytes(nbytes)
         s = part_stream_new(e.completion, &e.streams.inbox, self.state, row, nbytes)
@@ -910,7 +921,7 @@ cdef class Model:
             value_drop(&value)
         return True
 
-    def predict_many(self, rows, slo_ms=None, salt=0):
+    def predict_many(self, rows, slo_ms=None, salt=0, u32 band=0):
         """Return one future for many rows: an array of shape (n, *shape), or a sequence of inputs.
         Its result is in order, and empty for no rows. Raises for an input of the wrong type or
         shape.
@@ -920,7 +931,7 @@ cdef class Model:
         becomes available, and returns after the last one (Ctrl-C interrupts it). Rows for which
         there is no space by the deadline end as FULL.
         """
-        return predict_rows((self,), rows, slo_of_ms(slo_ms, ARRAY_SLO_US), salt)
+        return predict_rows((self,), rows, slo_of_ms(slo_ms, ARRAY_SLO_US), salt, None, None, band)
 
     cdef int _give_up(self, Block* block, u32 first, u32 end) except -1:
         """End slots that will have no task."""
@@ -935,14 +946,15 @@ cdef class Model:
             block_drop(home, block, 1)
         return 0
 
-    cdef int _wait_for_room(self, int klass, u64 until) except -1:
+    cdef int _wait_for_room(self, u64 slo_us, u32 band, u64 until) except -1:
         cdef EngineState* e = self.engine.state
-        if self.state.lanes[klass] != NULL and not e.manual:
-            wait_for_room(e.lanes, self.state.lanes[klass], &e.refusing, until)
+        cdef Lane* lane = lane_at(self.state, slo_us, band)
+        if lane != NULL and not e.manual:
+            wait_for_room(e.lanes, lane, &e.refusing, until)
         return 0
 
-    cdef int _one_by_one(self, object rows, object costs, u64 slo, u64 salt, u64 now, u64 until,
-                         Block* block, u32 slot) except -1:
+    cdef int _one_by_one(self, object rows, object costs, u64 slo, u64 salt, u32 band, u64 now,
+                         u64 until, Block* block, u32 slot) except -1:
         """Submit one task per row: for rows that differ in length, and for so few rows that joining
         equal ones in flight is worth it. costs: u32 of each row; None: computed here."""
         cdef RowsOfArray lying = self._block(rows)
@@ -956,8 +968,8 @@ cdef class Model:
         try:
             for i in range(n):
                 x = self._row_at(rows, &lying, i, &row, &nbytes)
-                self._wait_for_room(log2_of(slo), until)
-                self._submit(row, nbytes, salt, self._mark(x, row, nbytes, salt), slo, now,
+                self._wait_for_room(slo, band, until)
+                self._submit(row, nbytes, salt, self._mark(x, row, nbytes, salt), slo, band, now,
                              block, slot + i, 0 if cost == NULL else cost[i])
         except BaseException:           # an exception of a signal handler, or of an input that
                                         # changed after it was checked
@@ -1035,20 +1047,13 @@ cdef class Model:
         intake.scratch = <u8*> cnp.PyArray_DATA(scratch)
         return rows, columns, scratch
 
-    cdef object _begin_intake(self, Intake* intake, object rows, u64 slo, u64 salt, u64 now,
-                              Block* block, u32 slot):
+    cdef object _begin_intake(self, Intake* intake, object rows, u64 slo, u64 salt, u32 band,
+                              u64 now, Block* block, u32 slot):
         """Begin an intake. Return the objects that must stay alive until its rows are submitted."""
         cdef ModelState* m = self.state
         cdef EngineState* e = self.engine.state
-        cdef int klass = log2_of(slo)
-        if m.array_lanes[klass] == NULL:
-            m.array_lanes[klass] = lane_new(e.lanes, m.index, <u64> 2 << klass,
-                                            chunk_cells_of(m.spec.row_bytes,
-                                                           self.lane_bytes_max), m.spec.row_bytes,
-                                            chunk_rows_of(m.spec.row_bytes), &m.tally,
-                                            m.shares.load(relaxed) != 0)
         intake.lanes = e.lanes
-        intake.lane = m.array_lanes[klass]
+        intake.lane = array_lane_prepare(e, m, slo, band, self.lane_bytes_max)
         intake.tally = &m.tally
         intake.cache = e.cache if m.cached and e.refusing.load(relaxed) == 0 else NULL
         intake.refusing = &e.refusing
@@ -1082,9 +1087,9 @@ cdef inline void _row_of(const RowsOfArray* rows, u64 i, const void** row,
         nbytes[0] = <u64> (rows.offsets[i + 1] - rows.offsets[i])
 
 
-def predict_all(tuple models, x, slo_us=None, salt=0, finish=None, extra=None):
+def predict_all(tuple models, x, slo_us=None, salt=0, finish=None, extra=None, u32 band=0):
     """Return one future over the same input on several models, of one engine or of connected
-    engines: task i is models[i]'s. Threads: any."""
+    engines: task i is models[i]'s. band: of the rows. Threads: any."""
     if not models:
         raise_for(BAD_INPUT, "predict_all was given no models")
     cdef Model model = models[0]
@@ -1100,7 +1105,8 @@ def predict_all(tuple models, x, slo_us=None, salt=0, finish=None, extra=None):
     cdef list _keep = []
     cdef bint mixed = False
     if n == 1:
-        return model._predict(x, slo, number, finish, extra)
+        return model._predict(x, slo, number, band_of_row(band), finish, extra)
+    band_of_row(band)
     for i in range(n):                          # every row is checked before the first is submitted
         mixed |= is_elsewhere(models[i], model)
         _keep.append((<Model> models[i])._row(x, &row, &nbytes))
@@ -1113,8 +1119,8 @@ def predict_all(tuple models, x, slo_us=None, salt=0, finish=None, extra=None):
         raise_for(NO_MEMORY, "no memory for a future")
     future = future_new(model.engine.completion, block, slot, n, finish, extra)
     for i in range(n):
-        (<Model> models[i])._submit(rows[i], sizes[i], number, marks[i], slo, 0, block, slot + i,
-                                      costs[i])
+        (<Model> models[i])._submit(rows[i], sizes[i], number, marks[i], slo, band, 0, block,
+                                    slot + i, costs[i])
     if mixed:
         mix(future, models)
     return future
@@ -1124,11 +1130,12 @@ def _array_of_one(Future future):
     return future._many()
 
 
-def predict_rows(tuple models, rows, slo_us=None, salt=0, finish=None, extra=None):
+def predict_rows(tuple models, rows, slo_us=None, salt=0, finish=None, extra=None, u32 band=0):
     """Return one future over the same rows on several models, of one engine or of connected
     engines: task j * n + i is row i on models[j]. Threads: any.
 
-    `rows`: an array of shape (n, *shape), or a sequence of inputs. See Model.predict_many.
+    `rows`: an array of shape (n, *shape), or a sequence of inputs. band: of all of them. See
+    Model.predict_many.
     """
     if not models:
         raise_for(BAD_INPUT, "predict_rows was given no models")
@@ -1144,6 +1151,7 @@ def predict_rows(tuple models, rows, slo_us=None, salt=0, finish=None, extra=Non
     cdef vector[Intake] intakes
     cdef Intake intake
     cdef list kept = []
+    band_of_row(band)
     if n == 0:
         return future_of_none(model.engine.completion, finish, extra)
     if n * len(models) > TASKS_MAX:
@@ -1167,13 +1175,13 @@ def predict_rows(tuple models, rows, slo_us=None, salt=0, finish=None, extra=Non
     for j in range(len(models)):
         model = models[j]
         if chunks[j]:
-            kept.append(model._begin_intake(&intake, checked[j], slo, number, now, block,
+            kept.append(model._begin_intake(&intake, checked[j], slo, number, band, now, block,
                                             slot + j * <u32> n))
             intake.marks = <const u64*> cnp.PyArray_DATA(marks[j]) if marks[j] is not None else NULL
             intakes.push_back(intake)
             continue
         try:
-            model._one_by_one(checked[j], costs[j], slo, number, now, until, block,
+            model._one_by_one(checked[j], costs[j], slo, number, band, now, until, block,
                               slot + j * <u32> n)
         except BaseException:
             model._give_up(block, slot + (j + 1) * <u32> n, slot + <u32> (n * len(models)))
@@ -1284,11 +1292,11 @@ cdef class EnsembleRequest:
         cdef Model model = self.models[i]
         cdef ModelState* m = model.state
         cdef u64 start_us = h.votes[i].start_us
-        cdef int klass = log2_of(h.slo_us - start_us if start_us < h.slo_us else h.slo_us)
+        cdef u64 slo_us = h.slo_us - start_us if start_us < h.slo_us else h.slo_us
         call.lanes, call.tally, call.refusing = (model.engine.state.lanes, &m.tally,
                                               &model.engine.state.refusing)
-        call.gate = &m.gates[klass]
-        call.lane = _lane(model, klass)
+        call.lane = _lane(model, slo_us, self.band)
+        call.gate = gate_at(m, slo_us, self.band)
         call.by_cost = m.by_cost != NULL
         if call.by_cost:
             call.cost = row_cost(m.by_cost, self.rows[i].nbytes, self.rows[i].cost)
@@ -1367,8 +1375,8 @@ cdef class EnsembleRequest:
         if d != h.home:
             d.tasks_of_peers.fetch_add(1, relaxed)
         status = model._queue(self.rows[i].data, self.rows[i].nbytes, &self.rows[i].key, self.salt,
-                              self.slo_us, self.now_us,
-                              h.block, h.first + i, self.rows[i].cost)
+                              self.slo_us, self.band, self.now_us, h.block, h.first + i,
+                              self.rows[i].cost)
         if status == OK:
             return 0
         if d != h.home:
@@ -1380,16 +1388,14 @@ cdef class EnsembleRequest:
         return 0
 
 
-cdef Lane* _lane(Model model, int klass) except NULL:
-    """Return the lane of a class of SLO; it is made at first use, under the GIL."""
-    cdef ModelState* m = model.state
-    if m.lanes[klass] == NULL:
-        m.lanes[klass] = lane_new(model.engine.state.lanes, m.index, <u64> 2 << klass,
-                                  <u64> 1 << log2_of(m.lane_rows | 2),
-                                  m.spec.row_bytes, 0, &m.tally, m.shares.load(relaxed) != 0)
-    if m.lanes[klass] == NULL:
+cdef Lane* _lane(Model model, u64 slo_us, u32 band) except NULL:
+    """Return the lane of a band and a class of SLO; it is made at first use, under the GIL."""
+    cdef Lane* lane
+    lane_prepare(model.engine.state, model.state, slo_us, band)
+    lane = lane_at(model.state, slo_us, band)
+    if lane == NULL:
         raise_for(NO_MEMORY, f"no memory for a queue of {model.name}")
-    return m.lanes[klass]
+    return lane
 
 
 cdef int _check(tuple models, Decider decider, object weights, object starts_us) except -1:
@@ -1417,7 +1423,7 @@ cdef bint _starts_later(object starts_us) except -1:
 
 def predict_ensemble(tuple models, Decider decider, x, slo_us=None, salt=0, finish=None,
                   extra=None, weights=None,
-                  starts_us=None, bint learn=False, str field=""):
+                  starts_us=None, bint learn=False, str field="", u32 band=0):
     """Return one future over the same input on several models, done as soon as `decider` has an
     answer. Threads: any.
 
@@ -1427,20 +1433,20 @@ def predict_ensemble(tuple models, Decider decider, x, slo_us=None, salt=0, fini
     end as UNNEEDED, like those never submitted. `future.verdict` names the tasks of the answer,
     `finish(future)` makes it; without `finish` the result is the list of the used predictions, in
     rank order. field: the tensor that is compared of records that have one of this name, of at most
-    4 dimensions; other outputs are compared as a whole. Raises BAD_INPUT (nothing was submitted),
-    NO_MEMORY.
+    4 dimensions; other outputs are compared as a whole. band: of the rows, also of later ones.
+    Raises BAD_INPUT (nothing was submitted), NO_MEMORY.
     """
     cdef Model model
     _check(models, decider, weights, starts_us)
     model = models[0]
     return ensemble_future(models, decider, x, NULL, 0, slo_of(slo_us, model.slo_us),
-                           salt_of(salt), finish, extra, weights, starts_us, learn,
-                           field)
+                           salt_of(salt), band_of_row(band), finish, extra, weights, starts_us,
+                           learn, field)
 
 
 cdef Future ensemble_future(tuple models, Decider decider, object x, const void* given, u64 nbytes,
-                            u64 slo_us, u64 salt, object finish, object extra, object weights,
-                            object starts_us, bint learn, str field):
+                            u64 slo_us, u64 salt, u32 band, object finish, object extra,
+                            object weights, object starts_us, bint learn, str field):
     cdef Model model = models[0]
     cdef EnsembleRequest request = EnsembleRequest.__new__(EnsembleRequest)
     cdef CompletionState* home = model.engine.state.completion
@@ -1451,6 +1457,7 @@ cdef Future ensemble_future(tuple models, Decider decider, object x, const void*
     cdef Future future
     request.models = models
     request.salt = salt
+    request.band = band
     request.slo_us = slo_us
     row_bytes = request.read(x, given, nbytes)
     if not slots_claim(home, n + 1, &block, &first):

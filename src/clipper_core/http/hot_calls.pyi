@@ -29,6 +29,7 @@ class HotRead(NamedTuple):
     request_id: str
     began_ns: int
     trace: bytes
+    band: int
 
 @final
 class HotCalls:

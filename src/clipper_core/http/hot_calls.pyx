@@ -56,8 +56,8 @@ class HotEnding(NamedTuple):
 class HotRead(NamedTuple):
     """A call whose query Python schedules, and answers by respond(), or like a HotEnding. futures:
     of its rows; None for one that is not scheduled. rows: their inputs then; else None. error: why
-    one could not be scheduled. user: empty for nobody's. slo_us, id: of the query. The others are
-    as of a HotEnding."""
+    one could not be scheduled. user: empty for nobody's. slo_us, id, band: of the query. The
+    others are as of a HotEnding."""
 
     owner: object
     stream: int
@@ -71,6 +71,7 @@ class HotRead(NamedTuple):
     request_id: str
     began_ns: int
     trace: bytes
+    band: int
 
 
 # -- calls
@@ -622,4 +623,4 @@ cdef object _read(HotCall* x):
     request_id = _text_of(q.tag.at(), q.tag.size())
     futures, rows, error = query_schedule(q, &x.rows, user, id)
     return HotRead(<object> x.owner, x.stream, route, futures, rows, error, user, q.fields.slo_us,
-                   id, request_id, q.began_us * 1000, _trace_of(q))
+                   id, request_id, q.began_us * 1000, _trace_of(q), q.fields.band)

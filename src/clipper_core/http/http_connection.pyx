@@ -41,7 +41,9 @@ from clipper_core.http.http_route cimport (
     ENDED, OPEN, OTHER, READ, VALUE, Query, QueryOutcome, RouteState, key_in, query_answer,
     query_cancel, query_drop, query_submit, route_at, route_refuse,
 )
-from clipper_core.http.key_table cimport ADMITTED, NO_KEY, Admission, key_admit, key_take_back
+from clipper_core.http.key_table cimport (
+    ADMITTED, NO_KEY, Admission, key_admit, key_standing, key_take_back,
+)
 from clipper_core.http.json_value cimport large_body_drop, large_body_go_on
 from clipper_core.http.query_waits cimport query_next_open, query_wait, query_wait_no_more
 from clipper_core.runtime.allocation cimport make, make_room
@@ -616,10 +618,12 @@ cdef void exchange_answered(Worker* w, u64 ticket, const Bytes* text, bint close
 # --------------------------------------------------------------------------------------------------
 
 cdef inline QueryOutcome _submit(Worker* w, Exchange* x, RouteState* route, const Head* head,
-                                 const u8* body) noexcept nogil:
-    """Submit the query of a request. OTHER: it is Python's, and the exchange is over."""
+                                 const u8* body, i64 number) noexcept nogil:
+    """Submit the query of a request. OTHER: it is Python's, and the exchange is over. number: of
+    its key."""
     cdef QueryOutcome came
     x.query.route, x.query.began_us, x.query.binary = route, monotonic_us(), False
+    x.query.standing = key_standing(w.table.keys, number)
     came = query_submit(&x.query, w.table, head, body, &w.rows, &w.draws)
     if came == OTHER or (came == READ and not _has_memory(w.shared, w.rows.size())):
         _put_back(w, x)
@@ -630,15 +634,15 @@ cdef inline QueryOutcome _submit(Worker* w, Exchange* x, RouteState* route, cons
 
 
 cdef bint _request(Worker* w, HttpConnection* connection, RouteState* route, const Head* head,
-                   const u8* body) noexcept nogil:
+                   const u8* body, i64 number) noexcept nogil:
     """Submit the query, and answer if that is possible at once. False: nothing was submitted,
-    Python must handle it."""
+    Python must handle it. number: of its key."""
     cdef Exchange* x = _exchange(w)
     cdef QueryOutcome came
     if x == NULL:
         connection.starved = True
         return True
-    came = _submit(w, x, route, head, body)
+    came = _submit(w, x, route, head, body, number)
     if came == OTHER:
         return False
     if (came == VALUE or came == ENDED) and _answer(
@@ -768,7 +772,7 @@ cdef u64 _parse(Worker* w, HttpConnection* connection, const u8* at, u64 n) noex
             used += whole
             continue
         before = w.turn_bytes
-        if not _request(w, connection, route, &head, at + used + head.bytes):
+        if not _request(w, connection, route, &head, at + used + head.bytes, number):
             if w.table.keys != NULL:
                 key_take_back(w.table.keys, &admission)     # Python asks again
             connection.leaving = True
@@ -1012,13 +1016,14 @@ cdef bint _may_be_plain(Worker* w, const u8* at, u64 n) noexcept nogil:
 
 
 cdef bint _begin_exchange(Worker* w, HttpConnection* connection, Http2Stream* stream,
-                          RouteState* route, const Head* head, const u8* body) noexcept nogil:
+                          RouteState* route, const Head* head, const u8* body,
+                          i64 number) noexcept nogil:
     """Submit the query of a stream, and answer if that is possible at once. False: nothing was
-    submitted, Python must handle it."""
+    submitted, Python must handle it. number: of its key."""
     cdef Exchange* x = _exchange(w)
     cdef QueryOutcome came = OTHER
     if x != NULL:
-        came = _submit(w, x, route, head, body)
+        came = _submit(w, x, route, head, body, number)
     if came == OTHER:
         return False
     x.connection = connection
@@ -1063,7 +1068,7 @@ cdef bint _take_request(Worker* w, HttpConnection* connection, const Http2Event*
         admission = key_admit(w.table.keys, number, head.path, head.path_bytes,
                               monotonic_us() * 1000)
     if admission.outcome == ADMITTED:
-        if _begin_exchange(w, connection, stream, route, &head, body):
+        if _begin_exchange(w, connection, stream, route, &head, body, number):
             return True
         if w.table.keys != NULL:
             key_take_back(w.table.keys, &admission)     # Python asks again

@@ -14,7 +14,7 @@ from clipper_core.engine.engine cimport Engine
 from clipper_core.engine.model cimport Model
 from clipper_core.http.http_head cimport Head
 from clipper_core.http.json_value cimport LargeBody, Wanted
-from clipper_core.http.key_table cimport Admission, KeyState, KeyTable
+from clipper_core.http.key_table cimport Admission, KeyState, KeyTable, Standing
 from clipper_core.http.trace_parent cimport TRACE_PARENT_BYTES
 from clipper_core.learning.answer_window cimport Ring
 from clipper_core.results.answer cimport Answer
@@ -35,6 +35,7 @@ from clipper_core.wire.prediction cimport Value
 cdef struct InferParameters:
     u64 timeout_us              # 0: none
     u64 salt
+    u64 priority                # 0: none
     const u8* user              # in the body
     u64 user_bytes              # 0: nobody's
 
@@ -90,7 +91,9 @@ cdef cppclass RouteState:
     u64 slo_us
     double slo_ms_max           # of a query with an SLO of its own
     bint takes_users            # a query's user changes nothing of its answer
-    atomic[u64] lanes           # of the model, by class of SLO, one bit each: those that are there
+    u32 priority                # of the application
+    atomic[u64] lanes[48]       # of the model, by band, and by class of SLO, one bit each: those
+                                # that are there
     double confidence_min
     Bytes node                  # prefix of an id, before the number: `4bde13fa-`
     Bytes models                # as JSON: `["svm:1"]`
@@ -116,6 +119,8 @@ cdef enum:
 cdef struct Fields:             # of a request, beside its rows
     u64 slo_us
     u64 salt
+    u64 priority                # as given; 0: none
+    u32 band
     u64 span                    # of this server, in the trace
     bint traced                 # it names a trace
     u32 id_bytes                # X-Request-Id as given; 0: none
@@ -132,6 +137,7 @@ cdef cppclass Query:            # of one row, or of several, which are queries o
     Value value                 # if it was answered at once
     u64 number                  # the id of the first row; those of the others follow it
     u64 began_us
+    Standing standing           # by its key
     Fields fields
     Bytes tag                   # V2: the request's own id, as JSON; of feedback that of the answer
     Bytes user                  # its name; empty: nobody's
@@ -158,12 +164,14 @@ cdef i64 key_in(const TableState* table, const Head* head) noexcept nogil
 cdef void route_refuse(RouteState* route, const TableState* table, const Head* head,
                        const Admission* admission, const char* date, const Bytes* made, bint close,
                        Bytes* out) noexcept nogil
-# Submit a query whose route and began_us are set. rows: takes what was read. draws: of `span_new`
+# Submit a query whose route, standing and began_us are set. rows: takes what was read. draws: of
+# `span_new`
 cdef QueryOutcome query_submit(Query* q, const TableState* table, const Head* head,
                                const u8* body, Bytes* rows, u64* draws) noexcept nogil
 # The parts of query_submit, for a request of another form. First set what its parameters do not
-# set, then those; False of query_set_parameters and query_set_slo: they are not plain, or out of
-# range; of query_read_trace: the request is to be logged.
+# set, then those; False of query_set_parameters and query_set_slo: they are not plain, out of
+# range, or a priority that its key does not allow; of query_read_trace: the request is to be
+# logged.
 cdef void query_begin(Query* q) noexcept nogil
 cdef bint query_set_parameters(Query* q, const InferParameters* said) noexcept nogil
 cdef bint query_set_slo(Query* q, double slo_ms) noexcept nogil

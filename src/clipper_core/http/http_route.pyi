@@ -31,6 +31,7 @@ class HotRoute:
         rows_max: int = 1,
         forbidden: Counter | None = None,
         limited: Counter | None = None,
+        priority: int = ...,
     ) -> None: ...
     def look_at_lanes(self) -> None: ...
     @property

@@ -48,6 +48,7 @@ from clipper_core.runtime.spin_lock cimport spin_lock, spin_unlock
 from clipper_core.runtime.status cimport (
     CANCELLED, CLOSED, NO_MEMORY, OK, PENDING, Status, raise_for,
 )
+from clipper_core.scheduling.bands cimport BANDS, PRIORITIES, PRIORITY_USUAL, band_of
 from clipper_core.scheduling.lane cimport submitter_enter, submitter_leave
 from clipper_core.scheduling.submit cimport (
     lane_class, lane_prepare, lanes_there, row_bytes_end, row_refused, row_submit,
@@ -299,6 +300,8 @@ cdef bint _parameter(Text* text, const u8* key, u64 n, u32* seen, Request* r) no
         return _once(seen, 2) and _whole(text, &said.timeout_us)
     if _is(key, n, "salt", 4):
         return _once(seen, 4) and _whole(text, &said.salt)
+    if _is(key, n, "priority", 8):
+        return _once(seen, 16) and _whole(text, &said.priority)
     return (_is(key, n, "user", 4) and _once(seen, 8)
             and _string(text, &said.user, &said.user_bytes))
 
@@ -657,6 +660,9 @@ cdef inline bint _predict_member(Query* q, Text* text, u32* seen, Bytes* row) no
         return _once(seen, 2) and _accept(text, 58) and _read_user(q, text)
     if _take(text, "\"slo_ms\"", 8):
         return _once(seen, 4) and _accept(text, 58) and _read_slo(q, text)
+    if _take(text, "\"priority\"", 10):
+        return (_once(seen, 16) and _accept(text, 58) and _whole(text, &q.fields.priority)
+                and q.fields.priority != 0)
     return (_take(text, "\"salt\"", 6) and _once(seen, 8) and _accept(text, 58)
             and _whole(text, &q.fields.salt))
 
@@ -781,13 +787,13 @@ cdef bint _submit(Query* q, const u8* row, u64 nbytes, const Key* key, u32 slot)
     cdef Value value
     if submitter_enter(e.lanes[0], e.refusing):
         status = row_submit(e, q.route.model, row, nbytes, key, q.fields.salt,
-                            q.fields.slo_us, q.began_us, q.block, slot, 0)
+                            q.fields.slo_us, q.fields.band, q.began_us, q.block, slot, 0)
         submitter_leave(e.lanes[0])
     if status == OK:
         return True
     value.word = 0
     value.tag = TAG_NONE
-    row_refused(q.route.model, status, q.fields.slo_us, q.began_us, &value)
+    row_refused(q.route.model, status, q.fields.slo_us, q.fields.band, q.began_us, &value)
     _fill(q, slot, status, &value)
     return False
 
@@ -828,7 +834,7 @@ cdef bint _claim(Query* q) noexcept nogil:
     """Claim a slot for each row. False: Python makes the lane of the SLO, or reports that there is
     no memory."""
     cdef RouteState* r = q.route
-    if not r.lanes.load(acquire) >> lane_class(q.fields.slo_us) & 1:
+    if not r.lanes[q.fields.band].load(acquire) >> lane_class(q.fields.slo_us) & 1:
         return False
     if not slots_claim(r.engine.completion, q.rows, &q.block, &q.slot):
         return False
@@ -881,8 +887,21 @@ cdef bint query_set_parameters(Query* q, const InferParameters* said) noexcept n
     if said.user_bytes > (RING_USER_MAX if q.route.takes_users else 0):
         return False
     q.fields.salt = said.salt
+    q.fields.priority = said.priority
     q.user.put(said.user, said.user_bytes)
-    return said.timeout_us == 0 or query_set_slo(q, <double> said.timeout_us / 1000.0)
+    return _set_band(q) and (said.timeout_us == 0
+                             or query_set_slo(q, <double> said.timeout_us / 1000.0))
+
+
+cdef bint _set_band(Query* q) noexcept nogil:
+    """Set the band of the rows, by the key, the request and the application. False: Python refuses
+    the priority that the request asks for."""
+    cdef u32 usual = q.standing.priority if q.standing.priority else q.route.priority
+    cdef u64 priority = q.fields.priority if q.fields.priority else usual
+    if priority > PRIORITIES or (priority < usual and not q.standing.is_free):
+        return False
+    q.fields.band = band_of(q.standing.share, <u32> priority)
+    return True
 
 
 cdef bint _read_infer(Query* q, const Head* head, const u8* body, Bytes* rows) noexcept nogil:
@@ -903,7 +922,8 @@ cdef bint _read_infer(Query* q, const Head* head, const u8* body, Bytes* rows) n
 
 cdef void query_begin(Query* q) noexcept nogil:
     q.fields.slo_us = q.route.slo_us
-    q.fields.salt = 0
+    q.fields.salt = q.fields.priority = 0
+    q.fields.band = 0
     q.fields.traced = False
     q.user.clear()
     q.rows = 1
@@ -934,7 +954,7 @@ cdef QueryOutcome query_submit(Query* q, const TableState* table, const Head* he
     elif r.form == FEEDBACK:
         if not _read_feedback(q, body, head.body_bytes, rows):
             return OTHER
-    elif not _read_predict(q, body, head.body_bytes, rows):
+    elif not (_read_predict(q, body, head.body_bytes, rows) and _set_band(q)):
         return OTHER
     q.fields.id_bytes = head.id_bytes
     if head.id_bytes:
@@ -1330,7 +1350,8 @@ cdef tuple query_schedule(Query* q, const Bytes* rows, str name, str own):
         for _ in range(q.rows):
             future = None
             if route.application is not None:
-                future = route.application.schedule_row(row, nbytes, name, q.fields.slo_us, own)
+                future = route.application.schedule_row(row, nbytes, name, q.fields.slo_us, own,
+                                                        q.fields.band)
             futures.append(future)
             inputs.append(route._row(row, nbytes) if future is None else None)
             row += nbytes
@@ -1398,7 +1419,8 @@ cdef class HotRoute:
     were read; None: Python does. read_only: all queries are only read here, not submitted.
     slo_ms_max: of queries with an SLO of their own; 0: Python has those.
     takes_users: a query may name its user, who changes nothing of its answer. rows_max: of a
-    request whose rows are queries of their own. Raises ValueError for a model whose rows cannot be
+    request whose rows are queries of their own. priority: of queries that name none, and whose key
+    has none. Raises ValueError for a model whose rows cannot be
     read without Python.
     """
 
@@ -1407,7 +1429,7 @@ cdef class HotRoute:
                  LatencyHistogram took, Counter ok, LatencyHistogram requests, subject,
                  AnswerWindow window=None, AnswerOwner owner=None, Application application=None,
                  bint read_only=False, double slo_ms_max=0.0, bint takes_users=False,
-                 u32 rows_max=1, forbidden=None, limited=None):
+                 u32 rows_max=1, forbidden=None, limited=None, u32 priority=PRIORITY_USUAL):
         cdef RouteState* r = new RouteState()
         self.state = r
         self.application = application
@@ -1436,14 +1458,17 @@ cdef class HotRoute:
         r.object = <void*> self
         r.slo_ms_max = slo_ms_max
         r.takes_users = takes_users
+        r.priority = priority
         if r.form != FEEDBACK:
-            lane_prepare(r.engine, r.model, slo_us)
+            lane_prepare(r.engine, r.model, slo_us, band_of(0, priority))
         self.look_at_lanes()
 
     cpdef void look_at_lanes(self):
         """Note which classes of SLO have lanes by now: Python makes one for the first query of its
         class."""
-        self.state.lanes.store(lanes_there(self.model.state), release)
+        cdef u32 band
+        for band in range(BANDS):
+            self.state.lanes[band].store(lanes_there(self.model.state, band), release)
 
     cdef int _set_rows(self) except -1:
         cdef ModelState* m = self.model.state

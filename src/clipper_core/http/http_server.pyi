@@ -48,6 +48,7 @@ class Read(NamedTuple):
     ticket: int
     tag: bytes
     binary: bool
+    band: int
 
 class Feedback(NamedTuple):
     route: HotRoute

@@ -402,8 +402,8 @@ class WithoutTls(NamedTuple):
 class Read(NamedTuple):
     """A query that was read, and is scheduled and answered by Python, or by respond(). futures: of
     its rows; None for one that is not scheduled.  rows: their inputs then; else None.  error: why
-    one could not be scheduled.  user: empty for nobody's.  slo_us: of the query.  The others are as
-    of an Ending.
+    one could not be scheduled.  user: empty for nobody's.  slo_us, band: of the query.  The others
+    are as of an Ending.
     """
 
     route: object
@@ -419,6 +419,7 @@ class Read(NamedTuple):
     ticket: int
     tag: bytes
     binary: bool
+    band: int
 
 
 class Feedback(NamedTuple):
@@ -876,7 +877,8 @@ cdef class HttpServer:
         own = (id or tag[1:-1]).decode("ascii")
         futures, rows, failed = query_schedule(query, &handed.bytes, name, own)
         return Read(route, futures, rows, failed, name, query.fields.slo_us, id, _trace_of(query),
-                    query.began_us * 1000, handed.worker, handed.ticket, tag, bool(query.binary))
+                    query.began_us * 1000, handed.worker, handed.ticket, tag, bool(query.binary),
+                    query.fields.band)
 
     cdef object _feedback(self, HandedOver* handed):
         cdef Query* query = &handed.query

@@ -12,7 +12,7 @@ from clipper_core.http.http_route cimport (
 )
 from clipper_core.http.json_value cimport Wanted, value_belief
 from clipper_core.http.key_table cimport (
-    ADMITTED, NO_KEY, Admission, KeyState, key_admit_name, key_find, key_take_back,
+    ADMITTED, NO_KEY, Admission, KeyState, key_admit_name, key_find, key_standing, key_take_back,
 )
 from clipper_core.http.protobuf cimport (
     PROTO_END, PROTO_FIELD, PROTO_TEXT, PROTO_VARINT, ProtoField, ProtoReader, proto_next,
@@ -251,6 +251,9 @@ cdef bint _set_parameter(InferParameters* said, const ProtoField* key, const Pro
         if _is(key.at, key.bytes, "salt", 4):
             said.salt = value.value
             return _once(seen, 1)
+        if _is(key.at, key.bytes, "priority", 8):
+            said.priority = value.value
+            return _once(seen, 3)
     if value.kind == PROTO_TEXT and value.number == 3 and _is(key.at, key.bytes, "user", 4):
         said.user = value.at
         said.user_bytes = value.bytes
@@ -475,6 +478,7 @@ cdef QueryOutcome call_submit(Query* q, const TableState* table, const CallLimit
     if r == NULL:
         return OTHER
     q.route = r
+    q.standing = key_standing(table.keys, number)
     query_begin(q)
     if head.trace != NULL and not query_read_trace(q, table, head.trace, head.trace_bytes, draws):
         return OTHER

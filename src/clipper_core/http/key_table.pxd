@@ -49,6 +49,8 @@ cdef cppclass KeyLimits:
     const u8* limited           # of 429
     u32 forbidden_bytes
     u32 limited_bytes
+    u32 share                   # its number (bands.pxd); 0: of the keys without one
+    u32 priority                # 1 to 3; 0: the key has none
 
 cdef cppclass KeyState:
     KeyPlace* places            # by the first bytes of the digest
@@ -58,6 +60,11 @@ cdef cppclass KeyState:
     i64 token_number
     KeyLimits* limits           # by number of the key
 
+cdef struct Standing:           # of a request in a model's queue, by its key
+    u32 share
+    u32 priority                # 0: that of the application
+    bint is_free                # it may ask for any priority
+
 cdef struct Admission:
     KeyOutcome outcome
     i64 number                  # of the key
@@ -66,6 +73,8 @@ cdef struct Admission:
 
 # Return the number of the key in a value of `Authorization`, `Bearer KEY`; NO_KEY if there is none.
 cdef i64 key_find(const KeyState* keys, const u8* value, u64 n) noexcept nogil
+# Return the standing of a key's requests. keys NULL: none is needed.
+cdef Standing key_standing(const KeyState* keys, i64 number) noexcept nogil
 # Say whether a request of a key to a path may be made. Of one that may, the key's rate is used.
 cdef Admission key_admit(const KeyState* keys, i64 number, const u8* path, u64 path_bytes,
                          u64 now_ns) noexcept nogil
@@ -88,4 +97,5 @@ cdef class KeyTable:
     cdef list kept              # the memory of KeyState.limits
 
     cdef int _limit(self, KeyLimits* limits, KeyUse use, u64 interval_ns, u64 ahead_ns,
-                    applications, bytes policy, bytes forbidden, bytes limited) except -1
+                    applications, bytes policy, bytes forbidden, bytes limited, u32 share,
+                    u32 priority) except -1

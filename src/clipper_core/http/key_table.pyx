@@ -124,6 +124,18 @@ cdef u64 _application_of(const u8* path, u64 n) noexcept nogil:
     return _hash(path + start, length)
 
 
+# -- shares and priorities
+# -------------------------------------------------------------------------------------------------
+
+cdef Standing key_standing(const KeyState* keys, i64 number) noexcept nogil:
+    cdef Standing found
+    found.share = found.priority = 0
+    found.is_free = keys == NULL or keys.limits[number].use == NULL     # the management token
+    if not found.is_free:
+        found.share, found.priority = keys.limits[number].share, keys.limits[number].priority
+    return found
+
+
 # -- rates
 # -------------------------------------------------------------------------------------------------
 
@@ -290,10 +302,11 @@ cdef class KeyTable:
 
     digests: the SHA-256 of each key, 32 bytes; of equal ones the last counts. token: the management
     token, which is accepted too and has no limits; empty for none. limits: for each digest
-    (use, interval_ns, ahead_ns, applications, policy, forbidden, limited): the KeyUse of its name,
-    the nanoseconds between requests (0: no limit), how far ahead one may be, names of applications
-    (none: all), the value of RateLimit-Policy, and the bodies of 403 and 429, up to the request's
-    id. Raises ValueError for a digest of another length, MemoryError.
+    (use, interval_ns, ahead_ns, applications, policy, forbidden, limited, share, priority): the
+    KeyUse of its name, the nanoseconds between requests (0: no limit), how far ahead one may be,
+    names of applications (none: all), the value of RateLimit-Policy, the bodies of 403 and 429, up
+    to the request's id, the number of its share, and its priority (0: none).
+    Raises ValueError for a digest of another length, MemoryError.
     """
 
     def __init__(self, digests, bytes token=b"", limits=None):
@@ -321,10 +334,10 @@ cdef class KeyTable:
             if len(digest) != DIGEST_BYTES:
                 raise ValueError(f"a digest has {len(digest)} bytes: {DIGEST_BYTES} are expected")
             self._place(digest, number)
-        for number, (use, interval_ns, ahead_ns, applications, policy, forbidden,
-                     limited) in enumerate(limits or ()):
+        for number, (use, interval_ns, ahead_ns, applications, policy, forbidden, limited, share,
+                     priority) in enumerate(limits or ()):
             self._limit(&self.state.limits[number], use, interval_ns, ahead_ns, applications,
-                        policy, forbidden, limited)
+                        policy, forbidden, limited, share, priority)
 
     def _place(self, bytes digest, i64 number):
         cdef const u8* text = <const u8*> (<const char*> digest)
@@ -337,7 +350,8 @@ cdef class KeyTable:
         self.state.places[i].number = number
 
     cdef int _limit(self, KeyLimits* limits, KeyUse use, u64 interval_ns, u64 ahead_ns,
-                    applications, bytes policy, bytes forbidden, bytes limited) except -1:
+                    applications, bytes policy, bytes forbidden, bytes limited, u32 share,
+                    u32 priority) except -1:
         cdef bytes hashes
         hashes = array("Q", [_hash_of(name) for name in applications]).tobytes()
         limits.use = use.state
@@ -351,6 +365,8 @@ cdef class KeyTable:
         limits.forbidden_bytes = <u32> len(forbidden)
         limits.limited = <const u8*> (<const char*> limited)
         limits.limited_bytes = <u32> len(limited)
+        limits.share = share
+        limits.priority = priority
         self.kept.append((use, hashes, policy, forbidden, limited))
         return 0
 

@@ -128,6 +128,7 @@ cdef cppclass Lane:
     atomic[u32] dirty           # rows were published since the loop last read the lane
     u32 id
     u32 model
+    u32 band                    # of its rows (bands.pxd)
     u32 chunk_rows              # rows that a cell can hold; 0: its tasks are single rows
     u64 slo_us                  # loop: the tightest recent SLO; at first the upper bound of the
                                 # class
@@ -163,6 +164,7 @@ cdef cppclass Lanes:        # all lanes of an engine, and the structures that th
     atomic[u32] logging         # batches are written to `log`: replica.pxd
     Spsc* log
     atomic[u64] log_lost
+    atomic[u32] weights[16]     # of the shares, by number, of all models
 
 cdef inline u64 ticket_of(u32 lane, u64 pos) noexcept nogil:
     return (<u64> lane << 48) | (pos & ((<u64> 1 << 48) - 1))
@@ -269,7 +271,7 @@ cdef Lanes* lanes_new(CompletionState* completion, CacheState* cache, u64 now_us
                       u64 heap_bytes_max) noexcept nogil
 cdef void lanes_free(Lanes* lanes) noexcept nogil
 cdef Lane* lane_new(Lanes* lanes, u32 model, u64 slo_us, u64 cells, u64 row_bytes, u32 chunk_rows,
-                    Tally* tally,
+                    Tally* tally, u32 band,
                     bint shared=*) noexcept nogil      # shared: containers may map the rows, if
                                                        # rows are large enough and shared memory is
                                                        # available

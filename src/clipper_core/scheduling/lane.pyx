@@ -36,6 +36,7 @@ from clipper_core.runtime.status cimport (
     CANCELLED, DEADLINE, DROPPED, FULL, NO_REPLICA, OK, PENDING, raise_for,
 )
 from clipper_core.runtime.timer_wheel cimport wheel_advance, wheel_free, wheel_insert, wheel_new
+from clipper_core.scheduling.bands cimport WEIGHT_USUAL, band_rank
 from clipper_core.wire.prediction cimport (
     TAG_NONE, TAG_ROW, blob_drop, row_word, value_drop, value_hold,
 )
@@ -475,6 +476,7 @@ cdef Lanes* lanes_new(CompletionState* completion, CacheState* cache, u64 now_us
     lanes.completion = completion
     lanes.cache = cache
     lanes.heap_bytes_max = heap_bytes_max
+    lanes.weights[0].store(WEIGHT_USUAL, relaxed)
     completion.task_ended = ensemble_call_task_ended
     lanes.by_id = <Lane**> aligned_new((LANES_MAX + 1) * sizeof(void*))
     lanes.wheel = wheel_new(now_us, TICK_US, tasks_max * 2, &_is_live, lanes)
@@ -518,7 +520,7 @@ cdef void lanes_free(Lanes* lanes) noexcept nogil:
 
 
 cdef Lane* lane_new(Lanes* lanes, u32 model, u64 slo_us, u64 cells, u64 row_bytes, u32 chunk_rows,
-                    Tally* tally,
+                    Tally* tally, u32 band,
                     bint shared=False) noexcept nogil:
     cdef Lane* lane
     cdef u64 first = ticket_of(lanes.count + 1, 0)
@@ -545,6 +547,7 @@ cdef Lane* lane_new(Lanes* lanes, u32 model, u64 slo_us, u64 cells, u64 row_byte
     lane.slo_us = slo_us
     lane.tally = tally
     lane.chunk_rows = chunk_rows
+    lane.band = band
     lanes.by_id[lane.id] = lane
     lanes.count = max(lanes.count, lane.id)
     lanes.live.fetch_add(1, relaxed)
@@ -807,14 +810,23 @@ cdef bint _join(Lanes* lanes, Lane* lane, Task* task, u64 ticket) noexcept nogil
     may have taken over others)."""
     cdef u64 other = pending_find(lanes.pending, &task.key)
     cdef Task* owner
+    cdef bint takes_over
     if other == 0:
         pending_put(lanes.pending, &task.key, ticket)
         return False
     owner = task_of(lanes, other)
-    if owner.phase == WAITING and task.deadline_us < owner.deadline_us and lane_of(lanes,
-            other) != lane and task.refused_us == 0:
-        _take_over(lanes, task, ticket, owner, other)
-        return False
+    if owner.phase == WAITING and task.refused_us == 0 and lane_of(lanes, other) != lane:
+        if lane_of(lanes, other).band != lane.band:
+            if band_rank(lane.band) == band_rank(lane_of(lanes, other).band):
+                # which of two shares is served first is not known: both are evaluated
+                pending_put(lanes.pending, &task.key, ticket)
+                return False
+            takes_over = band_rank(lane.band) < band_rank(lane_of(lanes, other).band)
+        else:
+            takes_over = task.deadline_us < owner.deadline_us
+        if takes_over:
+            _take_over(lanes, task, ticket, owner, other)
+            return False
     task.phase = JOINED
     _link_after(lanes, owner, other, task, ticket)
     owner.due_us = max(owner.due_us, task.deadline_us)
@@ -832,8 +844,9 @@ cdef void _link_after(Lanes* lanes, Task* owner, u64 owner_ticket, Task* task,
 
 cdef void _take_over(Lanes* lanes, Task* task, u64 ticket, Task* owner,
                      u64 owner_ticket) noexcept nogil:
-    """An equal row waits in a lane of longer SLOs: this one is sent, and the other joins it. (If
-    the other is in the same lane, it is ahead already, and changing places gains nothing.)"""
+    """An equal row waits in a lane of longer SLOs, or of a lower priority: this one is sent, and
+    the other joins it. (If the other is in the same lane, it is ahead already, and changing places
+    gains nothing.)"""
     cdef Lane* other = lane_of(lanes, owner_ticket)
     task.due_us = max(task.due_us, owner.due_us)
     task.together = owner.together

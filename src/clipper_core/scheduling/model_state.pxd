@@ -12,13 +12,14 @@ from clipper_core.runtime.machine cimport atomic, i32, u32, u64, u8
 from clipper_core.runtime.ring cimport Spsc
 from clipper_core.runtime.status cimport Status
 from clipper_core.scheduling.admission cimport Gate, Margin
+from clipper_core.scheduling.bands cimport BandTurns
 from clipper_core.scheduling.batcher cimport Batcher
 from clipper_core.scheduling.lane cimport Lane, Lanes, Tally
 from clipper_core.scheduling.refused_rows cimport RefusedRows
 from clipper_core.scheduling.replica cimport Replica, RowSpec
 
-# -- The rows that wait for one model: its lanes that have had rows. Each lane is a class of SLO, of
-# single queries or of arrays.
+# -- The rows that wait for one model: its lanes that have had rows. Each lane is a class of SLO of
+# one band, of single queries or of arrays.
 #
 # Threads: loop only.
 ctypedef Lane* LanePointer
@@ -27,6 +28,7 @@ ctypedef Gate* GatePointer
 cdef cppclass ModelQueue:
     vector[Lane*]* lanes
     vector[Gate*]* gates        # in the order of the lanes; NULL: NULL for lanes of arrays
+    BandTurns* turns            # NULL: all lanes are of band 0
 
 # Allocate the lists of a zeroed object. False: no memory.
 cdef bint model_queue_init(ModelQueue* d) noexcept nogil
@@ -45,12 +47,23 @@ cdef u64 model_queue_slo_us(const ModelQueue* d, u64 now_us) noexcept nogil
 cdef u64 model_queue_tightest(const ModelQueue* d, u64 now_us, u64* slo_us) noexcept nogil
 # Return the lane whose first row is due first, and the row's ticket. NULL: no row waits.
 cdef Lane* model_queue_earliest(ModelQueue* d, Lanes* lanes, u64* ticket) noexcept nogil
+# Return the lane whose first row goes next, and the row's ticket: of the band whose turn it is, the
+# one that is due first. NULL: no row waits.
+cdef Lane* model_queue_next(ModelQueue* d, Lanes* lanes, u64* ticket) noexcept nogil
+# Return how many rows of the lane that model_queue_next returned go before another band's.
+cdef u32 model_queue_at_once(const ModelQueue* d) noexcept nogil
+# Count rows of that lane as sent. rows: as of band_turns_charge
+cdef void model_queue_charge(ModelQueue* d, Lanes* lanes, const Lane* lane,
+                             double rows) noexcept nogil
 # End the waiting rows that are due before `before_us`. A row behind a later one of its lane stays.
 cdef void model_queue_end_before(ModelQueue* d, Lanes* lanes, u64 before_us, Status status,
                                  u64 now_us) noexcept nogil
-# Return how many rows of all lanes are due before one that is submitted to this lane now, assuming
-# that the rows of a lane came at an even rate.
-cdef u64 model_queue_ahead(ModelQueue* d, Lanes* lanes, const Lane* lane, u64 now_us) noexcept nogil
+# Return how many rows of all lanes go before one that is submitted to this lane now, assuming that
+# the rows of a lane came at an even rate. speed: rows per microsecond that the replicas can do.
+cdef u64 model_queue_ahead(ModelQueue* d, Lanes* lanes, const Lane* lane, double speed,
+                           u64 now_us) noexcept nogil
+# Return whether rows of a higher priority than this lane's were sent lately, or wait.
+cdef bint model_queue_is_behind(const ModelQueue* d, const Lane* lane) noexcept nogil
 
 # -- The replicas of one model: which one gets the next rows, and how long a row that is submitted
 # now will take.
@@ -116,12 +129,14 @@ cdef i32 replica_set_pick(ReplicaSet* c, u64 waiting, u64 now_us, u64* again_us)
 # Return how many waiting rows the next batch of `r` takes; `tight` of them have the tightest SLO.
 cdef u32 replica_set_batch_rows(const ReplicaSet* c, const Replica* r, u64 waiting,
                                 u64 tight) noexcept nogil
+# Return how many rows per microsecond all replicas can do in full batches; 0: unknown.
+cdef double replica_set_speed(const ReplicaSet* c) noexcept nogil
 cdef void replica_set_count_arrivals(ReplicaSet* c, u64 rows, u64 now_us) noexcept nogil
 # Publish the forecast for a row that is submitted to this lane. ahead: rows of all lanes that are
 # due before it; behind: later rows that fill its batch. shown: publish in snapshots too; gate NULL:
-# only there.
+# only there. steady: nothing overtakes its rows, so one of them may be on trial.
 cdef void replica_set_forecast(ReplicaSet* c, Lanes* lanes, Lane* lane, Gate* gate, u64 ahead,
-                               u64 behind, bint shown, u64 now_us) noexcept nogil
+                               u64 behind, bint shown, bint steady, u64 now_us) noexcept nogil
 # Update the margin from the outcome of the row on trial, and the share of rows that was refused.
 cdef void replica_set_learn(ReplicaSet* c, Lanes* lanes, Tally* tally, u64 now_us) noexcept nogil
 
@@ -165,9 +180,10 @@ cdef cppclass CostBatch:        # of one model
 cdef CostBatch* cost_batch_new(u8 kind, bint padded, u32 item_bytes) noexcept nogil
 cdef void cost_batch_free(CostBatch* c) noexcept nogil
 cdef u32 row_cost(const CostBatch* c, u64 nbytes, u32 given) noexcept nogil
-# Collect the first waiting rows, except those that the container of `avoid` has failed. Return
-# False if there are none.
-cdef bint cost_batch_collect(CostBatch* c, ModelQueue* queue, Lanes* lanes, u32 avoid,
+# Collect the first waiting rows, except those that the container of `avoid` has failed. rows: of
+# the batch, about: where there are bands, those that would be sent in twice as many are collected.
+# Return False if there are none.
+cdef bint cost_batch_collect(CostBatch* c, ModelQueue* queue, Lanes* lanes, u32 avoid, u32 rows,
                              u64 now_us) noexcept nogil
 # Choose a batch of at most rows_max rows and cost `limit`, with the row that is due first; if that
 # row alone costs more, it is the batch. start_us: when the replica is free.
@@ -180,6 +196,11 @@ cdef void cost_batch_alone(CostBatch* c) noexcept nogil
 cdef enum:
     LANE_CLASSES = 44           # SLOs from 1 us to 2^43 us (100 days), one class per power of two
 
+cdef cppclass BandLanes:    # of a model, for the rows of one band
+    Lane* lanes[44]             # by class of SLO; made at first use, by the submitter
+    Lane* array_lanes[44]       # the same, for arrays
+    Gate gates[44]              # by class of SLO: forecast for a row submitted now
+
 cdef cppclass ModelState:
     u32 index
     RowSpec spec
@@ -188,10 +209,9 @@ cdef cppclass ModelState:
     u64 row_bytes_end           # rows with fewer bytes are accepted without further checks; 0 where
                                 # each has a cost
     u64 lane_rows               # capacity of each lane
-    Lane* lanes[44]             # by class of SLO; made at first use, by the submitter
-    Lane* array_lanes[44]       # the same, for arrays
+    BandLanes own               # of band 0
+    BandLanes* bands[48]        # of the others; made at first use, by the submitter. [0]: NULL
     Tally tally
-    Gate gates[44]              # by class of SLO: forecast for a row submitted now
     atomic[u32] shares          # a replica that maps rows has connected: the rows of new lanes are
                                 # in shared memory
     atomic[u32] parts           # a replica that answers in parts has connected
@@ -215,6 +235,12 @@ cdef cppclass RetiredModels:         # of an engine: models without queries
     atomic[u32] unlisted        # models that will be freed when they are dropped, and have not been
                                 # freed
 
+# Return the lanes of a band; NULL if they were not made. Threads: any.
+cdef inline BandLanes* band_lanes(ModelState* m, u32 band) noexcept nogil:
+    return m.bands[band] if band else &m.own
+
+# Make the lanes of a band if they are not there. False: no memory. Threads: under the GIL.
+cdef bint band_lanes_make(ModelState* m, u32 band) noexcept nogil
 # Initialize a model that is all zeros. False: no memory; call model_state_free then too.
 cdef bint model_state_init(ModelState* m) noexcept nogil
 cdef void model_state_clear(ModelState* m) noexcept nogil        # reset to a new model with the

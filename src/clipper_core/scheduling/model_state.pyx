@@ -18,6 +18,10 @@ from clipper_core.scheduling.admission cimport (
     Forecast, gate_close, gate_finish_us, gate_publish, margin_forget, margin_init, margin_learn,
     margin_now,
 )
+from clipper_core.scheduling.bands cimport (
+    BANDS, band_rank, band_turns_ahead, band_turns_charge, band_turns_choose, band_turns_divide,
+    band_turns_new,
+)
 from clipper_core.scheduling.batcher cimport (
     batcher_cost_predict_us, batcher_cost_worst_us, batcher_must_shed, batcher_predict_us,
     batcher_probe_us, batcher_room, batcher_rows, batcher_second, batcher_size, batcher_within,
@@ -40,6 +44,9 @@ cdef enum:
     LONGER = 2                  # SLOs apart by more than this factor are short and long
 
 
+cdef double SENT_LATELY = 1e-6  # rows per microsecond: a band that sends fewer overtakes none
+
+
 cdef bint model_queue_init(ModelQueue* d) noexcept nogil:
     d.lanes = make[vector[LanePointer]]()
     d.gates = make[vector[GatePointer]]()
@@ -49,12 +56,17 @@ cdef bint model_queue_init(ModelQueue* d) noexcept nogil:
 cdef void model_queue_free(ModelQueue* d) noexcept nogil:
     del d.lanes
     del d.gates
+    free(d.turns)
 
 
 cdef bint model_queue_add(ModelQueue* d, Lane* lane, Gate* gate) noexcept nogil:
     if not (make_room(d.lanes[0], d.lanes.size() + 1)
             and make_room(d.gates[0], d.gates.size() + 1)):
         return False
+    if lane.band and d.turns == NULL:
+        d.turns = band_turns_new()
+        if d.turns == NULL:
+            return False
     d.lanes.push_back(lane)
     d.gates.push_back(gate)
     return True
@@ -119,6 +131,47 @@ cdef Lane* model_queue_earliest(ModelQueue* d, Lanes* lanes, u64* ticket) noexce
     return first
 
 
+cdef Lane* model_queue_next(ModelQueue* d, Lanes* lanes, u64* ticket) noexcept nogil:
+    if d.turns == NULL:
+        return model_queue_earliest(d, lanes, ticket)
+    return _next_of_bands(d, lanes, ticket)
+
+
+cdef Lane* _next_of_bands(ModelQueue* d, Lanes* lanes, u64* ticket) noexcept nogil:
+    cdef Lane* first = NULL
+    cdef Lane* lane
+    cdef u64 due, head, first_due = NEVER, mask = 0
+    cdef u32 band
+    cdef size_t i
+    for i in range(d.lanes.size()):
+        lane = d.lanes[0][i]
+        if lane.waiting and lane_head(lanes, lane, &head):
+            mask |= <u64> 1 << lane.band
+    if mask == 0:
+        return NULL
+    band = band_turns_choose(d.turns, mask, lanes.weights)
+    for i in range(d.lanes.size()):
+        lane = d.lanes[0][i]
+        if lane.band != band or lane.waiting == 0 or not lane_head(lanes, lane, &head):
+            continue
+        due = task_due_us(task_of(lanes, head))
+        if first == NULL or due < first_due:
+            first = lane
+            first_due = due
+            ticket[0] = head
+    return first
+
+
+cdef u32 model_queue_at_once(const ModelQueue* d) noexcept nogil:
+    return ALL_ROWS if d.turns == NULL else <u32> min(d.turns.at_once, <double> ALL_ROWS)
+
+
+cdef void model_queue_charge(ModelQueue* d, Lanes* lanes, const Lane* lane,
+                             double rows) noexcept nogil:
+    if d.turns != NULL:
+        band_turns_charge(d.turns, lane.band, rows, lanes.weights)
+
+
 cdef void model_queue_end_before(ModelQueue* d, Lanes* lanes, u64 before_us, Status status,
                      u64 now_us) noexcept nogil:
     cdef u64 ticket
@@ -133,15 +186,45 @@ cdef void model_queue_end_before(ModelQueue* d, Lanes* lanes, u64 before_us, Sta
         lane = model_queue_earliest(d, lanes, &ticket)
 
 
-cdef u64 model_queue_ahead(ModelQueue* d, Lanes* lanes, const Lane* lane,
+cdef u64 model_queue_ahead(ModelQueue* d, Lanes* lanes, const Lane* lane, double speed,
                            u64 now_us) noexcept nogil:
+    cdef u64[BANDS] waiting
+    cdef u64 own = _ahead_in_band(d, lanes, lane, now_us)
+    if d.turns == NULL:
+        return own
+    _count_by_band(d, waiting)
+    return band_turns_ahead(d.turns, lane.band, own, waiting, speed, lanes.weights)
+
+
+cdef void _count_by_band(const ModelQueue* d, u64* waiting) noexcept nogil:
+    """Count the rows that wait, by band."""
+    cdef size_t i
+    memset(waiting, 0, BANDS * sizeof(u64))
+    for i in range(d.lanes.size()):
+        waiting[d.lanes[0][i].band] += d.lanes[0][i].waiting
+
+
+cdef bint model_queue_is_behind(const ModelQueue* d, const Lane* lane) noexcept nogil:
+    cdef size_t i
+    if d.turns == NULL:
+        return False
+    for i in range(d.lanes.size()):
+        if band_rank(d.lanes[0][i].band) < band_rank(lane.band) and (
+                d.lanes[0][i].waiting or d.turns.rate[d.lanes[0][i].band] > SENT_LATELY):
+            return True
+    return False
+
+
+cdef u64 _ahead_in_band(ModelQueue* d, Lanes* lanes, const Lane* lane,
+                        u64 now_us) noexcept nogil:
+    """Return how many rows of the lane's band are due before one that is submitted now."""
     cdef size_t i
     cdef u64 total = lane.waiting, head, first, last, due = now_us + lane.slo_us
     cdef Lane* other
     for i in range(d.lanes.size() if d.lanes.size() > 1 else 0):
         other = d.lanes[0][i]
         last = now_us + other.slo_us
-        if other == lane or other.waiting == 0:
+        if other == lane or other.band != lane.band or other.waiting == 0:
             continue
         if last <= due:
             total += other.waiting
@@ -406,6 +489,20 @@ cdef i32 _next_free(ReplicaSet* c, double n) noexcept nogil:
     return best
 
 
+cdef double replica_set_speed(const ReplicaSet* c) noexcept nogil:
+    cdef size_t i
+    cdef u64 size
+    cdef double took_us, speed = 0
+    for i in range(c.members.size()):
+        if _takes(c, c.members[0][i]):
+            size = replica_set_batch_rows(c, c.members[0][i], 0xFFFFFFFF, 0)
+            took_us = batcher_predict_us(&c.members[0][i].batcher, <u32> size)
+            if took_us <= 0:
+                return 0
+            speed += size * max(c.members[0][i].concurrency, <u32> 1) / max(1.0, took_us)
+    return speed
+
+
 cdef u64 _walk(ReplicaSet* c, u64 ahead, u64 now_us, i32* lead) noexcept nogil:
     """Assign `ahead` rows in full batches. Return how many are left for the batch that a further
     row would join. lead: set to the replica of that batch."""
@@ -460,7 +557,7 @@ cdef void _forecast_places(const ReplicaSet* c, u64 ahead, Forecast* f) noexcept
 
 cdef void replica_set_forecast(ReplicaSet* c, Lanes* lanes, Lane* lane, Gate* gate, u64 ahead,
                                u64 behind,
-                        bint shown,
+                        bint shown, bint steady,
                         u64 now_us) noexcept nogil:
     cdef i32 lead = -1
     cdef Forecast f
@@ -491,7 +588,8 @@ cdef void replica_set_forecast(ReplicaSet* c, Lanes* lanes, Lane* lane, Gate* ga
     f.probe_us = max(r.batcher.learned_us, r.busy_until_us) + batcher_probe_us(&r.batcher)
     if gate != NULL:
         gate_publish(gate, &f, margin, lane.seen, now_us)
-        _put_on_trial(c, lanes, lane, gate, margin, now_us)
+        if steady:
+            _put_on_trial(c, lanes, lane, gate, margin, now_us)
     if shown:
         c.delay_us.store(<u64> (margin * f.begin_us), relaxed)
         c.slo_us.store(lane.slo_us, relaxed)
@@ -638,19 +736,46 @@ cdef void _add_lane(CostBatch* c, Lanes* lanes, Lane* lane, size_t most, u32 avo
         pos += 1
 
 
-cdef bint cost_batch_collect(CostBatch* c, ModelQueue* queue, Lanes* lanes, u32 avoid,
+cdef void _add_bands(CostBatch* c, ModelQueue* queue, Lanes* lanes, u32 avoid,
+                     u32 rows) noexcept nogil:
+    """Collect of each band as many rows as are its turn, in twice the rows of a batch: else rows
+    of one that sends much, which have waited longest, would fill the batch."""
+    cdef u64[BANDS] waiting
+    cdef u32[BANDS] given
+    cdef size_t i, before
+    cdef Lane* lane
+    _count_by_band(queue, waiting)
+    memset(given, 0, sizeof(given))
+    band_turns_divide(queue.turns, waiting, min(2 * rows, <u32> CANDIDATES_MAX), given,
+                      lanes.weights)
+    for i in range(queue.lanes.size()):
+        lane = queue.lanes[0][i]
+        before = c.rows.size()
+        if lane.waiting and given[lane.band]:
+            _add_lane(c, lanes, lane, before + given[lane.band], avoid)
+            given[lane.band] -= <u32> (c.rows.size() - before)
+
+
+cdef bint cost_batch_collect(CostBatch* c, ModelQueue* queue, Lanes* lanes, u32 avoid, u32 rows,
                              u64 now_us) noexcept nogil:
     cdef size_t i, first = 0, used = 0
+    cdef u64 next_ticket = 0
     c.rows.clear()
-    for i in range(queue.lanes.size()):
+    if queue.turns != NULL:
+        _add_bands(c, queue, lanes, avoid, rows)
+        model_queue_next(queue, lanes, &next_ticket)
+    for i in range(queue.lanes.size() if queue.turns == NULL else 0):
         used += queue.lanes[0][i].waiting > 0
-    for i in range(queue.lanes.size()):
+    for i in range(queue.lanes.size() if queue.turns == NULL else 0):
         if queue.lanes[0][i].waiting:
             _add_lane(c, lanes, queue.lanes[0][i],
                       min(c.rows.size() + CANDIDATES_MAX / used, <size_t> CANDIDATES_MAX), avoid)
     if c.rows.empty():
         return False
     for i in range(c.rows.size()):
+        if c.rows[0][i].ticket == next_ticket:
+            first = i
+            break
         if c.rows[0][i].due_us < c.rows[0][first].due_us:
             first = i
     c.rows[0][0], c.rows[0][first] = c.rows[0][first], c.rows[0][0]
@@ -836,7 +961,20 @@ cdef bint model_state_init(ModelState* m) noexcept nogil:
     return has_queue and has_replica_set and m.replicas != NULL
 
 
+cdef bint band_lanes_make(ModelState* m, u32 band) noexcept nogil:
+    if band and m.bands[band] == NULL:
+        m.bands[band] = <BandLanes*> aligned_new(sizeof(BandLanes))
+    return band_lanes(m, band) != NULL
+
+
+cdef void _free_bands(ModelState* m) noexcept nogil:
+    cdef u32 band
+    for band in range(1, BANDS):
+        free(m.bands[band])
+
+
 cdef void _release(ModelState* m) noexcept nogil:
+    _free_bands(m)
     del m.replicas
     model_queue_free(&m.queue)
     replica_set_free(&m.replica_set)
@@ -854,6 +992,8 @@ cdef void model_state_clear(ModelState* m) noexcept nogil:
     cdef vector[double]* free_us = m.replica_set.free_us
     cost_batch_free(m.by_cost)
     free(m.refused)
+    free(m.queue.turns)
+    _free_bands(m)
     memset(<void*> m, 0, sizeof(ModelState))
     m.index, m.replicas, m.queue.lanes, m.queue.gates = index, replicas, lanes, gates
     m.replica_set.members, m.replica_set.free_us = members, free_us
@@ -904,19 +1044,38 @@ cdef void _free_lane(Lanes* lanes, Lane* lane) noexcept nogil:
     free(lane)
 
 
-cdef bint _give_back(Lanes* lanes, ModelState* m) noexcept nogil:
+cdef bint _are_idle(const BandLanes* b, u32* count) noexcept nogil:
+    """Return whether all lanes of a band are idle, and add how many there are."""
     cdef u32 i
-    if not m.replicas.empty() or m.hot or m.waits or lanes.unused.room() < 2 * LANE_CLASSES:
-        return False
     for i in range(LANE_CLASSES):
-        if not (_is_idle(m.lanes[i]) and _is_idle(m.array_lanes[i])):
+        if not (_is_idle(b.lanes[i]) and _is_idle(b.array_lanes[i])):
             return False
+        count[0] += (b.lanes[i] != NULL) + (b.array_lanes[i] != NULL)
+    return True
+
+
+cdef void _free_lanes(Lanes* lanes, BandLanes* b) noexcept nogil:
+    cdef u32 i
+    for i in range(LANE_CLASSES):
+        _free_lane(lanes, b.lanes[i])
+        _free_lane(lanes, b.array_lanes[i])
+        b.lanes[i] = b.array_lanes[i] = NULL
+
+
+cdef bint _give_back(Lanes* lanes, ModelState* m) noexcept nogil:
+    cdef u32 band, count = 0
+    if not m.replicas.empty() or m.hot or m.waits:
+        return False
+    for band in range(BANDS):
+        if band_lanes(m, band) != NULL and not _are_idle(band_lanes(m, band), &count):
+            return False
+    if lanes.unused.room() < count:
+        return False
     m.queue.lanes.clear()
     m.queue.gates.clear()
-    for i in range(LANE_CLASSES):
-        _free_lane(lanes, m.lanes[i])
-        _free_lane(lanes, m.array_lanes[i])
-        m.lanes[i] = m.array_lanes[i] = NULL
+    for band in range(BANDS):
+        if band_lanes(m, band) != NULL:
+            _free_lanes(lanes, band_lanes(m, band))
     return True
 
 

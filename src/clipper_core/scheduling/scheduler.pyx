@@ -6,9 +6,9 @@ It never allocates per query and never takes the GIL.
 
 Choice of the replica: the one that is predicted to finish first (`replica set`).
 
-Choice of the rows: the lane whose head is due first; when it is empty, the batch is filled from the
-next one. Before a batch is formed, rows at the head that cannot finish by their deadline in a batch
-of that size are shed (docs/design.md, "Early drop").
+Choice of the rows: the lane whose head is due first, of the band whose turn it is (bands.pxd); the
+batch is filled in the same order. Before a batch is formed, rows at the head that cannot finish by
+their deadline in a batch of that size are shed (docs/design.md, "Early drop").
 """
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
@@ -24,9 +24,10 @@ from clipper_core.runtime.status cimport (
 )
 from clipper_core.runtime.timer_wheel cimport NEVER, wheel_next_us
 from clipper_core.scheduling.admission cimport Gate
+from clipper_core.scheduling.bands cimport BANDS, band_turns_rate
 from clipper_core.scheduling.batcher cimport (
     batcher_cost_must_shed, batcher_cost_worst_us, batcher_hold_until, batcher_know_slo,
-    batcher_rows,
+    batcher_predict_us, batcher_rows,
 )
 from clipper_core.scheduling.container_connection cimport (
     connection_free, connection_has_unsent, connection_new, connection_next_frame,
@@ -40,12 +41,14 @@ from clipper_core.scheduling.lane cimport (
     task_of,
 )
 from clipper_core.scheduling.model_state cimport (
-    LANE_CLASSES, Candidate, CostBatch, another_can_finish, cost_batch_alone, cost_batch_choose,
-    cost_batch_collect, model_queue_add, model_queue_ahead, model_queue_earliest,
-    model_queue_end_before, model_queue_is_active, model_queue_slo_us, model_queue_tightest,
-    model_queue_waiting, models_give_back, replica_set_batch_rows, replica_set_count_arrivals,
-    replica_set_forecast, replica_set_has_other, replica_set_learn, replica_set_must_pass,
-    replica_set_pick, replica_set_reserve, replica_set_update_ejections, too_late,
+    LANE_CLASSES, BandLanes, Candidate, CostBatch, another_can_finish, band_lanes,
+    cost_batch_alone, cost_batch_choose, cost_batch_collect, model_queue_add,
+    model_queue_ahead, model_queue_at_once, model_queue_charge, model_queue_earliest,
+    model_queue_end_before, model_queue_is_active, model_queue_is_behind, model_queue_next,
+    model_queue_slo_us, model_queue_tightest, model_queue_waiting, models_give_back,
+    replica_set_batch_rows, replica_set_count_arrivals, replica_set_forecast,
+    replica_set_has_other, replica_set_learn, replica_set_must_pass, replica_set_pick,
+    replica_set_reserve, replica_set_speed, replica_set_update_ejections, too_late,
 )
 from clipper_core.scheduling.part_streams cimport (
     part_streams_frame, part_streams_have_news, part_streams_lost, part_streams_step,
@@ -69,6 +72,9 @@ cdef enum:
                                       # silence
     HELD_US = 1000000           # longest time between two steps
 
+cdef double LONG_BATCH_US = 10000       # a container that waits for its next batch is idle for less
+                                        # than a tenth of such a batch
+cdef double SENT_LATELY = 1e-6          # rows per microsecond of a band
 cdef double NEXT_TO = 0.7       # share of the value of the best batch, above which a shorter one
                                 # that saves the row that is due first is used
 
@@ -543,7 +549,7 @@ cdef Lane* _shed(EngineState* e, ModelState* model, Replica* r, u64* ticket, u64
                  u64 now_us) noexcept nogil:
     """Drop rows that cannot finish in time. Return the lane to begin with; NULL if there is nothing
     for this replica. n: set to the size of the batch."""
-    cdef Lane* lane = model_queue_earliest(&model.queue, e.lanes, ticket)
+    cdef Lane* lane = model_queue_next(&model.queue, e.lanes, ticket)
     cdef u64 due
     while lane != NULL:
         due = task_of(e.lanes, ticket[0]).due_us
@@ -558,7 +564,7 @@ cdef Lane* _shed(EngineState* e, ModelState* model, Replica* r, u64* ticket, u64
             r.passed = model.replica_set.round
             return NULL
         lane_shed(e.lanes, lane, <u32> max(waiting[0] - n[0], <u64> 1), now_us)
-        lane = model_queue_earliest(&model.queue, e.lanes, ticket)
+        lane = model_queue_next(&model.queue, e.lanes, ticket)
         waiting[0] = model_queue_waiting(&model.queue)
     return NULL
 
@@ -580,9 +586,10 @@ cdef Lane* _shed_by_cost(EngineState* e, ModelState* model, Replica* r, u64* tic
     cdef u32 rows, rows_max
     cdef double limit, worth
     cdef u32 avoid = r.conn if replica_set_has_other(&model.replica_set, r) else 0
-    cdef Lane* lane = model_queue_earliest(&model.queue, e.lanes, ticket)
+    cdef Lane* lane = model_queue_next(&model.queue, e.lanes, ticket)
     while lane != NULL:
-        if not cost_batch_collect(c, &model.queue, e.lanes, avoid, now_us):
+        rows = replica_set_batch_rows(&model.replica_set, r, 0xFFFFFFFF, tight)
+        if not cost_batch_collect(c, &model.queue, e.lanes, avoid, rows, now_us):
             r.passed = model.replica_set.round
             return NULL
         ticket[0] = c.rows[0][0].ticket
@@ -590,7 +597,6 @@ cdef Lane* _shed_by_cost(EngineState* e, ModelState* model, Replica* r, u64* tic
         due = c.rows[0][0].due_us
         rows_max = r.batcher.config.size_max
         limit = r.batcher.limit
-        rows = replica_set_batch_rows(&model.replica_set, r, 0xFFFFFFFF, tight)
         if rows < batcher_rows(&r.batcher):     # a probe, or space for queries with short SLOs
             rows_max = rows
             limit = rows * r.batcher.unit
@@ -616,7 +622,7 @@ cdef Lane* _shed_by_cost(EngineState* e, ModelState* model, Replica* r, u64* tic
             r.passed = model.replica_set.round
             return NULL
         _drop_row(e, lane, ticket[0], now_us)
-        lane = model_queue_earliest(&model.queue, e.lanes, ticket)
+        lane = model_queue_next(&model.queue, e.lanes, ticket)
         waiting[0] = model_queue_waiting(&model.queue)
     return NULL
 
@@ -638,6 +644,19 @@ cdef void _drop_row(EngineState* e, Lane* lane, u64 ticket, u64 now_us) noexcept
     nothing.tag = TAG_NONE
     lane_take_row(e.lanes, lane, ticket, &span)
     span_end(e.lanes, &span, DROPPED, &nothing, now_us)
+
+
+cdef bint _would_hold_up(const ModelState* model, const Replica* r) noexcept nogil:
+    """Return whether a batch behind the one in flight would hold up rows of another band that come
+    meanwhile: a batch takes long, and rows of several bands were sent lately."""
+    cdef u32 band, active = 0
+    if model.queue.turns == NULL or r.in_flight == 0 or r.concurrency:
+        return False
+    if batcher_predict_us(&r.batcher, batcher_rows(&r.batcher)) < LONG_BATCH_US:
+        return False
+    for band in range(BANDS):
+        active += model.queue.turns.rate[band] > SENT_LATELY
+    return active > 1
 
 
 cdef void _pump(EngineState* e, ModelState* model, u64 now_us) noexcept nogil:
@@ -662,6 +681,9 @@ cdef void _pump(EngineState* e, ModelState* model, u64 now_us) noexcept nogil:
         if who < 0:
             break
         slot = engine_slot(e, model.replicas[0][who])
+        if _would_hold_up(model, slot.replica):
+            slot.replica.passed = model.replica_set.round
+            continue
         if slot.replica.batcher.seeded:
             batcher_know_slo(&slot.replica.batcher,
                              <double> model_queue_slo_us(&model.queue, now_us))
@@ -708,15 +730,20 @@ cdef void _forecast(EngineState* e, ModelState* model, u64 waiting, u64 now_us) 
     cdef size_t i
     cdef u64 ahead
     cdef u64 tightest = model_queue_slo_us(&model.queue, now_us)
+    cdef double speed = 0
     cdef Lane* lane
+    if model.queue.turns != NULL:
+        band_turns_rate(model.queue.turns, now_us)
+        speed = replica_set_speed(&model.replica_set)
     replica_set_learn(&model.replica_set, e.lanes, &model.tally, now_us)
     for i in range(model.queue.lanes.size()):
         lane = model.queue.lanes[0][i]
         if model_queue_is_active(&model.queue, i, now_us) or model.replica_set.members.empty():
-            ahead = model_queue_ahead(&model.queue, e.lanes, lane, now_us)
+            ahead = model_queue_ahead(&model.queue, e.lanes, lane, speed, now_us)
             replica_set_forecast(&model.replica_set, e.lanes, lane, model.queue.gates[0][i], ahead,
                           waiting - min(ahead, waiting),
-                          lane.slo_us == tightest, now_us)
+                          lane.slo_us == tightest,
+                          not model_queue_is_behind(&model.queue, lane), now_us)
 
 
 cdef u64 _wire_bytes(ModelState* model, ConnectionState* slot, Task* task) noexcept nogil:
@@ -760,6 +787,7 @@ cdef void _fill(EngineState* e, ModelState* model, ConnectionState* slot, Batch*
     cdef Task* task
     cdef Span* span
     cdef u64 nbytes = 0, fitting
+    cdef u32 rows
     cdef u16 together = lane_together(e.lanes, lane, ticket)
     batch.slo_us = batch.first_due_us = NEVER
     while lane != NULL and batch.n < n:
@@ -779,7 +807,9 @@ cdef void _fill(EngineState* e, ModelState* model, ConnectionState* slot, Batch*
             if batch.n and fitting == 0:
                 break
             span = &batch.spans[batch.span_count]
-            lane_take(e.lanes, lane, <u32> min(<u64> (n - batch.n), max(fitting, <u64> 1)), span)
+            rows = min(n - batch.n, model_queue_at_once(&model.queue))
+            lane_take(e.lanes, lane, <u32> min(<u64> rows, max(fitting, <u64> 1)), span)
+            model_queue_charge(&model.queue, e.lanes, lane, span.rows)
             batch.span_count += 1
             batch.n += span.rows
             nbytes += _wire_bytes(model, slot, task) * span.rows
@@ -787,7 +817,7 @@ cdef void _fill(EngineState* e, ModelState* model, ConnectionState* slot, Batch*
             batch.first_due_us = min(batch.first_due_us, task_due_us(task))
             batch.slo_us = min(batch.slo_us, lane.slo_us)
         if model.queue.lanes.size() > 1 or not lane_head(e.lanes, lane, &ticket):
-            lane = model_queue_earliest(&model.queue, e.lanes, &ticket)
+            lane = model_queue_next(&model.queue, e.lanes, &ticket)
 
 
 cdef void _fill_by_cost(EngineState* e, ModelState* model, ConnectionState* slot,
@@ -816,6 +846,8 @@ cdef void _fill_by_cost(EngineState* e, ModelState* model, ConnectionState* slot
         batch.n += 1
         nbytes += more
         useful += row.cost
+        model_queue_charge(&model.queue, e.lanes, lane,
+                           row.cost / max(slot.replica.batcher.unit, 1.0))
         dearest = max(dearest, <double> row.cost)
         batch.due_us = max(batch.due_us, task.due_us)
         batch.first_due_us = min(batch.first_due_us, row.due_us)
@@ -854,12 +886,14 @@ cdef void _take_in(EngineState* e, u64 now_us) noexcept nogil:
 
 cdef Gate* _gate_of(ModelState* model, Lane* lane) noexcept nogil:
     cdef u32 klass = 0
+    cdef BandLanes* b
     if lane.chunk_rows:
         return NULL                     # rows of an array are accepted whatever the forecast;
                                         # further ones wait with their caller
-    while klass < LANE_CLASSES - 1 and model.lanes[klass] != lane:
+    b = band_lanes(model, lane.band)
+    while klass < LANE_CLASSES - 1 and b.lanes[klass] != lane:
         klass += 1
-    return &model.gates[klass]
+    return &b.gates[klass]
 
 
 cdef void _housekeeping(EngineState* e, u64 now_us) noexcept nogil:

@@ -7,6 +7,7 @@ from clipper_core.results.completion cimport Block
 from clipper_core.runtime.machine cimport atomic, i64, u32, u64, u8
 from clipper_core.runtime.row_hash cimport Key
 from clipper_core.runtime.status cimport Status
+from clipper_core.scheduling.admission cimport Gate
 from clipper_core.scheduling.lane cimport Lane, Lanes, Tally
 from clipper_core.scheduling.model_state cimport ModelState
 from clipper_core.scheduling.scheduler cimport EngineState
@@ -71,17 +72,23 @@ cdef int wait_for_room(Lanes* lanes, Lane* lane, atomic[u32]* refusing, u64 unti
 
 # Return the smallest number of bytes that is too large for a row.
 cdef u64 row_bytes_end(const EngineState* e) noexcept nogil
-# Prepare the lane of that SLO's class.
-cdef void lane_prepare(EngineState* e, ModelState* m, u64 slo_us) noexcept nogil
+# Prepare the lane of that SLO's class, of a band.
+cdef void lane_prepare(EngineState* e, ModelState* m, u64 slo_us, u32 band) noexcept nogil
+# The same for arrays. lane_bytes_max: of the lane. Return NULL if there is no memory.
+cdef Lane* array_lane_prepare(EngineState* e, ModelState* m, u64 slo_us, u32 band,
+                              u64 lane_bytes_max) noexcept nogil
+# Return the lane and the gate of that SLO's class; NULL: the lane was not prepared. Threads: any.
+cdef Lane* lane_at(ModelState* m, u64 slo_us, u32 band) noexcept nogil
+cdef Gate* gate_at(ModelState* m, u64 slo_us, u32 band) noexcept nogil
 cdef u32 lane_class(u64 slo_us) noexcept nogil
-# Return the classes of SLO that have a lane, one bit each. Threads: any, with the GIL.
-cdef u64 lanes_there(const ModelState* m) noexcept
+# Return the classes of SLO that have a lane of a band, one bit each. Threads: any, with the GIL.
+cdef u64 lanes_there(ModelState* m, u32 band) noexcept
 # Submit a row. Return OK, or why it was not submitted; FULL without a lane. key NULL: neither
 # joined nor cached.  cost: as the caller gives it, where the model needs one.
 cdef Status row_submit(EngineState* e, ModelState* m, const void* row, u64 nbytes, const Key* key,
-                       u64 salt, u64 slo_us,
+                       u64 salt, u64 slo_us, u32 band,
                        u64 now_us, Block* block, u32 slot, u32 cost) noexcept nogil
 # Count a row that was refused. For FULL, `value` is the number of seconds after which another try
 # may succeed.
-cdef void row_refused(ModelState* m, Status status, u64 slo_us, u64 now_us,
+cdef void row_refused(ModelState* m, Status status, u64 slo_us, u32 band, u64 now_us,
                       Value* value) noexcept nogil

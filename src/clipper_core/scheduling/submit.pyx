@@ -19,7 +19,9 @@ from clipper_core.scheduling.lane cimport (
     Task, chunk_claim, chunk_publish, lane_has_news, lane_new, slots_fill, submitter_enter,
     submitter_leave,
 )
-from clipper_core.scheduling.model_state cimport LANE_CLASSES, row_cost
+from clipper_core.scheduling.model_state cimport (
+    LANE_CLASSES, BandLanes, band_lanes, band_lanes_make, row_cost,
+)
 from clipper_core.wire.prediction cimport value_drop
 
 # -- Submitting arrays: hash, look up, pack.
@@ -318,66 +320,102 @@ cdef u64 row_bytes_end(const EngineState* e) noexcept nogil:
     return min(min(e.limits.payload_bytes_max, e.row_bytes_max) + 1, <u64> 1 << 32)
 
 
-cdef void lane_prepare(EngineState* e, ModelState* m, u64 slo_us) noexcept nogil:
+cdef void lane_prepare(EngineState* e, ModelState* m, u64 slo_us, u32 band) noexcept nogil:
     cdef int klass = log2_of(slo_us)
-    if m.lanes[klass] == NULL and _shut(e) == PENDING:
-        m.lanes[klass] = lane_new(e.lanes, m.index, <u64> 2 << klass,
-                                  <u64> 1 << log2_of(m.lane_rows | 2),
-                                  m.spec.row_bytes, 0, &m.tally, m.shares.load(relaxed) != 0)
+    cdef BandLanes* b
+    if _shut(e) != PENDING or not band_lanes_make(m, band):
+        return
+    b = band_lanes(m, band)
+    if b.lanes[klass] == NULL:
+        b.lanes[klass] = lane_new(e.lanes, m.index, <u64> 2 << klass,
+                                  <u64> 1 << log2_of(m.lane_rows | 2), m.spec.row_bytes, 0,
+                                  &m.tally, band, m.shares.load(relaxed) != 0)
+
+
+cdef Lane* array_lane_prepare(EngineState* e, ModelState* m, u64 slo_us, u32 band,
+                              u64 lane_bytes_max) noexcept nogil:
+    cdef int klass = log2_of(slo_us)
+    cdef BandLanes* b
+    if not band_lanes_make(m, band):
+        return NULL
+    b = band_lanes(m, band)
+    if b.array_lanes[klass] == NULL:
+        b.array_lanes[klass] = lane_new(e.lanes, m.index, <u64> 2 << klass,
+                                        chunk_cells_of(m.spec.row_bytes, lane_bytes_max),
+                                        m.spec.row_bytes, chunk_rows_of(m.spec.row_bytes),
+                                        &m.tally, band, m.shares.load(relaxed) != 0)
+    return b.array_lanes[klass]
+
+
+cdef Lane* lane_at(ModelState* m, u64 slo_us, u32 band) noexcept nogil:
+    cdef BandLanes* b = band_lanes(m, band)
+    if b == NULL:
+        return NULL
+    return b.lanes[log2_of(slo_us)]
+
+
+cdef Gate* gate_at(ModelState* m, u64 slo_us, u32 band) noexcept nogil:
+    cdef BandLanes* b = band_lanes(m, band)
+    if b == NULL:
+        return NULL
+    return &b.gates[log2_of(slo_us)]
 
 
 cdef u32 lane_class(u64 slo_us) noexcept nogil:
     return <u32> log2_of(slo_us)
 
 
-cdef u64 lanes_there(const ModelState* m) noexcept:
+cdef u64 lanes_there(ModelState* m, u32 band) noexcept:
     cdef u64 found = 0
     cdef u32 klass
-    for klass in range(LANE_CLASSES):
-        if m.lanes[klass] != NULL:
+    cdef BandLanes* b = band_lanes(m, band)
+    for klass in range(LANE_CLASSES if b != NULL else 0):
+        if b.lanes[klass] != NULL:
             found |= <u64> 1 << klass
     return found
 
 
 cdef Status row_submit(EngineState* e, ModelState* m, const void* row, u64 nbytes, const Key* key,
-                       u64 salt, u64 slo_us,
+                       u64 salt, u64 slo_us, u32 band,
                        u64 now_us, Block* block, u32 slot, u32 cost) noexcept nogil:
     cdef int klass = log2_of(slo_us)
-    cdef Lane* lane = m.lanes[klass]
+    cdef BandLanes* b = band_lanes(m, band)
     cdef Status status = _shut(e)
     if status != PENDING:
         return status
     if nbytes >= m.row_bytes_end:
-        return _submit_cost(e, m, row, nbytes, key, salt, slo_us, now_us, block, slot, cost)
-    if lane == NULL:
+        return _submit_cost(e, m, row, nbytes, key, salt, slo_us, band, now_us, block, slot, cost)
+    if b == NULL or b.lanes[klass] == NULL:
         return FULL
-    return lane_offer(e.lanes, lane, &m.gates[klass], row, <u32> nbytes, key if m.cached else NULL,
-                      salt, now_us + slo_us, now_us,
-                      block, slot)
+    return lane_offer(e.lanes, b.lanes[klass], &b.gates[klass], row, <u32> nbytes,
+                      key if m.cached else NULL, salt, now_us + slo_us, now_us, block, slot)
 
 
 cdef Status _submit_cost(EngineState* e, ModelState* m, const void* row, u64 nbytes, const Key* key,
-                         u64 salt, u64 slo_us, u64 now_us, Block* block, u32 slot,
+                         u64 salt, u64 slo_us, u32 band, u64 now_us, Block* block, u32 slot,
                          u32 cost) noexcept nogil:
     """Submit a row that differs in cost from others, or is too large."""
-    cdef int klass = log2_of(slo_us)
+    cdef Lane* lane = lane_at(m, slo_us, band)
     if nbytes >= row_bytes_end(e):
         return TOO_LARGE        # even if rows wait
-    if m.lanes[klass] == NULL:
+    if lane == NULL:
         return FULL
-    return lane_offer_cost(e.lanes, m.lanes[klass], &m.gates[klass], row, <u32> nbytes,
+    return lane_offer_cost(e.lanes, lane, gate_at(m, slo_us, band), row, <u32> nbytes,
                            key if m.cached else NULL, salt, now_us + slo_us, now_us, block, slot,
                            row_cost(m.by_cost, nbytes, cost))
 
 
-cdef void row_refused(ModelState* m, Status status, u64 slo_us, u64 now_us,
+cdef void row_refused(ModelState* m, Status status, u64 slo_us, u32 band, u64 now_us,
                       Value* value) noexcept nogil:
-    cdef u32 klass = log2_of(slo_us)
+    cdef Lane* lane = lane_at(m, slo_us, band)
+    cdef Gate* gate = gate_at(m, slo_us, band)
     cdef double wait_s
     count(&m.tally.refused[<u32> status], 1)
-    m.gates[klass].refused_us.store(now_us, relaxed)
-    if status != FULL or m.gates[klass].size.load(relaxed) == 0:
+    if gate == NULL:
         return
-    wait_s = lane_wait_us(m.lanes[klass], &m.gates[klass], now_us + slo_us, now_us) / 1e6
+    gate.refused_us.store(now_us, relaxed)
+    if status != FULL or lane == NULL or gate.size.load(relaxed) == 0:
+        return
+    wait_s = lane_wait_us(lane, gate, now_us + slo_us, now_us) / 1e6
     memcpy(&value.word, &wait_s, 8)
     value.tag = F64

@@ -44,6 +44,8 @@ def key() -> None:
     help="Print a token for a container of this model that is started by hand.",
 )
 @click.option("--rate", default="", help="Most requests to each application: 500/s, 30/min, 9/h.")
+@click.option("--share", default="", help="Share of a model that is overloaded: 30%.")
+@click.option("--priority", default="", help="Of its queries: 1, the highest, to 3.")
 @click.option("--apps", default="", help="Applications that the key is for, with commas; all.")
 @click.option("--groups", default="", help="Groups of its owner, with commas, for the logs.")
 @dry
@@ -54,6 +56,8 @@ def create(
     role: str | None,
     container: str | None,
     rate: str,
+    share: str,
+    priority: str,
     apps: str,
     groups: str,
     dry_run: bool,
@@ -76,6 +80,7 @@ def create(
     clipper key create ann --file api-keys
     clipper key create trainers --role train --file params-tokens
     clipper key create shop --rate 500/s --apps digits,fraud
+    clipper key create shop --share 30% --priority 1
     clipper key create gpu-1 --container digits:3
     curl -H "Authorization: Bearer $KEY" http://HOST:8000/api
     """
@@ -92,7 +97,7 @@ def create(
         token = _container_token(name, container)
         output.say({"name": name, "key": token, "dry_run": dry_run}, token)
         return
-    limits = KeyLimits.of(rate, _listed(apps), _listed(groups))
+    limits = KeyLimits.of(rate, _listed(apps), _listed(groups), share, priority)
     if role is not None and limits.words:
         raise InvalidInput(
             "a token with a role has no limits.", hint="Remove --role or the limits."

@@ -4,12 +4,15 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from clipper.credentials.credential_file import Credential, CredentialFile
+from clipper.credentials.credential_file import Credential, CredentialFile, shares_of
+from clipper.credentials.key_shares import KeyShares
 from clipper.errors import Forbidden, NotAllowed, RateExceeded
 from clipper.frontend.auth.signed_tokens import SignedTokens
 from clipper.frontend.http.messages import problem
 from clipper.metrics.samples import Samples
+from clipper.serving.query.processor import ResolvedApplication
 from clipper_core.http.key_table import KeyTable, KeyUse
+from clipper_core.scheduling.bands import band_number
 
 _OUTCOMES: Final = ("admitted", "not_permitted", "limited")  # by KeyOutcome of the core
 _NOT_PERMITTED: Final = 1
@@ -17,10 +20,33 @@ _TOO_MANY: Final = 2
 
 
 class KeyOwner(NamedTuple):
-    """The owner of a key: who makes a request. name: empty: who has the management token."""
+    """The owner of a key: who makes a request. name: empty: who has the management token. share:
+    its number; 0: of all without one. priority: 0: that of the application."""
 
     name: str
     groups: tuple[str, ...] = ()
+    share: int = 0
+    priority: int = 0
+
+
+def band_of(application: ResolvedApplication, owner: KeyOwner | None, priority: int | None) -> int:
+    """Return the band of a query. owner: of its key; None: none is needed. priority: that it asks
+    for; None or 0: none.
+
+    Raises InvalidInput for a priority that there is not, Forbidden for one above that of the key.
+    """
+    if owner is None or not owner.name:
+        return application.band(priority or None)
+    usual = owner.priority or application.priority
+    band = band_number(owner.share, priority or usual)
+    if priority and priority < usual:
+        raise Forbidden(
+            f"the key of {owner.name!r} is for priority {usual}, and the query asks for"
+            f" {priority}, which is above it.",
+            hint="Leave the priority out, or use a key that has it: clipper key create NAME"
+            " --priority 1",
+        )
+    return band
 
 
 def key_of(owner: KeyOwner | None) -> dict[str, str]:
@@ -59,6 +85,7 @@ class ApiKeys:
         self._token, self._signed = token.encode(), signed
         self._file = CredentialFile(path, setting, limited=limited)
         self._uses: dict[str, KeyUse] = {}
+        self._shares = KeyShares()
         self._known = self._read()
         self._is_stale = False  # the file has changed, and not everybody has been told
         self._listeners: list[Callable[[], None]] = []
@@ -67,6 +94,7 @@ class ApiKeys:
         credentials = self._file.credentials
         names = dict.fromkeys(one.name for one in credentials)
         self._uses = {name: self._uses.get(name) or KeyUse() for name in names}
+        self._shares.assign(shares_of(credentials))
         limits = [
             (
                 self._uses[one.name],
@@ -76,12 +104,19 @@ class ApiKeys:
                 one.limits.policy.encode(),
                 _body_of(_not_permitted(one)),
                 _body_of(_too_many(one, 0.0)),
+                self._shares.number(one.name),
+                one.limits.priority,
             )
             for one in credentials
         ]
         table = KeyTable([one.digest for one in credentials], self._token, limits)
         by_name = {one.name: number for number, one in enumerate(credentials)}
         return _Known(table, [*credentials, Credential(b"", "", "")], by_name)
+
+    @property
+    def weights(self) -> list[int]:
+        """The weights of the keys' shares by their numbers, as `Engine.set_weights` takes them."""
+        return self._shares.weights
 
     @property
     def table(self) -> KeyTable:
@@ -155,15 +190,23 @@ class ApiKeys:
         there is one. Raises NotAllowed."""
         number = known.table.find(authorization)
         if number is not None:
-            credential = known.credentials[number]
-            return number, KeyOwner(credential.name, credential.limits.groups)
+            return number, self._owner_of(known.credentials[number])
         signed = self._signed.owner(authorization) if self._signed is not None else None
         if signed is not None:
-            return known.by_name.get(signed.name), KeyOwner(signed.name, signed.groups)
+            number = known.by_name.get(signed.name)
+            if number is None:
+                return None, KeyOwner(signed.name, signed.groups)
+            key = self._owner_of(known.credentials[number])
+            return number, key._replace(groups=signed.groups)
         wrong = "the key is not known here" if authorization else "this server requires a key"
         raise NotAllowed(
             f"{wrong}.", hint="Send Authorization: Bearer KEY; `clipper key NAME` makes one."
         )
+
+    def _owner_of(self, credential: Credential) -> KeyOwner:
+        limits = credential.limits
+        share = self._shares.number(credential.name)
+        return KeyOwner(credential.name, limits.groups, share, limits.priority)
 
 
 def _not_permitted(credential: Credential) -> Forbidden:

@@ -9,6 +9,7 @@ import numpy as np
 from google.protobuf.message import Message
 
 from clipper.errors import ClipperError, InvalidInput
+from clipper.frontend.auth.api_keys import band_of
 from clipper.frontend.grpc.calls import (
     GrpcCall,
     GrpcDispatcher,
@@ -71,6 +72,8 @@ class ApplicationService:
             salt_of(request.salt),
             _context(request),
             id,
+            (),
+            band_of(resolved, call.key, request.priority),
         )
         call.end_query(resolved, (future,))
         await self._calls.done((future,))
@@ -108,9 +111,10 @@ class ApplicationService:
             _context(request),
             request_id(request.request_id) or call.request_id,
         )
+        salt, band = salt_of(request.salt), band_of(resolved, call.key, request.priority)
         call.start_query()
         queries = [
-            predict(resolved, row, user, slo_us, salt_of(request.salt), context, id) for row in rows
+            predict(resolved, row, user, slo_us, salt, context, id, (), band) for row in rows
         ]
         call.end_query(resolved, queries)
         await self._calls.done(queries)

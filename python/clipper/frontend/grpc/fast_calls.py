@@ -24,6 +24,7 @@ from clipper.frontend.tracing.context import trace_of
 from clipper.metrics import GrpcCounts
 from clipper.serving.query.future_watcher import Future, FutureWatcher
 from clipper.serving.query.processor import finish, predict
+from clipper.types import UserValue
 from clipper_core.engine.engine import Engine
 from clipper_core.http.hot_calls import HotCalls, HotEnding, HotRead
 from clipper_core.http.http2_protocol import Http2Protocol
@@ -250,6 +251,12 @@ class FastCalls:
         self._answer(whole) if read.error is None else self._reply(read, _raising(read.error))
 
 
+def _predict(subject: FastRoute, read: HotRead, row: UserValue) -> Future:
+    """Schedule a row that the core has read."""
+    user = read.user or None
+    return predict(subject.resolved, row, user, read.slo_us, 0, None, read.id, (), read.band)
+
+
 class _ReadCall:
     """A call whose query has several models, or was scheduled in Python (StreamAnswer). Threads:
     the event loop's."""
@@ -270,11 +277,7 @@ class _ReadCall:
                 raise read.error
             subject: FastRoute = read.route.subject
             for future, row in zip(read.futures, read.rows, strict=True):
-                self._futures.append(
-                    predict(subject.resolved, row, read.user or None, read.slo_us, 0, None, read.id)
-                    if future is None
-                    else future
-                )
+                self._futures.append(_predict(subject, read, row) if future is None else future)
         except Exception as error:
             self._end(read._replace(error=error))
             return

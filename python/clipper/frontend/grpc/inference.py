@@ -155,10 +155,14 @@ class InferenceService:
         slo_us = max(slo_us_of(target, rows) - waited_us, 1)
         if models.is_array(rows):
             pending = await self._calls.work(
-                lambda: models.submit(target, rows, request_in, slo_us, call.request_id, call.trace)
+                lambda: models.submit(
+                    target, rows, request_in, slo_us, call.request_id, call.trace, call.key
+                )
             )
         else:
-            pending = models.submit(target, rows, request_in, slo_us, call.request_id, call.trace)
+            pending = models.submit(
+                target, rows, request_in, slo_us, call.request_id, call.trace, call.key
+            )
         await self._calls.done(pending.futures)
         outputs, parameters = pending.inferred()
         return protobuf_codec.encode(
@@ -177,9 +181,11 @@ class InferenceService:
         call: GrpcCall,
     ) -> bytes:
         if several.is_array:
-            await self._calls.work(lambda: several.submit(slo_us_of, call.request_id, call.trace))
+            await self._calls.work(
+                lambda: several.submit(slo_us_of, call.request_id, call.trace, call.key)
+            )
         else:
-            several.submit(slo_us_of, call.request_id, call.trace)
+            several.submit(slo_us_of, call.request_id, call.trace, call.key)
         await self._calls.done(several.futures)
         return several.response()
 

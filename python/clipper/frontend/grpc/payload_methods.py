@@ -11,6 +11,7 @@ from functools import partial
 from typing import Final
 
 from clipper.errors import BadOutput, InvalidInput
+from clipper.frontend.auth.api_keys import band_of
 from clipper.frontend.grpc.call_context import CallDetails
 from clipper.frontend.grpc.calls import GrpcCall, GrpcDispatcher
 from clipper.frontend.grpc.method import CallMethod
@@ -96,8 +97,9 @@ class PayloadMethods:
         # a payload that was addressed to a v-model is read by a model, which knows its own id
         (model, *_) = target.resolved.models
         row = method.with_id(payload, target.name if target.resolved.name else model.name)
+        band = band_of(target.resolved, call.key, None)
         pending = PendingInference(
-            [predict(target.resolved, row, None, slo_us, 0, None, call.request_id)],
+            [predict(target.resolved, row, None, slo_us, 0, None, call.request_id, (), band)],
             target.resolved,
             False,
         )

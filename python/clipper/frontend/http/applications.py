@@ -11,6 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from clipper.errors import ClipperError, InvalidInput, UnknownPrediction, did_you_mean
+from clipper.frontend.auth.api_keys import band_of
 from clipper.frontend.http.json_body import answer_texts, answer_whole, json_list, json_texts
 from clipper.frontend.http.messages import (
     TEXT,
@@ -42,7 +43,7 @@ from clipper.selection import features_of
 from clipper.serving.feedback.ground_truth import truth_of, weight_of
 from clipper.serving.feedback.observe import observe, observe_many, rehearse
 from clipper.serving.query.future_watcher import Future
-from clipper.serving.query.parts import predict_parts
+from clipper.serving.query.parts import no_priority_of_parts, predict_parts
 from clipper.serving.query.processor import ResolvedApplication, predict
 from clipper.types import Answer, AnswerPart, InputType, PredictionRequest, Qualifiers, UserValue
 
@@ -55,7 +56,7 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 class PredictRequest(msgspec.Struct, forbid_unknown_fields=True):
     """The body of a predict request. context: as in ApplicationHandle.predict. stream: answer in
     parts; null: if the request accepts server-sent events. part_slo_ms, slo_total_ms: of such an
-    answer.
+    answer. priority: 1, the highest, to 3; null: that of the key, else of the application.
     """
 
     input: msgspec.Raw = _NOTHING
@@ -67,6 +68,7 @@ class PredictRequest(msgspec.Struct, forbid_unknown_fields=True):
     stream: bool | None = None
     part_slo_ms: float | None = None
     slo_total_ms: float | None = None
+    priority: int | None = None
 
 
 class FeedbackRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -217,6 +219,8 @@ class ApplicationRoutes:
         slo_us: int,
     ) -> HandlerResult:
         """Answer a query in parts, by server-sent events."""
+        if body.priority is not None:
+            raise no_priority_of_parts()
         for limit_ms in (body.part_slo_ms, body.slo_total_ms):
             self._node.slo_us(limit_ms, 0)
         row = self._inputs.reader(resolved)(body.input, "$.input")
@@ -252,6 +256,7 @@ class ApplicationRoutes:
         """Answer a predict request whose model's tensors are known."""
         user, request_id = body.user, request.given_id.decode("ascii")
         read, salt = self._inputs.reader(resolved), salt_of(body.salt)
+        band = band_of(resolved, request.key, asked_priority(body.priority))
         if body.inputs is not _NOTHING:
             futures = self._submit_all(
                 resolved,
@@ -263,12 +268,14 @@ class ApplicationRoutes:
                 body.context,
                 request_id,
                 request.trace,
+                band,
             )
             return _outcome(futures, functools.partial(_many_predicted, futures, resolved))
         row, trace = read(body.input, "$.input"), request.trace
         if trace is not None:
             trace.start_query()
-        future = predict(resolved, row, user, slo_us, salt, body.context, request_id)
+        context = body.context
+        future = predict(resolved, row, user, slo_us, salt, context, request_id, (), band)
         if trace is not None:
             trace.end_query(resolved.name, (future,))
         if future.done():
@@ -309,6 +316,7 @@ class ApplicationRoutes:
             body.context,
             id,
             request.trace,
+            band_of(resolved, request.key, asked_priority(body.priority)),
         )
 
         def encoded(future: Future) -> bytes:
@@ -329,6 +337,7 @@ class ApplicationRoutes:
         context: UserValue = None,
         request_id: str = "",
         trace: Trace | None = None,
+        band: int | None = None,
     ) -> list[Future]:
         """Submit a query for each input. All inputs are parsed before the first is submitted.
 
@@ -340,7 +349,10 @@ class ApplicationRoutes:
             features_of(context)
         if trace is not None:
             trace.start_query()
-        futures = [predict(resolved, row, user, slo_us, salt, context, request_id) for row in rows]
+        futures = [
+            predict(resolved, row, user, slo_us, salt, context, request_id, (), band)
+            for row in rows
+        ]
         if trace is not None:
             trace.end_query(resolved.name, futures)
         return futures
@@ -436,18 +448,18 @@ class ApplicationRoutes:
         body: LegacyPredictRequest = _read_old_predict(request.body)
         if body.version is not None:
             resolved = self._pinned(resolved, str(body.version))
+        band = band_of(resolved, request.key, None)
         if body.input_batch is not _NOTHING:
             futures = self._submit_all(
-                resolved, body.input_batch, "$.input_batch", None, resolved.slo_us
+                resolved, body.input_batch, "$.input_batch", None, resolved.slo_us, band=band
             )
             return _outcome(futures, functools.partial(_old_many, futures))
         if body.input is _NOTHING:
             raise InvalidInput(
                 "the request lacks `input`.", hint='Write {"input": ...} or {"input_batch": [...]}.'
             )
-        future = predict(
-            resolved, self._inputs.reader(resolved)(body.input, "$.input"), None, resolved.slo_us, 0
-        )
+        row = self._inputs.reader(resolved)(body.input, "$.input")
+        future = predict(resolved, row, None, resolved.slo_us, 0, band=band)
         return _outcome((future,), functools.partial(old_one, future))
 
     def _pinned(self, resolved: ResolvedApplication, version: str) -> ResolvedApplication:
@@ -526,6 +538,13 @@ def salt_of(salt: int | float) -> int:
     if not (0 <= salt <= SALT_MAX and salt == int(salt)):
         raise InvalidInput(f"salt={salt!r:.40}: it is a whole number from 0 to {SALT_MAX}.")
     return int(salt)
+
+
+def asked_priority(priority: int | None) -> int | None:
+    """Return the priority that a request names. Raises InvalidInput for 0, which is none."""
+    if priority == 0:
+        raise InvalidInput("priority=0: it is 1, the highest, to 3; leave it out for none.")
+    return priority
 
 
 def _reading(

@@ -104,7 +104,8 @@ def _predict(read: Read, row: UserValue) -> Future:
     """Schedule a row that the core has read."""
     subject: FastRoute = read.route.subject
     id = (read.id or read.tag[1:-1]).decode("ascii")
-    return predict(subject.resolved, row, read.user or None, read.slo_us, 0, None, id)
+    user = read.user or None
+    return predict(subject.resolved, row, user, read.slo_us, 0, None, id, (), read.band)
 
 
 def _is_call(ending: Ending | Read) -> bool:

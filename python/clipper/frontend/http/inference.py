@@ -230,12 +230,16 @@ class InferenceRoutes:
         if self._models.is_array(rows):
             return WorkerTask(
                 lambda: _later(
-                    self._models.submit(target, rows, infer_request, slo_us, "", request.trace),
+                    self._models.submit(
+                        target, rows, infer_request, slo_us, "", request.trace, request.key
+                    ),
                     target,
                     infer_request,
                 )
             )
-        pending = self._models.submit(target, rows, infer_request, slo_us, id, request.trace)
+        pending = self._models.submit(
+            target, rows, infer_request, slo_us, id, request.trace, request.key
+        )
         if all(future.done() for future in pending.futures):
             return inferred(pending, target, infer_request)
         return _later(pending, target, infer_request)
@@ -268,7 +272,10 @@ class InferenceRoutes:
 
         def submit() -> DeferredResponse:
             several.submit(
-                lambda target, rows: self._models.slo_us(target, rows, slo_ms), id, request.trace
+                lambda target, rows: self._models.slo_us(target, rows, slo_ms),
+                id,
+                request.trace,
+                request.key,
             )
             return DeferredResponse(several.futures, lambda: _response(*several.body()))
 

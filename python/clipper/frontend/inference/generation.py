@@ -20,7 +20,7 @@ from clipper.frontend.inference.operations import (
 from clipper.frontend.inference.outcome import whole_of
 from clipper.frontend.server_interface import ServerInterface
 from clipper.serving.query.application import fits_id
-from clipper.serving.query.parts import predict_parts
+from clipper.serving.query.parts import no_priority_of_parts, predict_parts
 from clipper.types import ANY, AnswerPart, InputType, PartsFuture, UserValue
 
 _TEXTS = ("str", "any")
@@ -108,6 +108,8 @@ def submit_parts(
     """Send a query that is answered in parts, with the parameters of a request. slo_us: until the
     first part. id: the caller's own; that of the request if it is empty. Raises what
     `predict_parts` raises."""
+    if whole_number(request, "priority", 0):
+        raise no_priority_of_parts()
     own = id or (request.id if fits_id(request.id) else "")
     return predict_parts(
         target.resolved,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from clipper.errors import InvalidInput, UnknownModel
+from clipper.frontend.auth.api_keys import KeyOwner
 from clipper.frontend.inference import codec, protobuf_codec
 from clipper.frontend.inference.operations import (
     InferenceOperations,
@@ -147,13 +148,15 @@ class MultiModelRequest:
         slo_us: Callable[[InferenceTarget, Rows], int],
         id: str = "",
         trace: Trace | None = None,
+        owner: KeyOwner | None = None,
     ) -> None:
-        """Submit the queries. slo_us: returns the SLO of a target and its rows."""
+        """Submit the queries. slo_us: returns the SLO of a target and its rows. owner: of the
+        request's key."""
         times = [slo_us(target, rows) for target, rows in self._found]
         submit = self._models.submit
         self._pending = submit_each(
             lambda target=target, rows=rows, us=us: submit(
-                target, rows, self._request, us, id, trace
+                target, rows, self._request, us, id, trace, owner
             )  # type: ignore[misc]
             for (target, rows), us in zip(self._found, times, strict=True)
         )

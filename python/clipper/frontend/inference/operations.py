@@ -17,6 +17,7 @@ from clipper.errors import (
     UnknownModel,
     UnknownVersion,
 )
+from clipper.frontend.auth.api_keys import KeyOwner, band_of
 from clipper.frontend.http.messages import to_json
 from clipper.frontend.inference import codec
 from clipper.frontend.inference.json_inputs import input_of
@@ -327,7 +328,6 @@ class InferenceOperations:
 
     def rows(self, target: InferenceTarget, request: codec.InferRequest) -> Rows:
         """Return the queries of a request, in order. Raises InvalidInput."""
-        whole_number(request, "priority", 0)
         if asks_for_answers(request):
             self.check_application(target)
         if request.outputs:
@@ -388,11 +388,14 @@ class InferenceOperations:
         slo_us: int,
         id: str = "",
         trace: Trace | None = None,
+        owner: KeyOwner | None = None,
     ) -> PendingInference:
         """Submit the queries of a request. id: of the request; `request.id` is used if
-        it is empty."""
+        it is empty. owner: of the request's key. Raises InvalidInput; Forbidden for a priority
+        that the key is not for."""
         resolved, user, salt = target.resolved, user_of(request), whole_number(request, "salt", 0)
         context = context_of(request)
+        band = band_of(resolved, owner, whole_number(request, "priority", 0))
         if trace is not None:
             trace.start_query()
         pending = self._submit(
@@ -403,6 +406,7 @@ class InferenceOperations:
             salt,
             context,
             id or (request.id if fits_id(request.id) else ""),
+            band,
         )
         pending.is_whole = asks_for_answers(request)
         if trace is not None:
@@ -418,6 +422,7 @@ class InferenceOperations:
         salt: int,
         context: object,
         id: str,
+        band: int,
     ) -> PendingInference:
         if self.is_array(rows):
             if context is not None:
@@ -433,13 +438,15 @@ class InferenceOperations:
                         user,
                         slo_us,
                         salt,
+                        (),
+                        band,
                     )
                 ],
                 resolved,
                 True,
             )
         return PendingInference(
-            [predict(resolved, row, user, slo_us, salt, context, id) for row in rows],
+            [predict(resolved, row, user, slo_us, salt, context, id, (), band) for row in rows],
             resolved,
             False,
         )

@@ -106,6 +106,12 @@ def _query_members(slo_ms_max: float) -> dict[str, Schema]:
             "maximum": applications.SALT_MAX,
             "description": "another salt, another cache entry",
         },
+        "priority": {
+            "type": ["integer", "null"],
+            "minimum": 1,
+            "maximum": 3,
+            "description": "1 is the highest; instead of the key's, or the application's",
+        },
     }
 
 
@@ -168,7 +174,7 @@ def predict_schemas(
         **_query_members(limits.slo_ms_max),
         **_parts_members(limits.slo_ms_max),
     )
-    rest_of = ("user", "context", "slo_ms", "salt")
+    rest_of = ("user", "context", "slo_ms", "salt", "priority")
     of_parts = ("stream", "part_slo_ms", "slo_total_ms")
     return {
         "Predict": _limits_of_parts(only(whole, "input", *rest_of, *of_parts, required=["input"])),
@@ -178,16 +184,21 @@ def predict_schemas(
 
 
 def _limits_of_parts(schema: Schema) -> Schema:
-    """Require `stream` with the limits of an answer in parts; null counts as absent.
+    """Require `stream` with the limits of an answer in parts, and no priority with `stream`; null
+    counts as absent.
 
-    The condition is in `if`, which code generators ignore and validators check.
+    The conditions are in `if`, which code generators ignore and validators check.
     """
     given = [
         {"required": [key], "properties": {key: {"type": "number"}}}
         for key in ("part_slo_ms", "slo_total_ms")
     ]
     asked = {"required": ["stream"], "properties": {"stream": {"const": True}}}
-    return {**schema, "if": {"anyOf": given}, "then": asked}
+    whole = {"properties": {"priority": {"type": "null"}}}
+    return {
+        **schema,
+        "allOf": [{"if": {"anyOf": given}, "then": asked}, {"if": asked, "then": whole}],
+    }
 
 
 def feedback_schemas(input: Schema, limits: SchemaLimits) -> dict[str, Schema]:
@@ -266,7 +277,8 @@ _INFER: Schema = {
                 "priority": {
                     "type": "integer",
                     "minimum": 0,
-                    "description": "accepted, without effect",
+                    "maximum": 3,
+                    "description": "1 is the highest; 0: the key's, or the application's",
                 },
                 "user": {"type": "string"},
                 "salt": {"type": "integer", "minimum": 0, "maximum": applications.SALT_MAX},

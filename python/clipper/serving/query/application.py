@@ -13,7 +13,7 @@ from clipper.serving.feedback.evaluation import QUERIES_MAX, evaluate_policy
 from clipper.serving.feedback.ground_truth import truth_of, user_of, weight_of
 from clipper.serving.feedback.observe import Counted, observe, observe_many
 from clipper.serving.query.arrays import ARRAY_SLO_MS, predict_array
-from clipper.serving.query.parts import predict_parts
+from clipper.serving.query.parts import no_priority_of_parts, predict_parts
 from clipper.serving.query.processor import ResolvedApplication, predict
 from clipper.types import Answer, Answers, PartsFuture, UserValue
 from clipper_core.application.application import ApplicationTable, QueryHandle
@@ -45,12 +45,14 @@ class PythonQueries:
         context: UserValue,
         id: str,
         outputs: Sequence[str],
+        priority: int | None,
     ) -> Future:
         """Schedule a query with these arguments of `ApplicationHandle.predict`."""
         resolved = self._resolve(self._name)
         slo_us = resolved.slo_us if slo_ms is None else slo_in_us(slo_ms, self._slo_ms_max)
         own = request_id(id) if id else ""
-        return predict(resolved, x, user, slo_us, salt, context, own, tuple(outputs))
+        band = resolved.band(priority)
+        return predict(resolved, x, user, slo_us, salt, context, own, tuple(outputs), band)
 
     def predict_parts(
         self,
@@ -64,11 +66,14 @@ class PythonQueries:
         stream: bool,
         part_slo_ms: float | None,
         slo_total_ms: float | None,
+        priority: int | None,
     ) -> PartsFuture:
         """Schedule a query that is answered in parts, with these arguments of
         `ApplicationHandle.predict`."""
         if not stream:
             raise InvalidInput("part_slo_ms and slo_total_ms are for queries with stream=True.")
+        if priority is not None:
+            raise no_priority_of_parts()
         resolved = self._resolve(self._name)
         slo_us = resolved.slo_us if slo_ms is None else slo_in_us(slo_ms, self._slo_ms_max)
         for limit_ms in (part_slo_ms, slo_total_ms):
@@ -181,25 +186,23 @@ class ApplicationHandle(QueryHandle):
         slo_ms: float | None = None,
         salt: int = 0,
         outputs: Sequence[str] = (),
+        priority: int | None = None,
     ) -> Future:
         """Schedule an array of queries and return the Future of their `Answers`, with a row for
         each.
 
         inputs: an array of shape (n, *shape), or a sequence of inputs; of named tensors a dict of
-        these, or a sequence of dicts.  outputs: of named outputs only these.  slo_ms: by when all
+        these, or a sequence of dicts.  outputs: of named outputs only these.  priority: 1, the
+        highest, to 3, of all rows, instead of the application's.  slo_ms: by when all
         rows are answered, by the models or the default; 60 s if not given, whatever a single
         query's SLO is. The call returns once all rows are queued: at once for as many as the queue
         of arrays holds (limits.queue_bytes_max), else as room appears. Raises what `predict`
         raises, before the first row is submitted. No rows have no answers.
         """
-        return predict_array(
-            self._resolve(self.name),
-            inputs,
-            user,
-            array_slo_in_us(slo_ms, self._slo_ms_max),
-            salt,
-            tuple(outputs),
-        )
+        resolved = self._resolve(self.name)
+        slo_us = array_slo_in_us(slo_ms, self._slo_ms_max)
+        band = resolved.band(priority)
+        return predict_array(resolved, inputs, user, slo_us, salt, tuple(outputs), band)
 
     def __repr__(self) -> str:
         try:

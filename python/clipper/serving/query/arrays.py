@@ -106,13 +106,16 @@ def predict_array(
     slo_us: int,
     salt: int,
     outputs: tuple[str, ...] = (),
+    band: int | None = None,
 ) -> Future:
     """Query the models that the policy selects for every row and return the future of `Answers`.
+    band: of all rows; None: that of the application's priority.
     Raises InvalidInput for a wrong type or shape; UnknownModel when nothing is linked;
     Overloaded when a model of the mesh cannot be loaded in time, and not all rows are cached."""
     if outputs:
         outputs = chosen_outputs(resolved, outputs)
     user, inputs = user_of(user), in_columns(resolved, repeatable(inputs))
+    band = resolved.band() if band is None else band
     if resolved.unlisted_model is not None:
         try:
             resolved.unlisted_model.admit(slo_us)
@@ -120,7 +123,8 @@ def predict_array(
             if not resolved.cores[resolved.unlisted_model.record.id].cached_rows(inputs, salt):
                 raise
             known = msgspec.structs.replace(resolved, unlisted_model=None, on_demand={})
-            return if_cached(predict_array(known, inputs, user, slo_us, salt, outputs), refusal)
+            future = predict_array(known, inputs, user, slo_us, salt, outputs, band)
+            return if_cached(future, refusal)
     resolved = side_of(resolved, user)
     try:
         state, plan = plan_for(resolved, user)
@@ -140,6 +144,7 @@ def predict_array(
         salt,
         finish_array,
         ArrayQueryContext(resolved, plan, state, user or "", outputs),
+        band,
     )
 
 

@@ -65,6 +65,7 @@ class Collector:
         slo_ms: float | None = None,
         salt: int = 0,
         context: object = None,
+        priority: int | None = None,
     ) -> str:
         """Start one query and return its id at once: `id`, or a generated one. The other arguments
         are those of `app.predict`.
@@ -72,7 +73,9 @@ class Collector:
         Raises Overloaded (`capacity` of them wait to be collected; nothing was started),
         ShuttingDown (closed), and what `app.predict` raises.
         """
-        request = PredictionRequest(x, application, (), user, slo_ms, salt, context, id)
+        request = PredictionRequest(
+            x, application, (), user, slo_ms, salt, context, id, priority=priority
+        )
         self._enter()
         try:
             future = self._schedule(request)

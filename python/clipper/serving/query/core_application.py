@@ -250,6 +250,7 @@ def core_of(resolved: ResolvedApplication) -> Application | None:
         roles,
         None if roles is None else ObserverQueries(resolved, rollout.stats),
         counters.compare,
+        resolved.priority,
     )
 
 

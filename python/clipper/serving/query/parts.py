@@ -86,6 +86,14 @@ class WholeAnswers:
             side.answers.add(whole.latency_us, is_default)
 
 
+def no_priority_of_parts() -> InvalidInput:
+    """Return the error for a query in parts that has a priority."""
+    return InvalidInput(
+        "a query in parts has no priority: it takes no place in a queue.",
+        hint="Leave priority out, or query without parts.",
+    )
+
+
 def predict_parts(
     resolved: ResolvedApplication,
     x: UserValue,

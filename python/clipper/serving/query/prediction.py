@@ -40,14 +40,16 @@ class Prediction:
             request.context,
             id,
             request.outputs,
+            resolved.band(request.priority),
         )
 
     def schedule_array(self, request: PredictionRequest) -> "Future[Answers]":
         """Schedule the rows of request.input; return one future for all. Raises as schedule()."""
         slo_us = array_slo_in_us(request.slo_ms, self._slo_ms_max)
         resolved = self._resolver.request(request)
+        band, user = resolved.band(request.priority), request.user
         return predict_array(
-            resolved, request.input, request.user, slo_us, request.salt, request.outputs
+            resolved, request.input, user, slo_us, request.salt, request.outputs, band
         )
 
     def collector(self, capacity: int) -> Collector:

@@ -41,7 +41,7 @@ from clipper.serving.query.stats import ApplicationStats
 from clipper.serving.rollout.decoys import Decoy
 from clipper.serving.rollout.roles import RoleAssignment
 from clipper.serving.rollout.traffic_split import SideStats, TrafficSplit
-from clipper.types import Answer, UserValue, VersionedModel
+from clipper.types import PRIORITY_USUAL, Answer, UserValue, VersionedModel
 from clipper_core.application.application import Application as CoreApplication
 from clipper_core.application.application import ApplicationQuery
 from clipper_core.application.output_means import OutputMeans
@@ -50,6 +50,7 @@ from clipper_core.engine.model import predict_all
 from clipper_core.results.answer import answer_of
 from clipper_core.results.future import Future
 from clipper_core.runtime.status import Status
+from clipper_core.scheduling.bands import band_number
 
 if TYPE_CHECKING:
     from clipper.serving.query.speculation import EnsembleCall, Speculation
@@ -112,6 +113,12 @@ class ResolvedApplication(msgspec.Struct, frozen=True, eq=False):
     rollout: RolloutState = RolloutState()
     columns: tuple[str, ...] = ()  # of arrays of its models that were fitted on one DataFrame
     core: CoreApplication | None = None  # schedules plain queries; None: Python schedules all
+    priority: int = PRIORITY_USUAL  # of queries that name none
+
+    def band(self, priority: int | None = None) -> int:
+        """Return the band of a query without a share, by its own priority, 1 to 3, or that of the
+        application. Raises InvalidInput."""
+        return band_number(0, self.priority if priority is None else priority)
 
     @property
     def all_cores(self) -> dict[VersionedModel, CoreModel]:
@@ -235,19 +242,22 @@ def predict(
     context: UserValue = None,
     id: str = "",
     outputs: tuple[str, ...] = (),
+    band: int | None = None,
 ) -> Future:
     """Send a query to the models that the policy selects; return the future of its Answer.
 
-    id: the caller's own, checked. outputs: of named outputs only these. Raises InvalidInput for a
+    id: the caller's own, checked. outputs: of named outputs only these. band: of all its rows;
+    None: that of the application's priority. Raises InvalidInput for a
     wrong type or shape; UnknownModel when no model is linked; Overloaded when a model of the mesh
     cannot be loaded in time, and no cached output answers the query.
     """
     user = user_of(user)
+    band = resolved.band() if band is None else band
     context = resolved.context_of(user, context)
     features = None if context is None else features_of(context)
     resolved = side_of(resolved, user)
     if resolved.core is not None and not outputs:
-        future = resolved.core.predict(x, user or "", slo_us, salt, id, features)
+        future = resolved.core.predict(x, user or "", slo_us, salt, id, features, band)
         if future is not None:
             return future
     if resolved.unlisted_model is not None:
@@ -257,7 +267,7 @@ def predict(
             if not resolved.cores[resolved.unlisted_model.record.id].cached(x, salt)[0]:
                 raise
             known = msgspec.structs.replace(resolved, unlisted_model=None, on_demand={})
-            future = predict(known, x, user, slo_us, salt, features, id, outputs)
+            future = predict(known, x, user, slo_us, salt, features, id, outputs, band)
             return if_cached(future, refusal)
     try:
         state, plan = plan_for(resolved, user, features, id)
@@ -272,12 +282,12 @@ def predict(
     if resolved.speculation is None:
         query = QueryContext(resolved, plan, state, user or "", late, None, id, outputs)
         future = predict_all(
-            tuple([cores[model] for model in plan.models]), x, slo_us, salt, finish, query
+            tuple([cores[model] for model in plan.models]), x, slo_us, salt, finish, query, band
         )
     else:
         call = resolved.speculation.call(state, plan, user, slo_us)
         query = QueryContext(resolved, plan, state, user or "", late, call, id, outputs)
-        future = call.submit(x, salt, finish, query, resolved.feedback.window is not None)
+        future = call.submit(x, salt, finish, query, resolved.feedback.window is not None, band)
     if online_learning.is_teaching.value and resolved.feedback.window is not None:
         online_learning.keep(resolved.models, future.id, x, salt)
     if resolved.rollout.stats is not None:

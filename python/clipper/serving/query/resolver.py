@@ -402,6 +402,7 @@ class ApplicationResolver:
             rows=self._contexts(app.name, app.context_table) if wanted else None,
             on_demand={id: model for id, model in found.items() if model.is_on_demand},
             columns=models[0].columns if len({model.columns for model in models}) == 1 else (),
+            priority=app.priority,
         )
 
     def _linked(self, view: View, app: Application, link: VersionedModel | str) -> Model:

@@ -115,11 +115,12 @@ class EnsembleCall(msgspec.Struct, frozen=True, eq=False):
         finish: Callable[[Future], Answer],
         query: QueryContext,
         learn: bool,
+        band: int = 0,
     ) -> Future:
         """Send the query; return the future of its Answer.
 
-        learn: models keep working after the decision. Raises InvalidInput for a wrong type or
-        shape.
+        learn: models keep working after the decision. band: of all rows. Raises InvalidInput for a
+        wrong type or shape.
         """
         order, speculation = self.order, self.speculation
         future = predict_ensemble(
@@ -134,6 +135,7 @@ class EnsembleCall(msgspec.Struct, frozen=True, eq=False):
             self.starts_us,
             learn,
             self.speculation.output,
+            band,
         )
         if speculation.own is not None and not future.done():
             speculation.decider_threads.listen(Listener(future, self, query.state))
