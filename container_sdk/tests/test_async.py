@@ -9,7 +9,9 @@ import pytest
 
 from clipper_container import Model, is_cancelled
 from clipper_container.current import BatchCancelled, evaluating
+from clipper_container.loading.runtimes import _loaded
 from clipper_container.model import as_model
+from clipper_container.runtime import ArtifactError
 from clipper_container.wire.frames import (
     HEADER_BYTES,
     BadFrame,
@@ -114,6 +116,12 @@ def test_what_is_async():
     assert is_async(as_model(Called()))
     assert is_async(Batch())
     assert not is_async(as_model(lambda xs: xs))
+
+
+def test_a_host_refuses_it():
+    for thing in (twice, each, Called(), Batch()):
+        with pytest.raises(ArtifactError, match="the model is async"):
+            _loaded(thing)
 
 
 def test_it_is_loaded_and_warmed_up_as_any_model(loop):

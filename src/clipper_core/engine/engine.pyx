@@ -46,7 +46,8 @@ from clipper_core.scheduling.replica cimport (
 )
 from clipper_core.scheduling.scheduler cimport (
     ADOPT_CONNECTION, ATTACH, CLOSE_CONNECTION, CONNECTIONS_MAX, DRAIN, MOVE_CONNECTION, REFUSE_ROW,
-    REFUSE_CONNECTION, SEND_ANSWER, SEND_FEEDBACK, SET_EARLIEST_REPLICA, ConnectionState, PendingEvent,
+    REFUSE_CONNECTION, SEND_ANSWER, SEND_FEEDBACK, SET_EARLIEST_REPLICA, ConnectionState,
+    PendingEvent,
     engine_command, engine_connection, engine_lost, engine_open, engine_receive_copy, engine_step,
 )
 from clipper_core.scheduling.submit cimport row_bytes_end

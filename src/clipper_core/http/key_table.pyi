@@ -9,7 +9,7 @@ class KeyUse:
     @property
     def requests(self) -> tuple[int, int, int]: ...
 
-_Limits = tuple[KeyUse, int, int, Sequence[str], bytes, bytes, bytes]
+_Limits = tuple[KeyUse, int, int, Sequence[str], bytes, bytes, bytes, int, int]
 
 @final
 class KeyTable:

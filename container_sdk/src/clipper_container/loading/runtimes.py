@@ -18,6 +18,7 @@ from clipper_container.loading.targets import explain, load_as
 from clipper_container.loading.unused_imports import without_array_libraries
 from clipper_container.model import UserValue, as_model
 from clipper_container.runtime import Artifact, ArtifactError, Loaded, Runtime
+from clipper_container.worker.async_model import is_async
 from clipper_container.worker.declared_tables import declared
 
 _IMPORTS = {
@@ -89,6 +90,8 @@ def _loaded(thing: object, confidence: bool = True) -> Loaded:
             f"the model declares parameter tables ({', '.join(names)}), which models of a host"
             " cannot use"
         )
+    if is_async(model):
+        raise ArtifactError("the model is async, which models of a host cannot be")
     model.load()
     size = getattr(model, "size_bytes", 0)  # of device memory, which the host cannot measure
     return Loaded(model, size if isinstance(size, int) and size > 0 else 0)
