@@ -55,6 +55,8 @@ PLAN = (
     Planned("doors", 120),
     Planned("client", 120),
     Planned("parts", 60),
+    Planned("async_models", 60),
+    Planned("calls", 60),
     Planned("grpc", 200),
     Planned("attacks", 300),
     Planned("fair", 120),

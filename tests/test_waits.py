@@ -22,6 +22,19 @@ COMPONENT: Final = PACKAGE / "component"
 
 # file: {function: why it may wait without a limit}
 WAITS: Final[dict[str, dict[str, str]]] = {
+    "container_sdk/src/clipper_container/calls.py": {
+        "PendingCall.__await__": "a call that has ended",
+    },
+    "container_sdk/src/clipper_container/current.py": {
+        "current_evaluation": "no wait: a variable of the context",
+        "is_cancelled": "no wait: a variable of the context",
+    },
+    "container_sdk/src/clipper_container/worker/async_model.py": {
+        "CoroutineLoop.run": "a coroutine of the model, which the server gives up as it does a batch",
+    },
+    "container_sdk/src/clipper_container/worker/inbox.py": {
+        "FrameInbox.look": "bytes have arrived",
+    },
     "container_sdk/src/clipper_container/host/control.py": {
         "ModelHost._answer": "a callback of the future, which is done",
         "ModelHost._load": "a callback of the future, which is done",
@@ -169,6 +182,9 @@ THREAD_CLASSES: Final[dict[str, dict[str, str]]] = {
 
 # file: {function: who sees the end of the task that it starts itself, not by Tasks}
 TASKS: Final[dict[str, dict[str, str]]] = {
+    "container_sdk/src/clipper_container/worker/async_answers.py": {
+        "ConnectionTasks._start": "kept by the id of its frame; its error ends the connection",
+    },
     "python/clipper/deploy/ray/ingress.py": {
         "Ingress._run": "an actor of Ray, whose log has the error",
     },

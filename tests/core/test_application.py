@@ -1278,7 +1278,7 @@ def test_a_handle_schedules_by_the_core_what_is_plain(world):
     table = ApplicationTable()
     handle = QueryHandle("app", table, 60_000.0, Others())
     x = np.zeros(2)
-    plain = (x, None, None, 0, None, "", ())
+    plain = (x, None, None, 0, None, "", (), None)
     assert handle.predict(x) == plain
     table.replace({"app": served.core})
     assert isinstance(handle.predict(x).extra, ApplicationQuery)

@@ -62,11 +62,26 @@ class Held:
 
     def hold(self) -> None:
         """Let the model work on a row, and another be sent behind it."""
-        (self.folder / "go").unlink(missing_ok=True)
-        self.before = [self.server.predict("order", [HELD]) for _ in range(2)]
-        wait_until(lambda: self.row()["batches"] >= self.batches + 2)
+        wait_until(self._are_sent, "two rows are at the model")
 
-    batches = 0
+    def _are_sent(self) -> bool:
+        """Make two queries; return whether both were sent. The second one waits while the model is
+        taken for one with several bands: then let the model go on."""
+        (self.folder / "go").unlink(missing_ok=True)
+        batches = self.row()["batches"]
+        self.before = [self.server.predict("order", [HELD]) for _ in range(2)]
+
+        def are_in() -> bool:
+            row = self.row()
+            return bool(row["batches"] > batches and row["batches"] + row["queued"] >= batches + 2)
+
+        wait_until(are_in)
+        if self.row()["batches"] == batches + 2:
+            return True
+        (self.folder / "go").touch()
+        for future in self.before:
+            future.result(60)
+        return False
 
     def row(self) -> dict[str, Any]:
         stats: Any = self.server.stats()
@@ -119,7 +134,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[clipper.Clipper
 def held(server: clipper.ClipperServer, tmp_path: Path) -> Iterator[Held]:
     keys = Path(server.config.http.api_keys_file)
     made = Held(server, keys.parent)
-    made.batches = made.row()["batches"]
     made.hold()
     yield made
     made.release()

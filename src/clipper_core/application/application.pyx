@@ -16,6 +16,7 @@ from clipper_core.application.prediction_sets cimport set_of
 from clipper_core.application.roles cimport NOBODY, Drawn
 from clipper_core.application.selection cimport (
     NO_WINNER, TASKS_MAX, Combination, first_bits, key_of_answer, output_read, outputs_read,
+    view_copy,
 )
 from clipper_core.cache.clock_cache cimport CacheState, cache_lookup, key_of, row_hashed
 from clipper_core.engine.model cimport Model, ensemble_future, is_elsewhere, mix, salt_of
@@ -600,9 +601,9 @@ cdef class Application:
             if not self.selection.view(state, view):
                 return False
             self.viewed = state
-            self.last_view = view[0]
+            view_copy(&self.last_view, view, self.selection.k)
             return True
-        view[0] = self.last_view
+        view_copy(view, &self.last_view, self.selection.k)
         return True
 
     cdef object thresholds_of(self, object state):

@@ -7,6 +7,7 @@
 # Threads: any; the state belongs to the caller.
 cimport numpy as cnp
 from libc.math cimport NAN
+from libc.string cimport memcpy
 
 from clipper_core.learning.bandit cimport Rule
 from clipper_core.learning.class_evidence cimport LABELS_READ, ClassEvidence
@@ -40,13 +41,18 @@ cdef struct StateView:          # a learned state
     u32 count                   # of rows
     u32 columns
     u32 bins
-    double[TASKS_MAX] weights   # of the models' votes, for policies whose votes have learned ones
     RowShape shape              # of a mixture
     u64 labels
     double seen
     u32 known                   # features that the state has learned with
     const double* context       # [features]: of the query, as far as the policy reads them
     u32 features
+    # of the models' votes, for policies whose votes have learned ones; the last, see view_copy
+    double[TASKS_MAX] weights
+
+# Copy a view of k models.
+cdef inline void view_copy(StateView* to, const StateView* of, u32 k) noexcept nogil:
+    memcpy(to, of, sizeof(StateView) - (TASKS_MAX - k) * sizeof(double))
 
 cdef inline u64 first_bits(u32 n) noexcept nogil:      # the bit set of the first n, at most 64
     return ~<u64> 0 >> (64 - n) if n else 0
