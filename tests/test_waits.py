@@ -30,7 +30,7 @@ WAITS: Final[dict[str, dict[str, str]]] = {
         "is_cancelled": "no wait: a variable of the context",
     },
     "container_sdk/src/clipper_container/worker/async_model.py": {
-        "CoroutineLoop.run": "a coroutine of the model, which the server gives up as it does a batch",
+        "CoroutineLoop.run": "a coroutine of the model: the server gives it up as a batch",
     },
     "container_sdk/src/clipper_container/worker/inbox.py": {
         "FrameInbox.look": "bytes have arrived",

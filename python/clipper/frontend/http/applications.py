@@ -68,7 +68,7 @@ class PredictRequest(msgspec.Struct, forbid_unknown_fields=True):
     stream: bool | None = None
     part_slo_ms: float | None = None
     slo_total_ms: float | None = None
-    priority: int | None = None
+    priority: int | float | None = None
 
 
 class FeedbackRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -540,11 +540,16 @@ def salt_of(salt: int | float) -> int:
     return int(salt)
 
 
-def asked_priority(priority: int | None) -> int | None:
-    """Return the priority that a request names. Raises InvalidInput for 0, which is none."""
-    if priority == 0:
-        raise InvalidInput("priority=0: it is 1, the highest, to 3; leave it out for none.")
-    return priority
+def asked_priority(priority: int | float | None) -> int | None:
+    """Return the priority that a request names, as an integer. Raises InvalidInput for 0, which is
+    none, and what is no whole number."""
+    if priority is None:
+        return None
+    if priority == 0 or (isinstance(priority, float) and not priority.is_integer()):
+        raise InvalidInput(
+            f"priority={priority!r:.40}: it is 1, the highest, to 3; leave it out for none."
+        )
+    return int(priority)
 
 
 def _reading(
