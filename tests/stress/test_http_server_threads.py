@@ -19,7 +19,7 @@ import pytest
 from clipper.selection import Plan, Prediction
 from clipper.types import Answer, VersionedModel
 from clipper_core.http.http_route import HotRoute, HotTable
-from clipper_core.http.http_server import Gone, Handed, HttpServer, Read
+from clipper_core.http.http_server import Gone, Handed, HttpServer, Late, Read
 from clipper_core.http.key_table import KeyTable
 from clipper_core.learning.answer_window import AnswerWindow
 from clipper_core.runtime.histogram import Counter, LatencyHistogram
@@ -118,6 +118,9 @@ class Place:
         for item in self.core_server.take():
             if isinstance(item, Gone):
                 self.gone += 1
+                continue
+            # its client had left before the answer
+            if isinstance(item, Late):
                 continue
             if isinstance(item, Read):
                 self.read += 1
