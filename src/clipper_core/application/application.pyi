@@ -70,6 +70,7 @@ class Application:
     resolved: Any
     selection: Selection
     slo_us: int
+    priority: int
     def __init__(
         self,
         resolved: object,
