@@ -1,4 +1,4 @@
-"""What a release writes, and refusals of commits that cannot be one, in a checkout of its own."""
+"""Releases in a checkout of their own: the files that one writes, and commits that are refused."""
 
 import datetime
 import importlib

@@ -160,7 +160,7 @@ class Environment:
 
 
 class Installation:
-    """What one `pip install` gives, again and again, each time in a new environment in a folder.
+    """Runs of one `pip install`, each in a new environment in a folder, and what they gave.
 
     words: what pip installs. megabytes: of each time. packages, newest: of the last one. failure:
     the message of a time that failed, which is the last one; empty if there is none.

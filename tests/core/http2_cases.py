@@ -1,5 +1,5 @@
-"""What a server of HTTP/2 does with frames that a client may, and may not, send: RFC 9113, and RFC
-7541 for fields. Each case has the bytes after a preface and empty SETTINGS, and their outcome."""
+"""Cases of frames that a client of HTTP/2 may, and may not, send: RFC 9113, and RFC 7541 for
+fields. Each has the bytes after a preface and empty SETTINGS, and what the server does with them."""
 
 import struct
 from collections.abc import Iterator

@@ -545,8 +545,8 @@ def test_roles_are_those_of_the_callers_id(world, policy):
 
 @pytest.mark.parametrize("policy", [*POLICIES, "stacking(coverage=0.8)"])
 def test_answers_of_many_models_equal_pythons(new_world, monkeypatch, policy):
-    """Of more than an entry of the window has, of more than are compared with each other, and of
-    as many as the core combines."""
+    """The twin is compared for more models than an entry of the window has, for more than are
+    compared with each other, and for as many as the core combines."""
     rng = random.Random(policy)
     calls = Calls(monkeypatch)
     for k, kind in ((17, KINDS[0]), (33, KINDS[-2]), (MODELS_MAX, KINDS[4])):
@@ -1160,7 +1160,7 @@ class Recorded:
 
 @pytest.mark.parametrize("decider", ["all", "majority"])
 def test_decoys_are_told_of_each_query_and_of_its_answer(world, decider):
-    """Of one that calls models, of one from the cache, and of a default."""
+    """The queries are one that calls models, one from the cache, and one that gets a default."""
     served = Served(world, "ensemble", 3, decider, confidence_min=0.6)
     decoy = Recorded()
     rollout = msgspec.structs.replace(served.resolved.rollout, decoys=(decoy,))

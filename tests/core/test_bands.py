@@ -78,7 +78,8 @@ def test_the_order_is_that_of_an_obvious_model(seed: int) -> None:
             waiting = rng.sample(bands, rng.randrange(1, len(bands) + 1))
         may = slow.next(waiting)
         if any(abs(owed - 1) < Fraction(1, 1000) for owed in slow.owed):
-            band = min(may)  # 20 times 0.05 is not quite 1
+            # 20 times 0.05 is not quite 1
+            band = min(may)
             fast.choose(waiting)
         else:
             band = fast.choose(waiting)
@@ -228,7 +229,8 @@ HIGH, LOW = band_number(0, 1), band_number(0, 3)
 
 
 def check_shares(windows: list["Counter[int]"], weights: dict[int, float]) -> None:
-    for window in windows[1:]:  # the batcher learns in the first second
+    # the batcher learns in the first second
+    for window in windows[1:]:
         total = sum(window.values())
         assert total > 0.9 * CAPACITY, window
         for band, weight in weights.items():
@@ -381,7 +383,8 @@ def test_all_rows_of_an_ensemble_have_the_band(world: World) -> None:
     future = predict_ensemble(models, ALL, 77.0, 1_000_000, starts_us=(0, 1_000), band=HIGH)
     world.step(2_000)
     for container in crowd:
-        for _ in range(2):  # those that were sent before it came
+        # those that were sent before it came
+        for _ in range(2):
             container.read()
             container.reply()
             world.step(10)

@@ -11,7 +11,7 @@ NEXT = 0x0FFFFFFF  # a stream that no case begins
 
 
 class Outcome:
-    """What a client is told. data: what it sends, in these pieces."""
+    """The outcome that a client sees. data: the bytes that it sends, in these pieces."""
 
     def __init__(self, *data: bytes) -> None:
         self.protocol = protocol = Http2Protocol(16, LIST_BYTES)

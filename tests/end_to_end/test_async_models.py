@@ -153,7 +153,9 @@ def pid_of(server: clipper.ClipperServer, name: str) -> int:
 def test_many_rows_wait_side_by_side_in_one_process(
     server: clipper.ClipperServer, tmp_path: Path
 ) -> None:
-    model, logged, gate = model_of(server, "steps"), tmp_path / "log", tmp_path / "gate"
+    model = model_of(server, "steps")
+    logged = tmp_path / "log"
+    gate = tmp_path / "gate"
     waiting = [model.predict(f"log:{logged} wait:{gate} {i}", PATIENT_MS) for i in range(ROWS)]
     wait_until(lambda: logged.exists() and len(logged.read_text()) == ROWS)
     assert not any(future.done() for future in waiting)
@@ -164,7 +166,8 @@ def test_many_rows_wait_side_by_side_in_one_process(
 def test_a_slow_row_does_not_hold_back_others(
     server: clipper.ClipperServer, tmp_path: Path
 ) -> None:
-    model, gate = model_of(server, "steps"), tmp_path / "gate"
+    model = model_of(server, "steps")
+    gate = tmp_path / "gate"
     slow = model.predict(f"wait:{gate}", PATIENT_MS)
     assert [model.predict(str(i), PATIENT_MS).result(60) for i in range(50)] == [
         *map(str, range(50))
@@ -175,7 +178,9 @@ def test_a_slow_row_does_not_hold_back_others(
 
 
 def test_max_concurrency_bounds_what_runs(server: clipper.ClipperServer, tmp_path: Path) -> None:
-    model, logged, gate = model_of(server, "narrow"), tmp_path / "log", tmp_path / "gate"
+    model = model_of(server, "narrow")
+    logged = tmp_path / "log"
+    gate = tmp_path / "gate"
     waiting = [model.predict(f"log:{logged} wait:{gate} {i}", PATIENT_MS) for i in range(6)]
     wait_until(lambda: logged.exists() and len(logged.read_text()) == 2)
     gate.touch()
@@ -201,7 +206,9 @@ def test_batches_and_failures(server: clipper.ClipperServer) -> None:
 def test_a_row_that_nobody_wants_is_cancelled(
     server: clipper.ClipperServer, tmp_path: Path, how: str
 ) -> None:
-    model, ended, logged = model_of(server, "steps"), tmp_path / "ended", tmp_path / "log"
+    model = model_of(server, "steps")
+    ended = tmp_path / "ended"
+    logged = tmp_path / "log"
     text = f"ends:{ended} log:{logged} wait:{tmp_path / 'never'}"
     future = model.predict(text, PATIENT_MS if how == "cancel" else 300)
     if how == "cancel":
@@ -223,7 +230,8 @@ def test_a_hedge_that_lost_is_cancelled(server: clipper.ClipperServer, tmp_path:
     # the first to find no file makes it, and answers; the other waits for a file that never comes
     text = f"ends:{ended} sleep:0"
     assert app.predict(text).result(60).output == text
-    slow, gate = model_of(server, "steps"), tmp_path / "gate"
+    slow = model_of(server, "steps")
+    gate = tmp_path / "gate"
     blocked = [slow.predict(f"wait:{gate} {i}", PATIENT_MS) for i in range(2)]
     gate.touch()
     assert all(future.result(60) for future in blocked)
@@ -252,7 +260,8 @@ def test_a_generator_of_a_whole_answer_is_closed(
 
 
 def test_parts_of_an_async_generator(server: clipper.ClipperServer, tmp_path: Path) -> None:
-    model, gate = model_of(server, "letters"), tmp_path / "gate"
+    model = model_of(server, "letters")
+    gate = tmp_path / "gate"
     held = model.predict(f"{gate} ab?c", PATIENT_MS, stream=True)
     parts = iter(held)
     assert [next(parts).output, next(parts).output] == ["a", "b"]
@@ -294,7 +303,9 @@ async def _answer(model: Model, x: str) -> str:
 def test_a_killed_container_fails_no_row_that_can_be_tried_again(
     server: clipper.ClipperServer, tmp_path: Path
 ) -> None:
-    model, logged, gate = model_of(server, "steps"), tmp_path / "log", tmp_path / "gate"
+    model = model_of(server, "steps")
+    logged = tmp_path / "log"
+    gate = tmp_path / "gate"
     waiting = [model.predict(f"log:{logged} wait:{gate} {i}", PATIENT_MS) for i in range(50)]
     wait_until(lambda: logged.exists() and len(logged.read_text()) == 50)
     os.kill(pid_of(server, "steps"), signal.SIGKILL)
@@ -306,7 +317,9 @@ def test_a_container_that_is_stopped_answers_what_it_has(
     server: clipper.ClipperServer, tmp_path: Path
 ) -> None:
     server.deploy("leaving", steps, row_by_row=True, input="str", output="str", cache=False)
-    model, logged, gate = model_of(server, "leaving"), tmp_path / "log", tmp_path / "gate"
+    model = model_of(server, "leaving")
+    logged = tmp_path / "log"
+    gate = tmp_path / "gate"
     waiting = [model.predict(f"log:{logged} wait:{gate} {i}", PATIENT_MS) for i in range(9)]
     wait_until(lambda: logged.exists() and len(logged.read_text()) == 9)
     os.kill(pid_of(server, "leaving"), signal.SIGTERM)

@@ -196,10 +196,10 @@ def test_wheels_hold_what_runs_and_no_sources_of_the_core(wheels: tuple[Path, Pa
     assert {"clipper/py.typed", "clipper_core/py.typed", "clipper_container/py.typed"} <= names
 
 
-@pytest.mark.skipif(
-    platform.libc_ver() != BUILT_WITH, reason="the core is compiled with another glibc"
-)
 def test_the_core_needs_no_newer_glibc_than_is_said() -> None:
+    """Where releases are compiled, that is the one in docs/install.md; elsewhere, the machine's."""
+    here = platform.libc_ver()
+    newest = GLIBC_MAX if here == BUILT_WITH else tuple(map(int, here[1].split(".")))
     core = ROOT / "src/clipper_core"
     needed = {
         str(path.relative_to(core)): {
@@ -208,7 +208,7 @@ def test_the_core_needs_no_newer_glibc_than_is_said() -> None:
         }
         for path in core.rglob("*.so")
     }
-    newer = {name: found for name, found in needed.items() if found and max(found) > GLIBC_MAX}
+    newer = {name: found for name, found in needed.items() if found and max(found) > newest}
     assert needed
     assert newer == {}, "docs/install.md says which glibc a wheel works with"
 

@@ -283,7 +283,7 @@ def test_a_request_that_is_reset_at_once_is_forgotten(
 
 
 def test_queries_go_along_to_python(server: clipper.ClipperServer, line: Line, stuck: Path) -> None:
-    """Those that wait in the core, and those that Python has; one of each is reset there."""
+    """Queries go that wait in the core, and that Python has; one of each is reset there."""
     names = ("stuck", "both", "stuck", "both")
     streams = [over_http2(line, request(f"/api/{name}/predict", json.dumps(ROW))) for name in names]
     frontends: Any = server._endpoints.frontends

@@ -1,5 +1,5 @@
-"""What there is of Clipper on macOS and Windows, in processes that take their system for one of
-these: the modules that only Linux has, and the compiled core, cannot be imported."""
+"""Clipper on macOS and Windows, in processes that take their system for one of these: the modules
+that only Linux has, and the compiled core, cannot be imported."""
 
 import pkgutil
 import subprocess

@@ -145,8 +145,8 @@ def _flooded(lines: list[socket.socket], key: str, rate: float, seconds: float) 
 
 @dataclass(frozen=True)
 class Steady:
-    """What a client got. latency_ms: from when each query was due. lost: the share of defaults and
-    refusals."""
+    """The answers that a client got. latency_ms: from when each query was due. lost: the share of
+    defaults and refusals."""
 
     latency_ms: list[float]
     lost: float

@@ -12,9 +12,13 @@ from clipper_core.wire.comparison cimport (
 )
 from clipper_core.wire.prediction cimport Value, value_object
 
-cdef ObjectMember LABELS, NUMBERS, SCALE, COUNT, KNOWN      # of thresholds
-LABELS.name, NUMBERS.name, SCALE.name = b"labels", b"numbers", b"scale"
-COUNT.name, KNOWN.name = b"count", b"known"
+# of thresholds
+cdef ObjectMember LABELS, NUMBERS, SCALE, COUNT, KNOWN
+LABELS.name = b"labels"
+NUMBERS.name = b"numbers"
+SCALE.name = b"scale"
+COUNT.name = b"count"
+KNOWN.name = b"known"
 
 cdef enum:
     KNOWN_MAX = 64              # labels that thresholds remember

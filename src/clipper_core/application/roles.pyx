@@ -1,4 +1,4 @@
-"""What the roles of an application's models make of a query."""
+"""The roles of an application's models: which of them a query goes to, and which observe it."""
 cimport cython
 from libc.math cimport fmod, nextafter
 

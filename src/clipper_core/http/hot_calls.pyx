@@ -112,7 +112,8 @@ cdef void _cancel(HotCallState* c, HotCall* x) noexcept nogil:
     """End a call for whose answer nobody waits any more."""
     if x.ticket:
         c.tickets.take(x.ticket)
-        c.gone.push_back(x.ticket)      # there is room: Python counts it
+        # there is room: Python counts it
+        c.gone.push_back(x.ticket)
         _count_open(c, -1)
         _put_back(c, x)
         return

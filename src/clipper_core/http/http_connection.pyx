@@ -522,10 +522,15 @@ cdef bint _give_query(Worker* w, Query* q, const Bytes* rows, u64 ticket,
     handed.fd = -1
     handed.ticket = ticket
     handed.is_call = is_call
-    handed.query.route, handed.query.block, handed.query.slot = q.route, q.block, q.slot
+    handed.query.route = q.route
+    handed.query.block = q.block
+    handed.query.slot = q.slot
     handed.query.rows = q.rows
-    handed.query.binary, handed.query.value, handed.query.number = q.binary, q.value, q.number
-    handed.query.began_us, handed.query.fields = q.began_us, q.fields
+    handed.query.binary = q.binary
+    handed.query.value = q.value
+    handed.query.number = q.number
+    handed.query.began_us = q.began_us
+    handed.query.fields = q.fields
     handed.query.user.put(q.user.at(), q.user.size())
     handed.query.tag.put(q.tag.at(), q.tag.size())
     q.block = NULL
@@ -622,7 +627,9 @@ cdef inline QueryOutcome _submit(Worker* w, Exchange* x, RouteState* route, cons
     """Submit the query of a request. OTHER: it is Python's, and the exchange is over. number: of
     its key."""
     cdef QueryOutcome came
-    x.query.route, x.query.began_us, x.query.binary = route, monotonic_us(), False
+    x.query.route = route
+    x.query.began_us = monotonic_us()
+    x.query.binary = False
     x.query.standing = key_standing(w.table.keys, number)
     came = query_submit(&x.query, w.table, head, body, &w.rows, &w.draws)
     if came == OTHER or (came == READ and not _has_memory(w.shared, w.rows.size())):

@@ -59,9 +59,11 @@ class TorchModel(Model):
         import torch
 
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-        with contextlib.suppress(RuntimeError):  # already set
+        # it is an error to set it again
+        with contextlib.suppress(RuntimeError):
             torch.set_num_interop_threads(1)
-        with contextlib.suppress(NotImplementedError):  # exported programs do not support eval()
+        # exported programs have no modes
+        with contextlib.suppress(NotImplementedError):
             module.eval()
         self._torch, self._module = torch, module
         self._called = f"{type(module).__name__}.forward()"

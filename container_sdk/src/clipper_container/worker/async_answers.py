@@ -73,9 +73,11 @@ class ConnectionTasks:
         try:
             self.send(await run())
         except BaseException as error:
-            if not isinstance(error, asyncio.CancelledError):  # it was cancelled before it began
+            # a cancel comes here only before the task has begun
+            if not isinstance(error, asyncio.CancelledError):
                 self.ended_by = error
-            self._connection.shutdown()  # what it owes an answer cannot be answered
+            # the server waits for an answer that cannot be given
+            self._connection.shutdown()
         finally:
             self._tasks.pop(id, None)
             self.under_way.leave()
@@ -111,7 +113,9 @@ class AsyncBatches:
         tasks: ConnectionTasks,
         calls: CallTable | None = None,
     ) -> None:
-        self._evaluator, self._replies, self._tasks = evaluator, replies, tasks
+        self._evaluator = evaluator
+        self._replies = replies
+        self._tasks = tasks
         self._calls = calls
 
     def begin(self, header: Header, rows: Rows) -> None:
@@ -177,9 +181,13 @@ class AsyncPartAnswers:
         tasks: ConnectionTasks,
         loop: CoroutineLoop,
     ) -> None:
-        self._source, self._model, self._name = source, model, name
-        self._ahead, self._checked = ahead, checked
-        self._tasks, self._loop = tasks, loop
+        self._source = source
+        self._model = model
+        self._name = name
+        self._ahead = ahead
+        self._checked = checked
+        self._tasks = tasks
+        self._loop = loop
         self._open: dict[int, _OpenAnswer] = {}
 
     def __len__(self) -> int:
@@ -247,6 +255,7 @@ class AsyncPartAnswers:
         while True:
             while not answer.allowed:
                 answer.more.clear()
+                # the server allows more, or the task is cancelled with its connection
                 await answer.more.wait()
             try:
                 rows = self._model.rows_of(await anext(parts), self._name)

@@ -50,7 +50,8 @@ class CoroutineLoop:
         try:
             return future.result()
         except BaseException:
-            future.cancel()  # the wait may have been interrupted
+            # the wait may have been interrupted
+            future.cancel()
             raise
 
     def close(self) -> None:
@@ -70,7 +71,8 @@ def _function_of(model: Model) -> UserValue:
 def is_async(model: Model) -> bool:
     """Return whether the function of a model is a coroutine function or an async generator."""
     function = _function_of(model)
-    call = getattr(function, "__call__", None)  # noqa: B004  # an object whose call is one
+    # an object whose call is a coroutine function
+    call = getattr(function, "__call__", None)  # noqa: B004
     return any(
         inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each)
         for each in (function, call)
@@ -204,7 +206,8 @@ class AsyncEvaluator:
             for i in range(n)
         ]
         if n == 1:
-            return [await begun[0]]  # without a task of its own
+            # it needs no task of its own
+            return [await begun[0]]
         return await asyncio.gather(*begun)
 
 

@@ -36,13 +36,16 @@ class CallTable:
         checked: bool,
         post: Callable[..., None] | None = None,
     ) -> None:
-        self._send, self._calls_max = send, calls_max
-        self._payload_bytes_max, self._checked = payload_bytes_max, checked
+        self._send = send
+        self._calls_max = calls_max
+        self._payload_bytes_max = payload_bytes_max
+        self._checked = checked
         self._post = post
         self._guard = threading.Lock()
         self._ids = itertools.count(1)
         self._open: dict[int, PendingCall] = {}
-        self._forgotten: set[int] = set()  # of these, for which nobody waits
+        # of these, for which nobody waits
+        self._forgotten: set[int] = set()
 
     def begin(self, fields: dict[str, object], call: PendingCall) -> int:
         """Send a call; return its id. Raises: CallFailed, TypeError."""
@@ -124,7 +127,8 @@ class BatchCaller:
     """
 
     def __init__(self, table: CallTable, header: Header, read: Callable[[], None] | None) -> None:
-        self._table, self._read, self._batch = table, read, header.id
+        self._table = table
+        self._read = read
         self._until_s = time.monotonic() + header.time_us / 1e6
         self._made: list[int] = []
 
@@ -136,7 +140,8 @@ class BatchCaller:
         if "slo_ms" in options:
             left_us = min(left_us, max(1, round(float(str(options.pop("slo_ms"))) * 1000)))
         while self._read is not None and self._table.is_crowded:
-            self._read()  # until the server has answered what earlier batches left
+            # until the server has answered what earlier batches left
+            self._read()
         call = PendingCall(self._read)
         fields = {"to": target, "rows": rows, "many": many, "left_us": left_us, **options}
         self._made.append(self._table.begin(fields, call))

@@ -375,7 +375,9 @@ class _Version2:
             return None
         source = async_model_of(evaluator.model)
         model = PartsModel(evaluator.model, evaluator.row_by_row, evaluator.output)
-        name, ahead, checked = evaluator.name, welcome.parts_ahead, welcome.crc
+        name = evaluator.name
+        ahead = welcome.parts_ahead
+        checked = welcome.crc
         if source is not None and source.gives_parts and self._tasks is not None:
             return AsyncPartAnswers(source, model, name, ahead, checked, self._tasks, source.loop)
         if not gives_parts(evaluator.model):

@@ -140,7 +140,8 @@ class HttpService:
         self.counts = HttpCounts("") if counts is None else counts
         self.connections: set[HttpConnection | Http2Connection] = set()
         self.core_server: HttpServer | None = None
-        self.moved: dict[int, MovedStream] = {}  # by ticket: of connections that were the core's
+        # by ticket: of connections that were the core's
+        self.moved: dict[int, MovedStream] = {}
         # True for requests that the fast path could answer
         self.is_plain: Callable[[HttpRequest], bool] = lambda request: False
         self.draining = False

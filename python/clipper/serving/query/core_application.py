@@ -300,7 +300,9 @@ def _learning_selection(
     primaries: tuple[VersionedModel, ...],
 ) -> Selection | None:
     """Return a policy that learns as the core runs it."""
-    answering, rule, makes_sets = policy.answering, policy.rule, policy.coverage is not None
+    answering = policy.answering
+    rule = policy.rule
+    makes_sets = policy.coverage is not None
     if isinstance(policy, Ridge):
         return Selection(
             Combining.BLEND,

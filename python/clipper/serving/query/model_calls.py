@@ -159,10 +159,13 @@ class ModelCalls:
     ) -> None:
         self._engines = tuple(engines)
         self._graph = CallGraph(depth_max)
-        self._view, self._caller_of = view, caller_of
-        self._model, self._app = model, app
+        self._view = view
+        self._caller_of = caller_of
+        self._model = model
+        self._app = app
         self._open: dict[tuple[Engine, int, int], _OpenCall] = {}
-        self._guard = threading.Lock()  # of the calls that are open
+        # of the calls that are open
+        self._guard = threading.Lock()
         # with several engines, only the future itself knows whose it is
         self._mailbox: MailboxReader | None = None
         if len(self._engines) == 1:
@@ -293,7 +296,8 @@ class ModelCalls:
             engine.send_answer(conn, id, payload)
         except Exception:
             _log.exception("the answer to a call could not be sent")
-            engine.disconnect(conn)  # its model must not wait forever
+            # its model must not wait forever
+            engine.disconnect(conn)
 
 
 def _rows_of(call: CallRequest) -> Sequence[UserValue]:
