@@ -1,5 +1,5 @@
 """Cases of frames that a client of HTTP/2 may, and may not, send: RFC 9113, and RFC 7541 for
-fields. Each has the bytes after a preface and empty SETTINGS, and what the server does with them."""
+fields. Each has the bytes after a preface and empty SETTINGS, and what the server does then."""
 
 import struct
 from collections.abc import Iterator
